@@ -65,7 +65,7 @@ site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its li
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
 	@$(RUN) docs/_site/check_links.py build/site
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md and the stub for editors from the settings, and draw docs/map.svg
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md and the stubs for editors from the settings, and draw docs/map.svg
 	@$(RUN) docs/generate.py
 	@$(RUN) docs/generate_stub.py
 	@$(RUN) docs/generate_map.py

@@ -1,17 +1,24 @@
-"""Writes nbgpu/client/cluster/recipe_calls.pyi from the settings: the parameters that editors and type
-checkers show for `cluster.train("autoencoder", ...)` and its kin."""
+"""Writes the stubs of the calls that take a recipe's settings by name: the parameters that editors and type
+checkers show for `cluster.train("autoencoder", ...)`, `nbgpu.sweep("survival", ...)` and the like."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from nbgpu.client.cluster import recipe_calls
-from nbgpu.config import TRAIN_CONFIGS, presets, signatures
+from nbgpu.client.scaling import starting as studies
+from nbgpu.client.sweeps import starting as sweeps
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, presets, signatures
+from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.trials import SweepConfig
 
-STUB = Path(recipe_calls.__file__).with_suffix(".pyi")
+_ONE_OF = "list[{}]"
+_ONE_OR_A_RANGE = "list[{}] | str"
 
-_HEAD = '''\
+_OF_A_CLUSTER = '''\
 """Written by `make docs` from nbgpu/config/: the parameters of each recipe. See recipe_calls.py."""
 
 import threading
@@ -34,51 +41,141 @@ class RecipeCalls(ABC):
         self, config: TrainConfig, stop: threading.Event | None = None
     ) -> BatchSizes: ...
 '''
+_OF_STUDIES = '''\
+"""Written by `make docs` from nbgpu/config/: the parameters of each recipe. See starting.py."""
 
-_CALLS = {
-    "train": ("", "Run"),
-    "plan": ("", "Plan"),
-    "find_batch_size": ("stop: threading.Event | None = None", "BatchSizes"),
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+from nbgpu.client.scaling.study import Study
+
+def begin(
+    recipe: str,
+    vary: str,
+    values: Sequence[Any],
+    settings: Mapping[str, Any],
+    advice: str = "",
+    promised: float = 0.0,
+) -> Study: ...
+'''
+_OF_SWEEPS = '''\
+"""Written by `make docs` from nbgpu/config/: the parameters of each recipe. See starting.py."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from nbgpu.client.sweeps.sweep import Sweep
+from nbgpu.config import ClusterConfig
+
+def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep: ...
+def go_on(resume: str | Path = "", **settings: Any) -> Sweep: ...
+def places(cluster: ClusterConfig, parallel: int | None) -> list[str]: ...
+'''
+
+
+def of_a_cluster() -> str:
+    """The stub of the methods of a cluster."""
+    stop = ["stop: threading.Event | None = None"]
+    calls = [
+        *_overloads("train", "Run", within="self", is_explained=True),
+        *_overloads("plan", "Plan", within="self"),
+        *_overloads("find_batch_size", "BatchSizes", stop, within="self"),
+    ]
+    return _OF_A_CLUSTER + "".join(f"    {line}\n" if line else "\n" for line in calls)
+
+
+def of_studies() -> str:
+    """The stub of `nbgpu.scaling` and `nbgpu.study`."""
+    given = [
+        "ranks: Sequence[int] = (1, 2)",
+        f"{signatures.parameter(StudyConfig, 'mode')}",
+        f"{signatures.parameter(StudyConfig, 'repeats')}",
+    ]
+    calls = [
+        *_overloads("scaling", "Study", given, beside=(StudyConfig, ClusterConfig)),
+        *_overloads(
+            "study", "Study", beside=(StudyConfig, ClusterConfig), several=_ONE_OF, varied=("ranks",)
+        ),
+    ]
+    return _OF_STUDIES + "".join(f"{line}\n" for line in calls)
+
+
+def of_sweeps() -> str:
+    """The stub of `nbgpu.sweep`."""
+    calls = [
+        *_overloads("sweep", "Sweep", ["/"], beside=(SweepConfig, ClusterConfig), several=_ONE_OR_A_RANGE),
+        "@overload",
+        "def sweep(*, resume: str | Path, **settings: Any) -> Sweep: ...",
+    ]
+    return _OF_SWEEPS + "".join(f"{line}\n" for line in calls)
+
+
+STUBS: dict[Path, Callable[[], str]] = {
+    Path(recipe_calls.__file__).with_suffix(".pyi"): of_a_cluster,
+    Path(studies.__file__).with_suffix(".pyi"): of_studies,
+    Path(sweeps.__file__).with_suffix(".pyi"): of_sweeps,
 }
-"""By name: a parameter behind the recipe, and what the call returns."""
-_DOCUMENTED = "train"
-"""The call whose parameters are explained; the others take the same."""
+"""The text of each stub, by its file."""
 
 
-def stub() -> str:
-    """The whole file."""
-    return _HEAD + "".join(line + "\n" for name in _CALLS for line in _overloads(name))
+def _overloads(
+    name: str,
+    returns: str,
+    given: Sequence[str] = (),
+    *,
+    beside: Sequence[type[BaseModel]] = (),
+    within: str = "",
+    several: str = "",
+    varied: Sequence[str] = (),
+    is_explained: bool = False,
+) -> Iterator[str]:
+    """The lines of a call: an overload for each recipe, and one for recipes of a person's own.
 
-
-def _overloads(name: str) -> Iterator[str]:
-    first, returns = _CALLS[name]
+    Args:
+        name: the call.
+        returns: the type of its result.
+        given: its parameters behind the recipe.
+        beside: the settings that it takes beside those of a recipe.
+        within: the first parameter of a method.
+        several: what it takes in place of one value of a recipe's setting.
+        varied: the settings of `beside` of which it takes that, too.
+        is_explained: whether the parameters are explained in a docstring. That of one call does for all.
+    """
+    first = [within] if within else []
+    names_given = {text.partition(":")[0] for text in given}
     for recipe, model in TRAIN_CONFIGS.items():
         of_preset = [f'"{each}"' for each in ("", *presets.names(recipe))]
-        yield "    @overload"
-        yield f"    def {name}("
-        yield "        self,"
-        yield f'        recipe: Literal["{recipe}"],'
-        if first:
-            yield f"        {first},"
-        yield "        *,"
-        yield f'        preset: Literal[{", ".join(of_preset)}] = "",'
+        yield "@overload"
+        yield f"def {name}("
+        for text in [*first, f'recipe: Literal["{recipe}"]', *given, "*"]:
+            yield f"    {text},"
+        yield f'    preset: Literal[{", ".join(of_preset)}] = "",'
         for setting in signatures.names_of(model):
-            yield f"        {signatures.parameter(model, setting)},"
-        if name != _DOCUMENTED:
-            yield f"    ) -> {returns}: ..."
-            continue
-        yield f"    ) -> {returns}:"
-        yield f'        """{(model.__doc__ or "").strip()}'
-        yield ""
-        yield "        Args:"
-        yield "            preset: the name of values for the settings that are not given"
-        for setting in signatures.names_of(model):
-            yield f"            {setting}: {signatures.help_for(model, setting)}"
-        yield '        """'
-    between = f", {first}" if first else ""
-    yield "    @overload"
-    yield f"    def {name}(self, recipe: str{between}, **settings: Any) -> {returns}: ..."
+            yield f"    {signatures.parameter(model, setting, several)},"
+        for other in beside:
+            for setting in signatures.names_of(other):
+                if setting not in names_given:
+                    yield f"    {signatures.parameter(other, setting, several if setting in varied else '')},"
+        if is_explained:
+            yield f") -> {returns}:"
+            yield from _explained(model)
+        else:
+            yield f") -> {returns}: ..."
+    yield "@overload"
+    yield f"def {name}({', '.join([*first, 'recipe: str', *given, '**settings: Any'])}) -> {returns}: ..."
+
+
+def _explained(model: type[TrainConfig]) -> Iterator[str]:
+    yield f'    """{(model.__doc__ or "").strip()}'
+    yield ""
+    yield "    Args:"
+    yield "        preset: the name of values for the settings that are not given"
+    for setting in signatures.names_of(model):
+        yield f"        {setting}: {signatures.help_for(model, setting)}"
+    yield '    """'
 
 
 if __name__ == "__main__":
-    STUB.write_text(stub())
+    for path, text in STUBS.items():
+        path.write_text(text())

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from nbgpu.client.scaling.steps import time_step
     from nbgpu.client.scaling.study import Study
     from nbgpu.client.scaling.trial import try_advice
-    from nbgpu.client.sweeps.sweep import Sweep, sweep
+    from nbgpu.client.sweeps.starting import sweep
+    from nbgpu.client.sweeps.sweep import Sweep
     from nbgpu.config import ClusterConfig, TrainConfig
     from nbgpu.errors import (
         ClusterError,
@@ -75,7 +76,7 @@ _HOMES = {
     "attach": "nbgpu.client.cluster.attach",
     "Run": "nbgpu.client.runs.run",
     "Sweep": "nbgpu.client.sweeps.sweep",
-    "sweep": "nbgpu.client.sweeps.sweep",
+    "sweep": "nbgpu.client.sweeps.starting",
     "measure_links": "nbgpu.client.scaling.links",
     "memory": "nbgpu.client.scaling.memory",
     "nccl_times": "nbgpu.client.scaling.nccl",

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nbgpu import ui
 from nbgpu.cli.asking import FileFlag, asked_before, defaults_of, no_recipe, recipe_of, take_value
-from nbgpu.client.sweeps import sweep as client_sweep
+from nbgpu.client.sweeps import starting
 from nbgpu.config import (
     ClusterConfig,
     flags,
@@ -26,7 +26,7 @@ def sweep(arguments: list[str]) -> int:
     ui.connect()
     ui.connect_sweeps()
     if recipe := recipe_of(arguments):
-        sweep = client_sweep.begin(recipe, _sweep_settings(recipe, arguments[1:]))
+        sweep = starting.begin(recipe, _sweep_settings(recipe, arguments[1:]))
     else:
         rest, folder = take_value(arguments, "--resume", "the folder of a sweep")
         if folder is None:
@@ -34,7 +34,7 @@ def sweep(arguments: list[str]) -> int:
         plan = trials.SweepPlan.read(Path(folder))
         stored = plan.config.model_dump() | plan.cluster.model_dump()
         values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
-        sweep = client_sweep.go_on(folder, **values)
+        sweep = starting.go_on(folder, **values)
     console = Console()
     console.print(
         f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}",

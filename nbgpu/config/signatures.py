@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -17,6 +18,14 @@ from nbgpu.config.training import TrainConfig
 
 _WIDTH = 76
 """The length of lines of help."""
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def lists_settings(call: _Call) -> _Call:
+    """Let `?` and Shift-Tab list the settings of every recipe below the docstring of a call. They ask an
+    attribute for the text, which is made only then."""
+    vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{of_every_recipe()}"
+    return call
 
 
 def names_of(model: type[BaseModel]) -> list[str]:
@@ -63,11 +72,19 @@ def choices_of(field: FieldInfo) -> tuple[str, ...]:
     )
 
 
-def parameter(model: type[BaseModel], name: str) -> str:
-    """A setting as a parameter: 'batch_size: int = 2'."""
+def parameter(model: type[BaseModel], name: str, several: str = "") -> str:
+    """A setting as a parameter: 'batch_size: int = 2'.
+
+    Args:
+        model: the model of the settings.
+        name: the setting's name.
+        several: what the call takes in place of one value, with {} for the setting's type: 'list[{}]'.
+    """
     field = model.model_fields[name]
     default = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
-    return f"{name}: {type_of(field)} = {default}"
+    written = type_of(field)
+    kinds = f"{written} | {several.format(written)}" if several else written
+    return f"{name}: {kinds} = {default}"
 
 
 def help_for(model: type[BaseModel], name: str) -> str:

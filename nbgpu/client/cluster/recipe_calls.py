@@ -6,26 +6,15 @@ writes from the settings. `cluster.train?` lists them with their help.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
 from nbgpu.config import TrainConfig, signatures, train_config
-
-_Call = TypeVar("_Call", bound=Callable[..., Any])
-
-
-def _with_settings(call: _Call) -> _Call:
-    """Let `?` and Shift-Tab list the settings below the docstring. They ask an attribute for the text, which
-    is made only then."""
-    vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{signatures.of_every_recipe()}"
-    return call
 
 
 class RecipeCalls(ABC):
@@ -43,7 +32,7 @@ class RecipeCalls(ABC):
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """As `find_batch_size`, with settings that are already checked."""
 
-    @_with_settings
+    @signatures.lists_settings
     def train(self, recipe: str, **settings: Any) -> Run:
         """Start a training run on all ranks and return at once. A Stop during the call stops the run.
 
@@ -62,7 +51,7 @@ class RecipeCalls(ABC):
         """
         return self.train_with(train_config(recipe, **settings))
 
-    @_with_settings
+    @signatures.lists_settings
     def plan(self, recipe: str, **settings: Any) -> Plan:
         """Say what a run with these settings will do, and estimate its memory. Nothing is started; the plan
         prints as lines.
@@ -73,7 +62,7 @@ class RecipeCalls(ABC):
         """
         return self.plan_with(train_config(recipe, **settings))
 
-    @_with_settings
+    @signatures.lists_settings
     def find_batch_size(
         self, recipe: str, stop: threading.Event | None = None, **settings: Any
     ) -> BatchSizes:

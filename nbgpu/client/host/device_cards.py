@@ -9,10 +9,10 @@ nothing, and NVML, which knows the processes of everybody.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import psutil
 
@@ -38,8 +38,9 @@ _MAX_NAMED = 3
 class DeviceCard:
     """One device at one moment, in numbers and words. None stands for what is not reported."""
 
+    kind: Literal["gpu", "cpu"]
     uuid: str
-    """The driver's name of the GPU; empty for the CPU."""
+    """The driver's name of the GPU; empty for the CPU, and for a GPU whose name cannot be read."""
     title: str
     """'GPU 3', 'MIG 1g.10gb' or 'CPU'."""
     name: str
@@ -85,6 +86,35 @@ class DeviceCard:
             parts.append(f"{self.power_w:.0f}{limit} W")
         return ", ".join(parts)
 
+    def as_json(self) -> dict[str, Any]:
+        """The card for pages and scripts: every field, and what people read in words made here, so that they
+        are the same everywhere. `widgets/src/device_cards.ts` has the same keys."""
+        return {
+            **asdict(self),
+            "is_choosable": self.is_choosable,
+            "memory": self.memory_in_words(),
+            "load": self.load_in_words(),
+            "heat": self.heat_in_words(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HostDevices:
+    """All devices of this host at one moment."""
+
+    cards: tuple[DeviceCard, ...]
+    """The GPUs in the driver's order, and last the CPU."""
+    note: str = ""
+    """A sentence about GPUs that are not among the cards, such as hidden ones; empty where there are none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The devices for pages and scripts."""
+        return {"devices": [card.as_json() for card in self.cards], "note": self.note}
+
+    def free_gpus(self) -> list[str]:
+        """The UUIDs of the GPUs that nobody uses."""
+        return [card.uuid for card in self.cards if card.uuid and card.state == "free"]
+
 
 class DeviceCards:
     """Makes the cards of this host's devices, as often as they are asked for."""
@@ -102,23 +132,22 @@ class DeviceCards:
         """End the use of the driver. Harmless when repeated."""
         self._monitor.close()
 
-    def read(self) -> list[DeviceCard]:
-        """The cards of all GPUs, in the driver's order, and last the CPU's.
+    def read(self) -> HostDevices:
+        """The devices as they are now.
 
         Raises:
             ClusterError: the folder of the registry cannot be used.
         """
         readings = self._monitor.read()
         clusters = registry.entries()
-        return [
-            _gpu_card(reading, clusters) if reading.device.kind == "cuda" else _cpu_card(reading, clusters)
-            for reading in readings
-        ]
-
-
-def free_gpus(cards: Iterable[DeviceCard]) -> list[str]:
-    """The UUIDs of the GPUs that nobody uses."""
-    return [card.uuid for card in cards if card.uuid and card.state == "free"]
+        return HostDevices(
+            tuple(
+                _gpu_card(reading, clusters)
+                if reading.device.kind == "cuda"
+                else _cpu_card(reading, clusters)
+                for reading in readings
+            )
+        )
 
 
 def _gpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
@@ -127,6 +156,7 @@ def _gpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
     whole = f"GPU {device.index}"
     is_mig = is_part(device)
     return DeviceCard(
+        kind="gpu",
         uuid=device.uuid,
         title=_profile(device.name) if is_mig else whole,
         name=device.name,
@@ -165,6 +195,7 @@ def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
         if (ranks := [rank for rank, name in enumerate(entry.device_names()) if name == "CPU"])
     ]
     return DeviceCard(
+        kind="cpu",
         uuid="",
         title="CPU",
         name=name,

@@ -1,4 +1,7 @@
-"""Starts studies: of the number of ranks, or of one setting."""
+"""Starts studies: of the number of ranks, or of one setting.
+
+For editors and type checkers the parameters stand in `starting.pyi`, which `make docs` writes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
 from nbgpu.client.scaling import measured_runs
 from nbgpu.client.scaling.study import Study
+from nbgpu.config import signatures
 from nbgpu.errors import ConfigError
 from nbgpu.planning import studies
 
 
+@signatures.lists_settings
 def scaling(
     recipe: str,
     ranks: Sequence[int] = (1, 2),
@@ -41,6 +46,7 @@ def scaling(
     return begin(recipe, studies.RANKS, ranks, {"mode": mode, "repeats": repeats, **settings})
 
 
+@signatures.lists_settings
 def study(recipe: str, **settings: Any) -> Study:
     """Measure what one setting does to the time of a step. Returns at once.
 

@@ -13,21 +13,17 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.host import registry
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.sweeps.trial import Trial
-from nbgpu.config import ClusterConfig
-from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
-from nbgpu.machine import devices, folder_lock
+from nbgpu.errors import ClusterError, NbgpuError, RunError
+from nbgpu.machine import folder_lock
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import trials
-from nbgpu.protocol.records import Device
-from nbgpu.run_folder import resume
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -307,94 +303,3 @@ class Sweep:
         self._stopping.set()
         for cluster in self._clusters:
             cluster.stop()
-
-
-def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
-    """Train a recipe with many settings. Returns at once.
-
-    nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], seed=[0, 1])                       # every combination
-    nbgpu.sweep("autoencoder", lr="1e-5..1e-2:log", batch_size=[2, 4], random=20)   # 20 that are drawn
-    nbgpu.sweep(resume="nbgpu_runs/20260101-120000-sweep-autoencoder-1f2e")         # what is not finished
-
-    Args:
-        recipe: what is trained; left out with `resume`.
-        settings: fields of the recipe's settings: a list is gone through, in a range (a text, 'LOW..HIGH' or
-            'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides
-            them `preset`, the name of values for the settings that are not given, `random`,
-            `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
-            is 1 where it is left out. Without a recipe, `resume` is the folder of a sweep.
-
-    Raises:
-        ConfigError: something is not valid; every combination that cannot run is named, and nothing was
-            started.
-        ClusterError: a GPU is in use by a cluster.
-        RunError: the sweep that is to be resumed goes on in another process.
-    """
-    return go_on(**settings) if recipe is None else begin(recipe, settings)
-
-
-def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
-    """Start a new sweep, as `sweep` does."""
-    plan = trials.plan(recipe, settings)
-    clusters = _clusters(plan)
-    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
-    # If all trials begin with one checkpoint, it must fit them.
-    resume.find(plan.settings(0), contents=False)
-    _require_free(clusters)
-    return Sweep(trials.create_folder(plan), plan, clusters)
-
-
-def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
-    """Continue the trials of a sweep that are not finished, as `sweep` does."""
-    if not resume:
-        raise ConfigError(
-            "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"
-        )
-    folder = Path(resume).absolute()
-    plan = trials.SweepPlan.read(folder, **settings)
-    clusters = _clusters(plan)
-    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
-    _require_free(clusters)
-    return Sweep(folder, plan, clusters)
-
-
-def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
-    """Make a cluster for each trial that can train at the same time, without starting it."""
-    shares = places(plan.cluster, plan.config.parallel)
-    num_ranks = plan.cluster.ranks or 1
-    settings = plan.cluster.model_dump()
-    settings["ranks"] = num_ranks
-    settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
-    return [Cluster(**{**settings, "gpus": gpus}) for gpus in shares]
-
-
-def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
-    """The `gpus` of each cluster that can train a trial at the same time as the others.
-
-    Args:
-        cluster: the settings with the GPUs to use and the number of ranks of a trial.
-        parallel: the number of clusters; None for as many as the GPUs allow, or 2 CPU ranks in all.
-
-    Raises:
-        ConfigError: there are not enough GPUs, and they are not to be shared.
-    """
-    num_ranks = cluster.ranks or 1
-    gpus: Sequence[Device] = [d for d in devices.choose(cluster.gpus, None) if d.kind == "cuda"]
-    if not gpus:
-        return ["none"] * (parallel or max(1, devices.DEFAULT_CPU_RANKS // num_ranks))
-    num_places = parallel or max(1, len(gpus) // num_ranks)
-    if num_places > 1 and num_places * num_ranks > len(gpus) and not cluster.share_gpus:
-        raise ConfigError(
-            f"parallel={num_places} with ranks={num_ranks} takes {num_places * num_ranks} GPUs, and there are {len(gpus)}. "
-            "Give less, or share_gpus=True to have several trials on one GPU"
-        )
-    taken = [
-        [gpus[(place * num_ranks + rank) % len(gpus)].uuid for rank in range(num_ranks)]
-        for place in range(num_places)
-    ]
-    return [",".join(dict.fromkeys(uuids)) for uuids in taken]
-
-
-def _require_free(clusters: Sequence[Cluster]) -> None:
-    if not clusters[0].config.share_gpus:
-        registry.require_free([device for cluster in clusters for device in cluster.devices])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 from conftest import REPOSITORY
 
 import nbgpu
-from nbgpu.client.cluster import recipe_calls
 from nbgpu.client.notebook import settings_help
-from nbgpu.config import TRAIN_CONFIGS, signatures, train_config
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, signatures, train_config
 from nbgpu.config.settings import unused
+from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.trials import SweepConfig
 
 VARIABLES: dict[str, Any] = {
     "nbgpu": nbgpu,
@@ -108,30 +111,46 @@ def test_shift_tab_shows_one_setting_or_all_of_the_recipe() -> None:
 
 
 def test_the_docstring_lists_the_settings_with_their_types() -> None:
-    for call in ("train", "plan", "find_batch_size"):
-        text = getattr(VARIABLES["cluster"], call).getdoc()
+    of_cluster = [getattr(VARIABLES["cluster"], call) for call in ("train", "plan", "find_batch_size")]
+    for call in (*of_cluster, nbgpu.sweep, nbgpu.scaling, nbgpu.study):
+        text = call.getdoc()
         assert "batch_size: int = 2\n        samples for each rank and micro-batch (1 to 4096)" in text
         assert 'amp: Literal["off", "bf16", "fp16"] = "off"' in text
         assert all(f"    {recipe}: " in text for recipe in TRAIN_CONFIGS)
 
 
-def _overloads() -> Iterator[ast.FunctionDef]:
-    tree = ast.parse(Path(recipe_calls.__file__).with_suffix(".pyi").read_text())
-    (stub,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    yield from (node for node in stub.body if isinstance(node, ast.FunctionDef) and node.args.kwonlyargs)
+GENERATOR = runpy.run_path(str(REPOSITORY / "docs" / "generate_stub.py"))
+BESIDE: dict[str, set[str]] = {
+    "train": set(),
+    "plan": set(),
+    "find_batch_size": set(),
+    "sweep": {*SweepConfig.model_fields, *ClusterConfig.model_fields},
+    "study": {*StudyConfig.model_fields, *ClusterConfig.model_fields},
+    "scaling": {*StudyConfig.model_fields, *ClusterConfig.model_fields},
+}
+"""The settings that each call takes beside those of a recipe."""
 
 
-def test_the_stub_for_editors_is_that_of_the_settings() -> None:
-    """`make docs` writes it."""
-    generator = runpy.run_path(str(REPOSITORY / "docs" / "generate_stub.py"))
-    assert generator["stub"]() == generator["STUB"].read_text()
-    overloads = list(_overloads())
-    assert len(overloads) == 3 * len(TRAIN_CONFIGS)
-    for overload in overloads:
-        recipe = next(name for name in TRAIN_CONFIGS if f"'{name}'" in ast.unparse(overload.args))
-        model = TRAIN_CONFIGS[recipe]
-        named = {each.arg for each in overload.args.kwonlyargs}
-        assert named == set(model.model_fields) - unused(model) - {"recipe"} | {"preset"}
+def _overloads(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and "preset" in {each.arg for each in node.args.kwonlyargs}:
+            yield node
+
+
+def test_the_stubs_for_editors_are_those_of_the_settings() -> None:
+    """`make docs` writes them."""
+    seen = []
+    for path, text in GENERATOR["STUBS"].items():
+        assert text() == path.read_text(), f"{path.name} is not that of the settings: make docs"
+        for overload in _overloads(ast.parse(path.read_text())):
+            recipe = next(name for name in TRAIN_CONFIGS if f"'{name}'" in ast.unparse(overload.args))
+            seen.append((overload.name, recipe))
+            model = TRAIN_CONFIGS[recipe]
+            named = {each.arg for each in overload.args.kwonlyargs}
+            by_place = {each.arg for each in overload.args.args}
+            own = set(model.model_fields) - unused(model) - {"recipe"} | {"preset"}
+            assert named == (own | BESIDE[overload.name]) - by_place
+    assert sorted(seen) == sorted((call, recipe) for call in BESIDE for recipe in TRAIN_CONFIGS)
 
 
 def test_an_editor_completes_the_settings() -> None:
@@ -144,6 +163,52 @@ def test_an_editor_completes_the_settings() -> None:
     shown = [found.to_string() for found in script.get_signatures()]
     assert len(shown) == len(TRAIN_CONFIGS) + 1
     assert any('Literal["survival"]' in text and "resnet: Literal" in text for text in shown)
+
+
+def test_an_editor_completes_the_settings_of_sweeps_and_studies() -> None:
+    here = jedi.InterpreterEnvironment()
+    for call, own in (
+        ("sweep", "random_seed="),
+        ("scaling", "measured_steps="),
+        ("study", "measured_steps="),
+    ):
+        text = f'import nbgpu\nnbgpu.{call}("survival", '
+        for begun in (own, "resnet=", "backend="):
+            script = jedi.Script(text + begun[:-2], environment=here)
+            assert begun in [found.name for found in script.complete()]
+    script = jedi.Script('import nbgpu\nnbgpu.sweep("autoencoder", ', environment=here)
+    assert any("lr: float | list[float] | str" in found.to_string() for found in script.get_signatures())
+
+
+def test_type_checkers_know_what_sweeps_and_studies_take(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import nbgpu\n"
+        'nbgpu.sweep("autoencoder", lr=[1e-4, 1e-3], batch_size=2, seed="0..9", random=4, ranks=1)\n'
+        'nbgpu.scaling("survival", ranks=[1, 2], mode="strong", resnet=18)\n'
+        'nbgpu.study("autoencoder", amp=["off", "bf16"], ranks=1)\n'
+        'nbgpu.sweep("my_recipe.py", anything=[1, 2])\n'
+        'nbgpu.sweep(resume="nbgpu_runs/sweep")\n'
+        'nbgpu.scaling("survival", ranks=[1, 2], mode="medium")\n'
+    )
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--cache-dir",
+            str(tmp_path),
+            "--follow-imports",
+            "silent",
+            str(program),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+    ).stdout
+    assert "program.py:7: error" in found, found
+    assert "medium" in found or "No overload" in found, found
+    assert not any(f"program.py:{line}: error" in found for line in range(1, 7)), found
 
 
 def test_every_setting_can_be_written_as_a_parameter() -> None:

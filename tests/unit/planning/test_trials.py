@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.client.sweeps.sweep import places
+from nbgpu.client.sweeps.starting import places
 from nbgpu.client.sweeps.trial import CURVE_POINTS, Curve
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, flags
 from nbgpu.errors import ConfigError
