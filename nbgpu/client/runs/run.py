@@ -345,7 +345,6 @@ class Run:
         checkpoint.
         """
         self._ask("stop")
-        self._watch.stop_was_asked()
 
     def wait(self, timeout_s: float | None = None) -> Run:
         """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.

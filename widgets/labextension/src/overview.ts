@@ -1,21 +1,5 @@
 // What the server says of this host and of one's clusters.
-
-export interface Device {
-  uuid: string;
-  title: string;
-  name: string;
-  group: string;
-  used_bytes: number | null;
-  total_bytes: number;
-  utilization_percent: number | null;
-  temperature_c: number | null;
-  power_w: number | null;
-  power_limit_w: number | null;
-  neighbours: string;
-  state: "free" | "this notebook" | "yours" | "others" | "unreadable";
-  holder: string;
-  why: string;
-}
+import type { Devices } from "../../src/device_cards";
 
 export interface Rank {
   rank: number;
@@ -65,7 +49,7 @@ export interface Cluster {
 export interface Overview {
   time_s: number;
   /** null where they were not asked for. */
-  devices: Device[] | null;
+  devices: Devices | null;
   clusters: Cluster[];
   problems: string[];
 }

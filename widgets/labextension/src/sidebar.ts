@@ -1,12 +1,14 @@
 // The sidebar: the host's devices, and one's clusters with their ranks and runs.
 import type { Message } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
+import { DeviceCards } from "../../src/device_cards";
 import { element, setText } from "../../src/dom";
 import { ClusterView } from "./cluster_view";
 import type { ClusterActions } from "./cluster_view";
-import { DeviceList } from "./device_list";
 import type { Cluster } from "./overview";
 import type { Watch } from "./watch";
+
+const SAID_FOR_MS = 8000;
 
 export interface SidebarActions extends ClusterActions {
   start(): void;
@@ -16,7 +18,9 @@ export interface SidebarActions extends ClusterActions {
 export class Sidebar extends Widget {
   private readonly problem = element("div", "nbgpu-lab-problem", { role: "alert" });
   private readonly said = element("div", "nbgpu-lab-said", { role: "status" });
-  private readonly devices = new DeviceList();
+  private readonly cards = element("div", "");
+  private readonly devices = new DeviceCards(this.cards, "Devices of this host");
+  private forgets: ReturnType<typeof setTimeout> | undefined;
   private readonly none = element("p", "nbgpu-lab-muted");
   private readonly start = element(
     "button",
@@ -43,14 +47,16 @@ export class Sidebar extends Widget {
       this.list,
       this.start,
       element("h2", "", {}, "Devices"),
-      this.devices.root,
+      this.cards,
     );
     watch.onChange(() => this.render());
     this.render();
   }
 
-  /** Says what has become of something that the person asked for. */
+  /** Says what has become of something that the person asked for; what went well, for some seconds. */
   say(text: string, isProblem: boolean): void {
+    clearTimeout(this.forgets);
+    if (text && !isProblem) this.forgets = setTimeout(() => this.say("", false), SAID_FOR_MS);
     setText(this.said, text);
     this.said.hidden = !text;
     this.said.classList.toggle("nbgpu-lab-refused", isProblem);
@@ -62,7 +68,7 @@ export class Sidebar extends Widget {
     setText(this.problem, problems.join("\n"));
     this.problem.hidden = problems.length === 0;
     this.said.hidden = !this.said.textContent;
-    if (overview?.devices) this.devices.show(overview.devices);
+    if (overview?.devices) this.devices.update(overview.devices);
     const current = this.current();
     // That of the notebook in which the person is comes first.
     const clusters = [...(overview?.clusters ?? [])].sort(

@@ -1,5 +1,5 @@
 // Sentences about clusters and runs.
-import type { Cluster, Progress, Run } from "./overview";
+import type { Cluster, Progress } from "./overview";
 
 /** '12 s', '3 min', '2 h 5 min', '4 d'. */
 export function duration(seconds: number): string {
@@ -39,11 +39,6 @@ export function statusInWords(cluster: Cluster): string {
     parts.push("idle");
   }
   return parts.join(", ");
-}
-
-/** What stands beside a run's name: its state, where that says more than the bar. */
-export function runStateInWords(run: Run): string {
-  return run.state === "training" ? "training" : run.state;
 }
 
 const STATES: Record<Cluster["state"], string> = {
