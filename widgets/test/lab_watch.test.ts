@@ -1,7 +1,7 @@
 // When JupyterLab's sidebar asks the server, and when it rests.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import type { Cluster, Overview } from "../labextension/src/overview";
-import { AFTER_FAILURE_MS, CLUSTER_PERIOD_MS, SEEN_PERIOD_MS, Watch } from "../labextension/src/watch";
+import { AFTER_FAILURE_MS, CLUSTER_PERIOD_MS, HINTS_APART_MS, SEEN_PERIOD_MS, Watch } from "../labextension/src/watch";
 
 const overview = (clusters: number): Overview => ({
   time_s: 0,
@@ -90,5 +90,28 @@ describe("the watch", () => {
     await settle();
     expect(ask).toHaveBeenCalledTimes(2);
     expect(changes).toHaveBeenCalledTimes(2);
+  });
+
+  it("asks after hints, but not for each of them, and not where it asks anyway", async () => {
+    const ask = vi.fn(async () => overview(0));
+    const watch = new Watch(ask);
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(ask).not.toHaveBeenCalled();
+    for (let hint = 0; hint < 5; hint++) watch.hint();
+    await settle();
+    expect(ask).toHaveBeenCalledTimes(1);
+    for (let hint = 0; hint < 5; hint++) watch.hint();
+    await vi.advanceTimersByTimeAsync(HINTS_APART_MS - 1);
+    expect(ask).toHaveBeenCalledTimes(1);
+    await vi.advanceTimersByTimeAsync(1);
+    expect(ask).toHaveBeenCalledTimes(2);
+    ask.mockResolvedValue(overview(1));
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(ask).toHaveBeenCalledTimes(2);
+    watch.nudge();
+    await settle();
+    watch.hint();
+    await vi.advanceTimersByTimeAsync(CLUSTER_PERIOD_MS - 1);
+    expect(ask).toHaveBeenCalledTimes(3);
   });
 });

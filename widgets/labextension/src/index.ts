@@ -8,7 +8,7 @@ import { cellMark } from "./cell_mark";
 import { Actions, addCommands, CATEGORY, INSERT, SHOW, START } from "./commands";
 import { Host } from "./host";
 import { icon } from "./icon";
-import { clusterOf, onNotebookChange } from "./notebooks";
+import { clusterOf, followNotebooks } from "./notebooks";
 import { edgeOf } from "./palette";
 import { Sidebar } from "./sidebar";
 import { StatusItem } from "./status_item";
@@ -53,10 +53,13 @@ const sidebar: JupyterFrontEndPlugin<void> = {
       tracker.currentWidget?.node.style.setProperty("--nbgpu-all-ranks", edge);
     };
     watch.onChange(render);
-    tracker.currentChanged.connect(render);
-    onNotebookChange(tracker, () => watch.nudge());
+    const onChange = () => {
+      render();
+      // A page where nobody looks and nobody has a cluster does not ask.
+      if (watch.period() !== null) watch.nudge();
+    };
+    followNotebooks(tracker, onChange, () => watch.hint());
     document.addEventListener("visibilitychange", () => watch.setPageVisible(!document.hidden));
-    void app.restored.then(() => watch.nudge());
   },
 };
 

@@ -26,14 +26,35 @@ export async function insertAndRun(panel: NotebookPanel, code: string): Promise<
   await NotebookActions.run(panel.content, panel.sessionContext);
 }
 
-/** Calls back where another notebook becomes current, and where a cell of one has ended. */
-export function onNotebookChange(tracker: INotebookTracker, callback: () => void): void {
-  tracker.currentChanged.connect(callback);
-  NotebookActions.executed.connect(callback);
-  tracker.widgetAdded.connect((_, panel) => {
-    panel.sessionContext.kernelChanged.connect(callback);
+/** Whether a notebook has to do with nbgpu, as far as its cells tell. */
+function mentionsNbgpu(panel: NotebookPanel): boolean {
+  return panel.content.widgets.some((cell) => cell.model.sharedModel.getSource().includes("nbgpu"));
+}
+
+/**
+ * Follows the notebooks of a page.
+ *
+ * @param onChange a cell has ended, or another notebook or kernel is there.
+ * @param onHint a notebook that mentions nbgpu was opened, or its kernel has done something, such as what a button of
+ * a widget asked for.
+ */
+export function followNotebooks(tracker: INotebookTracker, onChange: () => void, onHint: () => void): void {
+  const hint = (panel: NotebookPanel | null) => {
+    if (panel && !panel.isDisposed && mentionsNbgpu(panel)) onHint();
+  };
+  const follow = (panel: NotebookPanel) => {
+    void panel.context.ready.then(() => hint(panel));
+    panel.sessionContext.kernelChanged.connect(onChange);
     panel.sessionContext.statusChanged.connect((_, status) => {
-      if (["dead", "terminating", "restarting"].includes(status)) callback();
+      if (["dead", "terminating", "restarting"].includes(status)) onChange();
+      else if (status === "idle") hint(panel);
     });
+  };
+  tracker.widgetAdded.connect((_, panel) => follow(panel));
+  tracker.forEach(follow);
+  tracker.currentChanged.connect((_, panel) => {
+    onChange();
+    hint(panel);
   });
+  NotebookActions.executed.connect(() => onChange());
 }

@@ -1,10 +1,11 @@
-// Decides when to ask the server: each second while the sidebar is seen, now and then while there is a cluster,
-// and not at all otherwise.
+// Decides when to ask the server: each second while the sidebar is seen, now and then while there is a cluster, and
+// otherwise only after a hint that there may be one.
 import type { Overview } from "./overview";
 
 export const SEEN_PERIOD_MS = 1000;
 export const CLUSTER_PERIOD_MS = 3000;
 export const AFTER_FAILURE_MS = 5000;
+export const HINTS_APART_MS = 2000;
 
 export class Watch {
   overview: Overview | null = null;
@@ -15,6 +16,7 @@ export class Watch {
   private pageIsVisible = true;
   private asking = false;
   private askAgain = false;
+  private asked_ms = -Infinity;
   private timer: ReturnType<typeof setTimeout> | null = null;
   private readonly listeners = new Set<() => void>();
 
@@ -45,6 +47,13 @@ export class Watch {
     void this.askNow();
   }
 
+  /** There may be a cluster by now. Asks soon, where nothing is asked anyway. */
+  hint(): void {
+    if (this.period() !== null || !this.pageIsVisible || this.asking || this.timer !== null) return;
+    const wait_ms = Math.max(0, this.asked_ms + HINTS_APART_MS - Date.now());
+    this.timer = setTimeout(() => void this.askNow(), wait_ms);
+  }
+
   /** The time until the next question; null while nothing has to be asked. */
   period(): number | null {
     if (!this.pageIsVisible) return null;
@@ -58,7 +67,9 @@ export class Watch {
       this.askAgain = true;
       return;
     }
+    this.timer = null;
     this.asking = true;
+    this.asked_ms = Date.now();
     try {
       const now = await this.ask(this.seen);
       // A question from before the sidebar was opened brings no devices: those from before are shown until then.
