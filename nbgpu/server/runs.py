@@ -66,11 +66,8 @@ class RunView:
         }
 
     def states(self) -> Mapping[int, str]:
-        """What each rank does in the run, by rank: 'training, step 12'."""
-        return {
-            rank: f"{records.state}, step {records.step}" if records.step else records.state
-            for rank, records in enumerate(self._ranks)
-        }
+        """What each rank does in the run, by rank: 'step 12', 'validating, step 12'."""
+        return {rank: _in_words(records) for rank, records in enumerate(self._ranks)}
 
     def _progress(self, info: RunInfo) -> dict[str, Any]:
         statuses = [
@@ -96,6 +93,13 @@ class RunView:
         if written_ns != self._info_written_ns:
             self._info = runs.read_info(self.folder)
             self._info_written_ns = written_ns
+
+
+def _in_words(records: NewestRecords) -> str:
+    if not records.step:
+        return records.state
+    step = f"step {records.step}"
+    return step if records.state == "training" else f"{records.state}, {step}"
 
 
 def opened(folder: Path, num_ranks: int) -> RunView | None:

@@ -145,6 +145,7 @@ def test_cells_for_the_ranks_are_marked_and_highlighted_as_python(lab: Lab, page
 
     from_the_palette(page, "insert a distributed", "Insert a Distributed Cell")
     expect(page.locator(".cm-editor.nbgpu-distributed")).to_have_count(1)
+    expect(editor_of(page, 2).locator(".cm-content")).to_be_focused()
     page.keyboard.type("print(rank)")
     sources = page.evaluate(
         "() => jupyterapp.shell.currentWidget.content.widgets.map(c => c.model.sharedModel.getSource())"

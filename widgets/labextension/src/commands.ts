@@ -42,10 +42,13 @@ export class Actions implements SidebarActions {
     if (!panel) return;
     const line = "%%distributed\n";
     insertCode(panel, line);
-    panel.content.mode = "edit";
-    const editor = panel.content.activeCell?.editor;
-    editor?.setCursorPosition({ line: 1, column: 0 });
-    editor?.focus();
+    panel.content.activeCell?.editor?.setCursorPosition({ line: 1, column: 0 });
+    // The palette gives the focus back to where it was, as it closes.
+    requestAnimationFrame(() => {
+      this.app.shell.activateById(panel.id);
+      panel.content.mode = "edit";
+      panel.content.activeCell?.editor?.focus();
+    });
   }
 
   openNotebook(cluster: Cluster): void {
