@@ -70,6 +70,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "This machine": (
         Command("doctor [--json]", "what works here, what does not, what to do", "host"),
+        Command(
+            "top",
+            "the devices: how full, how busy, who has them",
+            "host",
+            ("nbgpu top [--once] [--json]    live on a terminal, where q ends it; else once",),
+        ),
         Command("ps", "your clusters on this host", "host"),
         Command("stop [ID ...] [--all]", "end those clusters that were left over", "host"),
         Command("completion SHELL", "print completion for bash, zsh or fish", "completion"),

@@ -1,6 +1,11 @@
-"""This machine: `nbgpu doctor`, `ps` and `stop`."""
+"""This machine: `nbgpu doctor`, `top`, `ps` and `stop`."""
 
 from __future__ import annotations
+
+import json
+import sys
+
+from rich.console import Console
 
 from nbgpu.cli.asking import take_value
 from nbgpu.cli.usage import UsageError
@@ -9,6 +14,8 @@ from nbgpu.client.host import ps as clusters
 from nbgpu.config import (
     TrainConfig,
 )
+from nbgpu.ui.devices import terminal
+from nbgpu.ui.devices import top as devices_now
 
 
 def doctor(arguments: list[str]) -> int:
@@ -16,13 +23,37 @@ def doctor(arguments: list[str]) -> int:
     rest, runs_dir = take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
     if set(rest) - {"--json"}:
         raise UsageError("usage: nbgpu doctor [--json] [--runs-dir FOLDER]")
+    devices = devices_now.read_once()
+    if not rest:
+        _console().print(terminal.cards(devices))
+        print(flush=True)
     findings = []
     for finding in checks.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default)):
         findings.append(finding)
         if not rest:
             print(checks.line(finding), flush=True)
-    print(checks.as_json(findings) if rest else checks.summary(findings))
+    print(checks.as_json(findings, devices) if rest else checks.summary(findings))
     return checks.exit_code(findings)
+
+
+def top(arguments: list[str]) -> None:
+    """Show the devices: live on a terminal, and else once."""
+    if set(arguments) - {"--once", "--json"}:
+        raise UsageError("usage: nbgpu top [--once] [--json]")
+    console = _console()
+    if "--json" in arguments:
+        print(json.dumps(devices_now.read_once().as_json(), indent=2))
+    elif "--once" in arguments or not console.is_terminal or console.is_dumb_terminal:
+        console.print(terminal.cards(devices_now.read_once()))
+    else:
+        devices_now.watch(console)
+
+
+def _console() -> Console:
+    # In a terminal of another encoding than UTF-8 a bar or a degree sign is no reason to fail.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False)
 
 
 def stop(arguments: list[str]) -> None:

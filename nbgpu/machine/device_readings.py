@@ -7,6 +7,7 @@ else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, Self, TypeVar
 import psutil
 import pynvml
 
-from nbgpu.machine.devices import DriversGpu, cpu, is_part, visible_to_driver
+from nbgpu.machine.devices import DriversGpu, UnreadableGpu, cpu, listed_by_driver
 from nbgpu.machine.gpu_links import neighbours
 from nbgpu.protocol.records import Device
 
@@ -29,6 +30,9 @@ _NOT_REPORTED = (
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
 """The errors by which NVML says that there is no such number, and not that the GPU is in trouble."""
+_PERIOD_OF_NEW_STARTS_S = 10.0
+"""The least time between two starts of NVML while a GPU cannot be read. NVML sees a GPU that was reset only
+after a new start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,12 @@ class DeviceReading:
     device: Device
     whole_name: str = ""
     """The name of the GPU that this device is a part of (MIG); empty for a whole device."""
+    part: int | None = None
+    """The number of this part on its GPU, as `nvidia-smi -L` shows it; None for a whole device."""
     used_bytes: int | None = None
     utilization_percent: float | None = None
-    """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores."""
+    """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores
+    since the reading before, so that the first reading has none."""
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -59,21 +66,32 @@ class DeviceReading:
     """Why the GPU could not be read, in NVML's words; empty where it could."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """The state of all devices of the host at one moment."""
+
+    devices: tuple[DeviceReading, ...]
+    """The GPUs in the driver's order, and last the host's processor."""
+    num_hidden: int = 0
+    """The number of GPUs that `CUDA_VISIBLE_DEVICES` hides."""
+    problem: str = ""
+    """Why the driver cannot be asked, in NVML's words; empty where it can, and where there is none."""
+
+
 class DeviceMonitor:
     """Reads the devices repeatedly. NVML stays initialized until `close`, because on a machine without
     persistence mode its start takes a second."""
 
     def __init__(self) -> None:
+        self._has_driver = False
+        self._started_s = 0.0
+        self._is_in_trouble = False
+        self._known: dict[int, Device] = {}
+        """The GPUs by number, as they were when they could be read."""
         self._neighbours: dict[int, str] = {}
-        self._cpu_times: tuple[float, float] | None = None
-        try:
-            pynvml.nvmlInit()
-            self._has_driver = True
-        except pynvml.NVMLError:
-            self._has_driver = False
-            return
-        wholes = {gpu.device.index: gpu.whole for gpu in visible_to_driver()}
-        self._neighbours = neighbours(wholes)
+        self._neighbours_of: tuple[str, ...] = ()
+        self._processor = cpu(0)
+        self._cpu_times_s: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -82,31 +100,77 @@ class DeviceMonitor:
         self.close()
 
     def close(self) -> None:
-        """End the use of NVML. Harmless when repeated."""
+        """End the use of NVML, until the next reading. Harmless when repeated."""
         if self._has_driver:
             self._has_driver = False
             pynvml.nvmlShutdown()
 
-    def read(self) -> tuple[DeviceReading, ...]:
-        """The state of every GPU that `inventory` lists, and last that of the host's processor."""
-        # The GPUs are listed anew each time, because an administrator may split one while the monitor runs.
-        gpus = visible_to_driver() if self._has_driver else []
-        return (*(self._gpu(gpu) for gpu in gpus), self._cpu())
+    def read(self) -> HostReading:
+        """The state of every GPU that `inventory` lists, of those that are in trouble, and of the host's
+        processor."""
+        processor = self._cpu()
+        try:
+            gpus, num_hidden = self._gpus() if self._start() else ((), 0)
+        except pynvml.NVMLError as error:
+            self._is_in_trouble = True
+            return HostReading((processor,), problem=str(error))
+        self._is_in_trouble = any(gpu.problem for gpu in gpus)
+        return HostReading((*gpus, processor), num_hidden)
+
+    def _start(self) -> bool:
+        """Start NVML where it is not; whether there is a driver to ask.
+
+        Raises:
+            pynvml.NVMLError: there is a driver, and it cannot be used.
+        """
+        if self._is_in_trouble and time.monotonic() - self._started_s > _PERIOD_OF_NEW_STARTS_S:
+            self.close()
+        if not self._has_driver:
+            self._started_s = time.monotonic()
+            try:
+                pynvml.nvmlInit()
+            except pynvml.NVMLError_LibraryNotFound:
+                return False
+            self._has_driver = True
+        return True
+
+    def _gpus(self) -> tuple[tuple[DeviceReading, ...], int]:
+        # The GPUs are listed each time, because an administrator may split one while the monitor runs.
+        listed = listed_by_driver()
+        uuids = tuple(gpu.device.uuid for gpu in listed.gpus)
+        if uuids != self._neighbours_of:
+            self._neighbours = neighbours(
+                {gpu.device.index: gpu.whole for gpu in listed.gpus if gpu.part is None}
+            )
+            self._neighbours_of = uuids
+        self._known |= {gpu.device.index: gpu.device for gpu in listed.gpus if gpu.part is None}
+        readings = [self._gpu(gpu) for gpu in listed.gpus]
+        for lost in listed.unreadable:
+            place = (i for i, reading in enumerate(readings) if reading.device.index > lost.index)
+            readings.insert(next(place, len(readings)), self._unreadable(lost))
+        return tuple(readings), listed.num_hidden
+
+    def _unreadable(self, gpu: UnreadableGpu) -> DeviceReading:
+        device = self._known.get(gpu.index, Device("cuda", "", "", gpu.index, 0))
+        return DeviceReading(device, problem=gpu.problem)
 
     def _gpu(self, gpu: DriversGpu) -> DeviceReading:
-        device = gpu.device
-        part = is_part(device)
-        whole_name = gpu.whole_name if part else ""
-        near = self._neighbours.get(device.index, "")
+        device, part = gpu.device, gpu.part
+        whole_name = "" if part is None else gpu.whole_name
+        # Processes reach no other part and no other GPU from a part.
+        near = self._neighbours.get(device.index, "") if part is None else ""
         try:
             return DeviceReading(
                 device=device,
                 whole_name=whole_name,
+                part=part,
                 used_bytes=_used_bytes(gpu.handle),
                 # NVML does not report the load of a part of a GPU, and that of the whole is not its own.
-                utilization_percent=None
-                if part
-                else _reported(lambda: float(pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu)),
+                utilization_percent=_reported(
+                    lambda: float(pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu)
+                )
+                if part is None
+                else None,
                 temperature_c=_reported(
                     lambda: float(pynvml.nvmlDeviceGetTemperature(gpu.whole, pynvml.NVML_TEMPERATURE_GPU))
                 ),
@@ -116,22 +180,29 @@ class DeviceMonitor:
                 neighbours=near,
             )
         except pynvml.NVMLError as error:
-            return DeviceReading(device, whole_name=whole_name, neighbours=near, problem=str(error))
+            return DeviceReading(
+                device, whole_name=whole_name, part=part, neighbours=near, problem=str(error)
+            )
 
     def _cpu(self) -> DeviceReading:
         memory = psutil.virtual_memory()
-        times = psutil.cpu_times()
-        idle_s = times.idle + getattr(times, "iowait", 0.0)
-        total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        before, self._cpu_times = self._cpu_times, (idle_s, total_s)
+        before, self._cpu_times_s = self._cpu_times_s, _cpu_times_s()
         busy_percent = None
-        if before is not None and total_s > before[1]:
-            busy_percent = 100 * (1 - (idle_s - before[0]) / (total_s - before[1]))
+        if before is not None and (total_s := self._cpu_times_s[1] - before[1]) > 0:
+            busy_percent = 100 * (1 - (self._cpu_times_s[0] - before[0]) / total_s)
         return DeviceReading(
-            device=cpu(0),
+            device=self._processor,
             used_bytes=memory.total - memory.available,
             utilization_percent=None if busy_percent is None else min(100.0, max(0.0, busy_percent)),
         )
+
+
+def _cpu_times_s() -> tuple[float, float]:
+    """(idle, all) time of all cores since the host started."""
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    # The time of guests is counted in that of users as well.
+    return idle_s, sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
 
 
 def _used_bytes(handle: Any) -> int | None:

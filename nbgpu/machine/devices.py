@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,52 +40,96 @@ class DriversGpu:
     """The handle of the whole GPU, which is `handle` itself unless the device is a part (MIG)."""
     whole_name: str
     """The name of the whole GPU."""
+    part: int | None = None
+    """The number of a part (MIG) on its GPU, as `nvidia-smi -L` shows it; None for a whole device."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableGpu:
+    """A GPU that the driver counts and cannot describe, such as one that has fallen off the bus."""
+
+    index: int
+    problem: str
+    """The driver's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpusOfDriver:
+    """What the driver lists, less what `CUDA_VISIBLE_DEVICES` hides."""
+
+    gpus: tuple[DriversGpu, ...]
+    unreadable: tuple[UnreadableGpu, ...]
+    num_hidden: int
+    """The number of GPUs, or parts of them, that the variable hides."""
 
 
 def inventory() -> tuple[Device, ...]:
-    """Every NVIDIA GPU of the host, or part of one, that `CUDA_VISIBLE_DEVICES` leaves visible, in the
-    driver's order."""
+    """Every NVIDIA GPU of the host, or part of one, that can be read and that `CUDA_VISIBLE_DEVICES` leaves
+    visible, in the driver's order."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()
     try:
-        return tuple(gpu.device for gpu in visible_to_driver())
+        return tuple(gpu.device for gpu in listed_by_driver().gpus)
     finally:
         pynvml.nvmlShutdown()
 
 
-def visible_to_driver() -> list[DriversGpu]:
-    """The devices of `inventory` with their handles. The caller has called `nvmlInit`."""
-    gpus = [
-        gpu
-        for index in range(pynvml.nvmlDeviceGetCount())
-        for gpu in _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
-    ]
+def listed_by_driver() -> GpusOfDriver:
+    """The devices of `inventory` with their handles, and those that cannot be read. The caller has called
+    `nvmlInit`."""
+    gpus: list[DriversGpu] = []
+    unreadable: list[UnreadableGpu] = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        # One GPU that is lost must not hide the others.
+        try:
+            gpus += _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
+        except pynvml.NVMLError as error:
+            unreadable.append(UnreadableGpu(index, str(error)))
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return gpus
+        return GpusOfDriver(tuple(gpus), tuple(unreadable), 0)
     by_device = {gpu.device: gpu for gpu in gpus}
-    return [by_device[device] for device in _visible(tuple(by_device), names)]
+    visible = _visible(tuple(by_device), names)
+    # Only the number of an unreadable GPU is known, so it may be any that is named and not found.
+    found = {name for name in map(str.strip, names.split(",")) if _found(tuple(by_device), name)}
+    missing = {name for name in map(str.strip, names.split(",")) if name and name not in found}
+    shown = [gpu for gpu in unreadable if any(not n.isdigit() or int(n) == gpu.index for n in missing)]
+    num_hidden = len(gpus) - len(visible) + len(unreadable) - len(shown)
+    return GpusOfDriver(tuple(by_device[device] for device in visible), tuple(shown), num_hidden)
 
 
-def _parts(handle: Any, index: int) -> Iterator[DriversGpu]:
+def _parts(handle: Any, index: int) -> list[DriversGpu]:
     """A GPU, or its parts where it is split (MIG), because CUDA cannot use a split GPU as a whole."""
-    num_slots = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if _is_split(handle) else 0
+    if not _is_split(handle):
+        return [_drivers_gpu(handle, handle, index, None)]
     parts = []
-    for slot in range(num_slots):
+    for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there could be
-            parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))
-    for part in parts if num_slots else [handle]:
-        device = Device(
-            kind="cuda",
-            name=_text(pynvml.nvmlDeviceGetName(part)),
-            uuid=_text(pynvml.nvmlDeviceGetUUID(part)),
-            index=index,
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
-            compute_capability=_compute_capability(handle),
-        )
-        yield DriversGpu(device, part, handle, _text(pynvml.nvmlDeviceGetName(handle)))
+            part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+            parts.append(_drivers_gpu(part, handle, index, slot))
+    return parts
+
+
+def _drivers_gpu(handle: Any, whole: Any, index: int, part: int | None) -> DriversGpu:
+    device = Device(
+        kind="cuda",
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        index=index,
+        memory_bytes=_memory_bytes(handle),
+        compute_capability=_compute_capability(whole),
+    )
+    return DriversGpu(device, handle, whole, _text(pynvml.nvmlDeviceGetName(whole)), part)
+
+
+def _memory_bytes(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:
+        # The driver reports no memory for a GPU that has none of its own and shares the host's.
+        return int(psutil.virtual_memory().total)
 
 
 def _is_split(handle: Any) -> bool:

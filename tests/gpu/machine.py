@@ -34,7 +34,10 @@ def doctor(place: Place) -> None:
 def picker(place: Place) -> None:
     from nbgpu.ui.controls.control_panel import _Controls
 
-    offered = list(_Controls("autoencoder", None, "")._devices.gpus.options)
+    cards = _Controls("autoencoder", None, "")._devices.gpus
+    assert cards.wait(place.bound_s(60)), "the driver did not answer"
+    assert cards.read is not None, cards.problem
+    offered = [(f"{card.title} {card.name}", card.uuid) for card in cards.read.cards if card.kind == "gpu"]
     expected = []
     if place.on_gpu:
         # The name and the number are as nvidia-smi shows them.
@@ -42,6 +45,14 @@ def picker(place: Place) -> None:
         expected = [(f"GPU 0 {name}", uuid)]
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
         place.figure("nvidia-smi -L", listed.stdout.strip())
+        card = cards.read.cards[0]
+        place.figure(
+            "card of GPU 0", f"{card.memory_in_words()}, {card.load_in_words()}, {card.heat_in_words()}"
+        )
+        assert card.state != "unreadable", card.why
+        used_mib = float(nvidia_smi("memory.used")[0])
+        assert card.used_bytes is not None
+        assert abs(card.used_bytes / 2**20 - used_mib) < 64, f"nvidia-smi says {used_mib} MiB in use"
     place.figure("offered", ", ".join(label for label, _ in offered) or "no GPU")
     assert offered[: len(expected)] == expected, f"offered {offered}, expected {expected}"
     assert bool(offered) == place.on_gpu

@@ -22,6 +22,8 @@ class PretendGpu:
     name: str = "NVIDIA H100 80GB HBM3"
     total: int = 80 * GIB
     used: int = int(0.4 * GIB)
+    reserved: int = int(0.6 * GIB)
+    """What the driver keeps for itself, which NVML's older call counts as used."""
     load: int | None = 0
     celsius: int | None = 31
     milliwatts: int | None = 72_000
@@ -74,7 +76,14 @@ def install(gpus: list[PretendGpu], *, has_nvlink: bool = True, patch: Any = Non
     def memory(handle: PretendGpu, version: int | None = None) -> Any:
         if (handle.whole or handle).is_lost:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return SimpleNamespace(total=handle.total, used=handle.used, free=handle.total - handle.used)
+        used = handle.used + (0 if version else handle.reserved)
+        free = handle.total - handle.used - handle.reserved
+        return SimpleNamespace(total=handle.total, used=used, free=free)
+
+    def by_index(index: int) -> PretendGpu:
+        if gpus[index].is_lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return gpus[index]
 
     def part(handle: PretendGpu, slot: int) -> PretendGpu:
         if slot >= len(handle.parts):
@@ -100,7 +109,7 @@ def install(gpus: list[PretendGpu], *, has_nvlink: bool = True, patch: Any = Non
         "nvmlSystemGetCudaDriverVersion": lambda: 13000,
         "nvmlSystemGetDriverVersion": lambda: "580.65",
         "nvmlDeviceGetCount": lambda: len(gpus),
-        "nvmlDeviceGetHandleByIndex": lambda index: gpus[index],
+        "nvmlDeviceGetHandleByIndex": by_index,
         "nvmlDeviceGetHandleByUUID": lambda uuid: by_uuid[uuid],
         "nvmlDeviceGetName": lambda handle: handle.name,
         "nvmlDeviceGetUUID": lambda handle: handle.uuid,

@@ -24,6 +24,7 @@ HOUSE = [
     "ui.__init__",
     "ui.presenter",
     "ui.controls",
+    "ui.devices",
     "ui.overlap",
     "ui.sweep",
     "ui.study",

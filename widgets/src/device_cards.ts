@@ -125,7 +125,7 @@ function place(parent: HTMLElement, children: readonly HTMLElement[]): void {
   });
 }
 
-/** A GPU that is split, with its parts in it. Temperature and power are those of the whole. */
+/** A GPU that is split, with its parts in it. */
 class Split {
   readonly parts = element("div", "nbgpu-cards-grid");
   readonly root: HTMLElement;
@@ -169,7 +169,9 @@ class Card {
   private readonly holder = element("span", "nbgpu-card-holder");
   private readonly memory = new Measure("memory");
   private readonly load = new Measure("load");
-  private readonly facts = element("div", "nbgpu-card-facts");
+  private readonly heat = element("span", "");
+  private readonly neighbours = element("span", "");
+  private readonly facts = element("div", "nbgpu-card-facts", {}, this.heat, this.neighbours);
   private readonly why = element("p", "nbgpu-card-why");
   private readonly box: HTMLInputElement | undefined;
   private uuid = "";
@@ -214,14 +216,15 @@ class Card {
     this.uuid = device.uuid;
     setAttribute(this.root, "data-state", device.state);
     setText(this.title, device.title);
-    setText(this.name, device.name);
+    // The name of a part is that of the whole GPU, above it, and its title.
+    setText(this.name, device.group ? "" : device.name);
     setText(this.holder, device.holder);
     const { used_bytes, total_bytes, utilization_percent } = device;
     this.memory.update(used_bytes === null || !total_bytes ? null : used_bytes / total_bytes, device.memory);
     this.load.update(utilization_percent === null ? null : utilization_percent / 100, device.load);
-    // The heat of a part is that of the whole GPU, above it.
-    const facts = [device.group ? "" : device.heat, device.neighbours];
-    setText(this.facts, facts.filter(Boolean).join(" · "));
+    // So is the heat.
+    setText(this.heat, device.group ? "" : device.heat);
+    setText(this.neighbours, device.neighbours);
     setText(this.why, device.why);
     const isChosen = device.kind === "gpu" ? choice.chosen.includes(device.uuid) : choice.chosen.length === 0;
     this.root.classList.toggle("nbgpu-chosen", isPicker && isChosen);

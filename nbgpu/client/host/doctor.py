@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from nbgpu.client.host import gpu_checks, host_checks, probes, registry
+from nbgpu.client.host.device_cards import HostDevices
 from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.errors import ClusterError
 from nbgpu.machine import devices
@@ -176,11 +177,14 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{count['ok']} ok, {count['warn']} to look at, {count['fail']} that do not work"
 
 
-def as_json(findings: Sequence[Finding]) -> str:
-    """The findings as JSON for a bug report, without the home folder and the user's name."""
+def as_json(findings: Sequence[Finding], devices: HostDevices | None = None) -> str:
+    """The findings as JSON for a bug report, without the home folder and the user's name, and the devices
+    without the names of people and notebooks."""
     # Scripts read these keys, so they stay, whatever the fields of a Finding are called.
     fields = [{"check": f.check, "verdict": f.verdict, "told": f.text, "fix": f.fix} for f in findings]
-    text = json.dumps({"verdict": worst(findings), "findings": fields}, indent=2)
+    cards = [] if devices is None else devices.as_json()["devices"]
+    of_devices = [{name: card[name] for name in card if name not in ("holder", "why")} for card in cards]
+    text = json.dumps({"verdict": worst(findings), "findings": fields, "devices": of_devices}, indent=2)
     home = Path.home()
     text = re.sub(rf"{re.escape(str(home))}(?=/)", "~", text)
     return re.sub(rf"/{re.escape(home.name)}(?=[/\"])", "/USER", text)

@@ -26,8 +26,12 @@ def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
     """
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+    except pynvml.NVMLError_LibraryNotFound as error:
         yield ok("GPUs", f"none: {error}. The ranks run on the CPU")
+        return
+    except pynvml.NVMLError as error:
+        text = f"none can be used: {error}. The ranks run on the CPU"
+        yield warn("GPUs", text, "nvidia-smi may say more; after an update of the driver: reboot")
         return
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]

@@ -8,7 +8,8 @@ from typing import Any
 import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
-from nbgpu.machine.devices import DEFAULT_CPU_RANKS, inventory
+from nbgpu.machine.devices import DEFAULT_CPU_RANKS
+from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.layout import GRID, grouped, heading
 
@@ -17,34 +18,29 @@ class DeviceControls:
     """The controls of the devices: the GPUs to use, or the number of CPU ranks."""
 
     def __init__(self) -> None:
-        self._gpus = inventory()
         self.ranks = Field(ClusterConfig, "ranks")
-        self.ranks.show(len(self._gpus) or DEFAULT_CPU_RANKS)
-        self.gpus = w.SelectMultiple(
-            options=[(gpu.label(), gpu.uuid) for gpu in self._gpus],
-            value=[gpu.uuid for gpu in self._gpus],
-            rows=max(2, min(len(self._gpus), 8)),
-            description="GPUs",
-            tooltip="GPUs to use, one rank on each; none chosen: CPU ranks",
-            style={"description_width": "136px"},
-            layout={"width": "300px"},
-        )
-        self.gpus.observe(self._follow_choice, "value")
+        self._ranks_shown = ""
+        self.gpus = DevicePicker()
+        self.gpus.observe(lambda _: self._show_ranks(), ["value", "devices"])
+        self._show_ranks()
         self.memory_limit = Field(ClusterConfig, "memory_limit")
         self.release_after_s = Field(ClusterConfig, "release_after_s")
         self.link = Field(ClusterConfig, "link")
         self.slow_rank = Field(ClusterConfig, "slow_rank")
         made = {"gpus": self.gpus, **self.fields}
         # A field of another group would be missing here, and a KeyError says which.
-        ((group, members),) = grouped(ClusterConfig, made).items()
+        ((group, (cards, *members)),) = grouped(ClusterConfig, made).items()
         self.note = w.HTML()
-        self.box = w.VBox([heading(group), w.GridBox(members, layout=GRID), self.note])
-        if not self._gpus:
-            self.gpus.layout.display = "none"
-            self.ranks.label = "CPU ranks"
+        self.box = w.VBox([heading(group), cards, w.GridBox(members, layout=GRID), self.note])
 
-    def _follow_choice(self, change: Any) -> None:
-        self.ranks.show(len(change["new"]) or DEFAULT_CPU_RANKS)
+    def _show_ranks(self) -> None:
+        """Show the number of ranks that the choice gives, unless a person has typed another one."""
+        devices = self.gpus.read
+        if devices is not None and len(devices.cards) == 1:
+            self.ranks.label = "CPU ranks"
+        if self.ranks.value == self._ranks_shown or not self._ranks_shown:
+            self.ranks.show(len(self.gpus.value) or DEFAULT_CPU_RANKS)
+            self._ranks_shown = self.ranks.value
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -63,4 +59,6 @@ class DeviceControls:
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a cluster, including the values of its fields."""
-        return {"gpus": ",".join(self.gpus.value) or "none", **typed}
+        # Before the driver has answered nothing is known of GPUs, and the cluster takes what there is.
+        gpus = "auto" if self.gpus.read is None else ",".join(self.gpus.value) or "none"
+        return {"gpus": gpus, **typed}

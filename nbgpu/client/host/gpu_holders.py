@@ -1,0 +1,211 @@
+"""Find who has a GPU, for the cards of the devices.
+
+Two sources tell: the registry, which knows this user's clusters by notebook, also while they compute nothing,
+and NVML, which knows the processes of everybody. In a container NVML may give the numbers that processes have
+on the host, which mean nothing here, or another process; so a process counts as seen only where /proc agrees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from nbgpu.client.host import registry
+from nbgpu.client.host.registry import AnyEntry
+from nbgpu.machine.device_readings import DeviceReading, GpuProcess
+from nbgpu.text.ranks import named_ranks
+from nbgpu.text.sizes import in_words
+
+State = Literal["free", "this notebook", "yours", "others", "unreadable"]
+
+DRIVER_FILES = "/dev/nvidia"
+"""The beginning of the names of the files that every process has open that computes on a GPU."""
+_IDLE_BYTES = 2**30
+"""A GPU with more memory in use than this is in use, also where NVML names no process. The driver and a
+desktop take less."""
+_MAX_NAMED = 3
+_SHARING = "You would share its memory and its time."
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a GPU."""
+
+    state: State
+    words: str
+    """A few words: 'free', 'train.ipynb (rank 0)', 'user ada'."""
+    why: str = ""
+    """A sentence about a GPU that is not free, with what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Person:
+    """The owner of a process in words."""
+
+    words: str
+    """Such as 'user ada', in a card's head."""
+    sentence: str
+    """The same within a sentence."""
+    is_this_user: bool
+
+
+class Holders:
+    """Finds the holders of GPUs, and remembers whose each process is."""
+
+    def __init__(self) -> None:
+        self._people: dict[tuple[int, float], _Person | None] = {}
+        """By pid and start; None for a process that cannot be seen from here."""
+
+    def of(self, reading: DeviceReading, clusters: Sequence[AnyEntry]) -> Holder:
+        """The holder of a GPU.
+
+        Args:
+            clusters: all clusters of this user.
+        """
+        if reading.problem:
+            return Holder(
+                "unreadable",
+                "cannot be read",
+                f"The driver cannot read it: {reading.problem}. nvidia-smi may say more; a GPU that is lost comes "
+                "back with a reboot.",
+            )
+        holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
+        ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
+        strangers = self._strangers(reading, ours)
+        also = _in_use_by(strangers)
+        if holding:
+            holder = _clusters(reading, holding)
+            if not strangers:
+                return holder
+            names = listed([person.words for _, person in strangers])
+            return Holder(holder.state, f"{holder.words}, {names}", f"{holder.why} {also}".strip())
+        if strangers:
+            is_all_own = all(person.is_this_user for _, person in strangers)
+            advice = "End it, or share the GPU's memory and time." if is_all_own else _SHARING
+            names = listed([person.words for _, person in strangers])
+            return Holder("others", names, f"{also} {advice}")
+        if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
+            amount = in_words(reading.used_bytes)
+            return Holder(
+                "others",
+                "in use",
+                f"In use, with {amount}, by processes that the driver does not name. {_SHARING}",
+            )
+        return Holder("free", "free")
+
+    def _strangers(self, reading: DeviceReading, ours: set[int]) -> list[tuple[GpuProcess, _Person]]:
+        """The processes on a GPU that are not of these clusters, with their owners."""
+        others = [process for process in reading.processes if not _belongs(process.pid, ours)]
+        people = [(process, self._person(process.pid)) for process in others]
+        if ours and len(others) == len(reading.processes):
+            # NVML names no process of the clusters that have the GPU. Then those that cannot be seen are
+            # theirs, with the numbers that they have on the host.
+            people = [(process, person) for process, person in people if person is not None]
+        unseen = _Person("another process", "a process that cannot be seen from here", False)
+        return [(process, person or unseen) for process, person in people]
+
+    def _person(self, pid: int) -> _Person | None:
+        try:
+            process = psutil.Process(pid)
+            key = (pid, process.create_time())
+            if key not in self._people:
+                self._people[key] = _person(process)
+            return self._people[key]
+        except psutil.Error:
+            return None  # it has ended, or belongs to another container
+
+
+def listed(names: Sequence[str]) -> str:
+    """Different names, and how many more there are."""
+    shown = list(dict.fromkeys(names))
+    rest = len(shown) - _MAX_NAMED
+    return ", ".join(shown[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def notebook(entry: AnyEntry) -> str:
+    """The name of a cluster's notebook without its folder."""
+    return Path(entry.notebook).name
+
+
+def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+    if not strangers:
+        return ""
+    amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
+    amount = f", with {in_words(amount_bytes)}," if amount_bytes else ""
+    return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
+
+
+def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
+    """The holder of a GPU that one or more of this user's clusters have taken."""
+    others = [entry for entry in holding if entry.owner.pid != os.getpid()]
+    if not others:
+        return Holder("this notebook", f"this notebook, {_ranks_on(holding[0], reading)}")
+    named = listed([f"{notebook(entry)} ({_ranks_on(entry, reading)})" for entry in holding])
+    ids = " ".join(entry.id for entry in others)
+    states = {entry.state() for entry in holding}
+    if states == {"left over"}:
+        why = f"Left over by {named}, whose kernel is gone. To free it: nbgpu stop {ids}"
+    elif states == {"kept"}:
+        why = (
+            f"Kept for {named}, whose kernel is gone. To go on with it: nbgpu.attach({others[0].id!r}); to free it: "
+            f"nbgpu stop {ids}"
+        )
+    else:
+        why = f"Your cluster of {named} has it. To end that: nbgpu stop {ids}"
+    return Holder("yours", named, why)
+
+
+def _ranks_on(entry: AnyEntry, reading: DeviceReading) -> str:
+    """The ranks of a cluster on a GPU: 'rank 1'."""
+    if isinstance(entry, registry.Entry):
+        return named_ranks(
+            rank for rank, device in enumerate(entry.devices) if device.uuid == reading.device.uuid
+        )
+    return f"cluster {entry.id}"
+
+
+def _belongs(pid: int, ours: set[int]) -> bool:
+    """Whether a process is one of these or descends from one."""
+    if pid in ours:
+        return True
+    if not ours:
+        return False
+    try:
+        return any(parent.pid in ours for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False  # it has ended, or belongs to another container
+
+
+def _person(process: psutil.Process) -> _Person | None:
+    """The owner of a process that computes on a GPU; None for a process that only has its number."""
+    if process.uids().real != os.getuid():
+        words = f"user {process.username()}"
+        return _Person(words, f"{words} (process {process.pid}, {process.name()})", False)
+    if not _has_gpu_open(process.pid):
+        return None
+    if process.pid == os.getpid():
+        return _Person("this notebook itself", "this notebook's own process", True)
+    if path := process.environ().get("JPY_SESSION_NAME"):
+        name = Path(path).name
+        return _Person(name, f"your notebook {name} (process {process.pid})", True)
+    return _Person(f"your {process.name()}", f"your process {process.pid} ({process.name()})", True)
+
+
+def _has_gpu_open(pid: int) -> bool:
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    return any(_target(link).startswith(DRIVER_FILES) for link in links)
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""  # the file was closed in the meantime

@@ -1,0 +1,89 @@
+"""The devices as cards in a page, of which a person chooses GPUs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nbgpu.client.host.device_cards import HostDevices
+from nbgpu.package import STATIC
+from nbgpu.ui.devices.reader import DeviceReader
+
+_PATIENCE_S = 2.0
+"""How long the first reading may hold up the cell that shows the cards. NVML takes a second to start on a
+machine without persistence mode; without the wait the cards would jump in a moment later."""
+
+
+class DevicePicker(anywidget.AnyWidget):
+    """The cards of all devices, of which GPUs can be chosen. The page asks for a reading each second while
+    the cards are in sight, and this widget reads for nobody else."""
+
+    _esm = STATIC / "devices.js"
+    _css = STATIC / "devices.css"
+    devices = traitlets.Dict().tag(sync=True)
+    """What `HostDevices.as_json` says; empty before the first reading."""
+    num_readings = traitlets.Int(0).tag(sync=True)
+    """The number of readings, by which the page knows that one has come also where nothing has changed."""
+    problem = traitlets.Unicode().tag(sync=True)
+    """Why the cards are not live; empty where they are."""
+    wanted = traitlets.List(traitlets.Unicode(), allow_none=True, default_value=None).tag(sync=True)
+    """The UUIDs that the person has chosen, which only the page writes; None for all that are free."""
+    disabled = traitlets.Bool(False).tag(sync=True)
+    value = traitlets.Tuple()
+    """The UUIDs of the chosen GPUs, in the driver's order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read: HostDevices | None = None
+        # Messages from the page and readings come on different threads.
+        self._lock = threading.RLock()
+        self._reader = DeviceReader(self._show, self._complain)
+        self.on_msg(self._on_message)
+        self.observe(lambda _: self._choose(), "wanted")
+        self._reader.ask()
+        self._reader.wait(_PATIENCE_S)
+
+    @property
+    def read(self) -> HostDevices | None:
+        """The devices as they were read last; None before that."""
+        return self._read
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the reading under way; whether it has come."""
+        return self._reader.wait(timeout_s)
+
+    def _on_message(self, _: Any, content: Any, __: Any) -> None:
+        kind = content.get("type") if isinstance(content, dict) else None
+        if kind == "read":
+            self._reader.ask()
+        elif kind == "rest":
+            self._reader.rest()
+
+    def _show(self, devices: HostDevices) -> None:
+        with self._lock:
+            self._read = devices
+            self.devices = devices.as_json()
+            self.num_readings += 1
+            self._choose()
+
+    def _complain(self, problem: str) -> None:
+        self.problem = problem
+
+    def _choose(self) -> None:
+        """Work out which GPUs are chosen. `device_picker.ts` does so by the same rule, to answer a click at
+        once."""
+        with self._lock:
+            if self._read is not None:
+                self.value = tuple(chosen(self._read, self.wanted))
+
+
+def chosen(devices: HostDevices, wanted: Sequence[str] | None) -> list[str]:
+    """The UUIDs of the GPUs that a person has chosen, or of all free ones. A GPU that another notebook has
+    taken meanwhile is not among them, and is again when it is free."""
+    if wanted is None:
+        return devices.free_gpus()
+    return [card.uuid for card in devices.cards if card.uuid in wanted and card.is_choosable]

@@ -1,0 +1,1 @@
+"""The devices of this host, on a terminal and for a page."""

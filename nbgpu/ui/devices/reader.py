@@ -1,0 +1,84 @@
+"""Reads the devices for a screen, on a thread and only while somebody asks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from nbgpu.client.host.device_cards import DeviceCards, HostDevices
+
+LATE_S = 5.0
+"""A reading that takes longer than this is told of: a driver in trouble may not answer for minutes."""
+_LEAST_PERIOD_S = 0.7
+"""The least time from one reading to the next, because several views of one panel ask for the same."""
+
+
+class DeviceReader:
+    """Makes a reading for each time it is asked, one at a time. Between two readings no thread is there, so
+    that a page that is hidden, closed or gone costs nothing.
+
+    Args:
+        show: takes what was read; called on the reading's thread.
+        complain: takes a sentence about a reading that failed or is late, and '' when one has come.
+    """
+
+    def __init__(self, show: Callable[[HostDevices], None], complain: Callable[[str], None]) -> None:
+        self._show = show
+        self._complain = complain
+        self._cards = DeviceCards()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._began_s = 0.0
+        self._began_at = ""
+        self._is_to_rest = False
+        self.num_readings = 0
+
+    def ask(self) -> None:
+        """Begin a reading, unless one is under way. Returns at once."""
+        with self._lock:
+            self._is_to_rest = False
+            now_s = time.monotonic()
+            is_late = self._thread is not None and now_s - self._began_s > LATE_S
+            if self._thread is None:
+                pause_s = max(0.0, self._began_s + _LEAST_PERIOD_S - now_s) if self._began_s else 0.0
+                self._began_s, self._began_at = now_s + pause_s, time.strftime("%H:%M:%S")
+                self._thread = threading.Thread(
+                    target=self._read, args=(pause_s,), name="nbgpu-devices", daemon=True
+                )
+                self._thread.start()
+        if is_late:
+            self._complain(
+                f"The driver of the GPUs has not answered since {self._began_at}. nvidia-smi may hang as well; the "
+                "cards show what was known before."
+            )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the reading under way; whether it has come."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def rest(self) -> None:
+        """Let go of the driver until somebody asks again."""
+        with self._lock:
+            self._is_to_rest = True
+            if self._thread is None:
+                self._cards.close()
+
+    def _read(self, pause_s: float) -> None:
+        try:
+            time.sleep(pause_s)
+            devices = self._cards.read()
+            with self._lock:
+                self.num_readings += 1
+            self._show(devices)
+            self._complain("")
+        except Exception as error:  # noqa: BLE001 - nobody would see it on this thread, so the page shows it
+            self._complain(f"The devices cannot be read: {type(error).__name__}: {error}")
+        finally:
+            with self._lock:
+                self._thread = None
+                if self._is_to_rest:
+                    self._cards.close()

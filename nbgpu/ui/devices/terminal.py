@@ -1,0 +1,159 @@
+"""The cards of the devices as text, in colour where that is a terminal's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from nbgpu.client.host.device_cards import DeviceCard, HostDevices
+from nbgpu.client.host.gpu_holders import State
+
+_COLORS: dict[State, str] = {
+    "free": "green",
+    "this notebook": "blue",
+    "yours": "blue",
+    "others": "yellow",
+    "unreadable": "red",
+}
+_INDENT = 2
+_MEMORY_BAR, _LOAD_BAR = 8, 6
+"""Columns, with which memory, load and heat fit into a line of 80."""
+
+
+def cards(devices: HostDevices) -> RenderableType:
+    """Every device as a card of some lines."""
+    parts: list[RenderableType] = []
+    for group, members in groupby(devices.cards, key=lambda card: card.group):
+        split = list(members)
+        if group:
+            head = _sides(
+                Text(f"{group}, split into parts (MIG)", style="bold"), Text(split[0].heat_in_words())
+            )
+            parts += [head, *(Padding(_card(part), (0, 0, 0, _INDENT)) for part in split)]
+        else:
+            parts += map(_card, split)
+    return Group(*parts, *_note(devices))
+
+
+def rows(devices: HostDevices, num_lines: int) -> RenderableType:
+    """Every device in one line, as far as there are lines, and above the devices of one name that name."""
+    title_width = max(len(card.title) for card in devices.cards)
+    lines: list[RenderableType] = []
+    for name, members in groupby(devices.cards, key=lambda card: card.group or card.name):
+        if name:
+            lines.append(Text(name, style="dim", no_wrap=True, overflow="ellipsis"))
+        lines += (_row(card, title_width) for card in members)
+    note = _note(devices)
+    if len(lines) + len(note) > num_lines:
+        lines = lines[: max(0, num_lines - len(note) - 1)]
+        num_shown = sum(isinstance(line, Table) for line in lines)
+        lines.append(Text(f"and {len(devices.cards) - num_shown} more: the window is too small for them"))
+    return Group(*lines, *note)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A line, and below it the cards where they fit into the window, and else a line for each device."""
+
+    head: Text
+    devices: HostDevices
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        num_lines = (options.height or console.size.height) - 1
+        every = cards(self.devices)
+        is_small = len(console.render_lines(every, options.update(height=None))) > num_lines
+        yield self.head
+        yield rows(self.devices, num_lines) if is_small else every
+
+
+def _card(card: DeviceCard) -> RenderableType:
+    title = Text.assemble((card.title, "bold"), "  ", "" if card.group else card.name)
+    load = None if card.utilization_percent is None else card.utilization_percent / 100
+    parts: list[RenderableType] = [
+        _measure("memory", _share(card), card.memory_in_words(), _MEMORY_BAR, len("31.2 of 80.0 GiB")),
+        _measure("load", load, card.load_in_words(), _LOAD_BAR, len("100 % busy")),
+    ]
+    parts += [Text(words) for words in ("" if card.group else card.heat_in_words(), card.neighbours) if words]
+    lines: list[RenderableType] = [_sides(title, _holder(card)), Padding(_Flow(parts), (0, 0, 0, _INDENT))]
+    if card.why:
+        why = Text(card.why, style="red" if card.state == "unreadable" else "")
+        lines.append(Padding(why, (0, 0, 0, _INDENT)))
+    return Group(*lines)
+
+
+def _row(card: DeviceCard, title_width: int) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_column(width=title_width + _INDENT, no_wrap=True)
+    row.add_column(width=_MEMORY_BAR)
+    for width in (len("31.2 of 80.0 GiB"), len("100 % busy"), len("72 °C 585 W")):
+        row.add_column(min_width=width, justify="right", no_wrap=True)
+    row.add_column(no_wrap=True, overflow="ellipsis")
+    bar = _bar(_share(card), _MEMORY_BAR)
+    title = Text(f"{'':{_INDENT}}{card.title}")
+    heat = [] if card.temperature_c is None else [f"{card.temperature_c:.0f} °C"]
+    heat += [] if card.power_w is None else [f"{card.power_w:.0f} W"]
+    row.add_row(title, bar, card.memory_in_words(), card.load_in_words(), " ".join(heat), _holder(card))
+    return row
+
+
+def _holder(card: DeviceCard) -> Text:
+    return Text.assemble(("● ", _COLORS[card.state]), card.holder)
+
+
+def _sides(left: Text, right: Text) -> Table:
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(ratio=1)
+    table.add_column(justify="right")
+    table.add_row(left, right)
+    return table
+
+
+def _share(card: DeviceCard) -> float | None:
+    if card.used_bytes is None or not card.total_bytes:
+        return None
+    return card.used_bytes / card.total_bytes
+
+
+def _bar(share: float | None, width: int) -> RenderableType:
+    return Text("") if share is None else ProgressBar(total=1, completed=share, width=width)
+
+
+def _measure(name: str, share: float | None, words: str, bar_width: int, words_width: int) -> Table:
+    table = Table.grid(padding=(0, 1), pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(width=bar_width)
+    table.add_column(no_wrap=True, min_width=words_width, justify="right")
+    table.add_row(name, _bar(share, bar_width), Text(words))
+    return table
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Parts side by side, and in as many lines as the window needs."""
+
+    parts: list[RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines: list[list[RenderableType]] = []
+        left = 0
+        for part in self.parts:
+            width = console.measure(part, options=options).maximum
+            if not lines or width > left:
+                lines.append([])
+                left = options.max_width
+            lines[-1].append(part)
+            left -= width + _INDENT
+        for line in lines:
+            table = Table.grid(padding=(0, _INDENT), pad_edge=False)
+            table.add_row(*line)
+            yield table
+
+
+def _note(devices: HostDevices) -> list[RenderableType]:
+    return [Text(devices.note)] if devices.note else []

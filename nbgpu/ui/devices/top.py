@@ -1,0 +1,137 @@
+"""`nbgpu top`: the devices in a terminal, live."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from nbgpu.client.host.device_cards import DeviceCards, HostDevices
+from nbgpu.ui.devices import terminal
+from nbgpu.ui.devices.reader import DeviceReader
+
+_PERIOD_S = 1.0
+_POLL_S = 0.1
+"""How soon a key or a window of another size is noticed."""
+_CPU_INTERVAL_S = 0.25
+
+
+def read_once() -> HostDevices:
+    """The devices now. It takes a quarter of a second, over which the processor's load is measured."""
+    with DeviceCards() as cards:
+        cards.read()
+        time.sleep(_CPU_INTERVAL_S)
+        return cards.read()
+
+
+def watch(console: Console) -> None:
+    """Show the devices until q is pressed."""
+    state = _State()
+    reader = DeviceReader(state.show, state.complain)
+    with _ending_on_sigterm():
+        while _shown(console, state, reader) == "suspend":
+            # Stopped as by Ctrl-Z, with the terminal as it was; `fg` goes on here.
+            os.kill(os.getpid(), signal.SIGSTOP)
+    reader.rest()
+
+
+class _State:
+    """The last reading, which comes on another thread, so that a driver that hangs does not take the keys
+    away."""
+
+    def __init__(self) -> None:
+        self.devices: HostDevices | None = None
+        self.problem = ""
+        self.num_changes = 0
+
+    def show(self, devices: HostDevices) -> None:
+        self.devices = devices
+        self.num_changes += 1
+
+    def complain(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self.num_changes += 1
+
+    def screen(self) -> terminal.Screen | Text:
+        now = time.strftime("%H:%M:%S")
+        head = Text.assemble((os.uname().nodename, "bold"), f"  {now}  q ends", no_wrap=True)
+        if self.problem:
+            head = Text(self.problem, style="red", no_wrap=True, overflow="ellipsis")
+        if self.devices is None:
+            return Text("\n").join([head, Text("The devices are being read …")])
+        return terminal.Screen(head, self.devices)
+
+
+def _shown(console: Console, state: _State, reader: DeviceReader) -> Literal["quit", "suspend"]:
+    """Show the devices until a key ends that."""
+    suspended: list[int] = []
+    before = signal.signal(signal.SIGTSTP, lambda number, _: suspended.append(number))
+    try:
+        with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+            next_s, drawn = 0.0, None
+            while True:
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + _PERIOD_S
+                    reader.ask()
+                if drawn != (state.num_changes, console.size):
+                    drawn = state.num_changes, console.size
+                    live.update(state.screen(), refresh=True)
+                if (key := pressed(_POLL_S)) is None or "q" in key.lower():
+                    return "quit"
+                if suspended:
+                    return "suspend"
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str | None]]:
+    """A function that waits so many seconds for keys, and gives None when the terminal is gone."""
+    fd = sys.stdin.fileno()
+    if not os.isatty(fd):
+
+        def wait(timeout_s: float) -> str:
+            time.sleep(timeout_s)
+            return ""
+
+        yield wait
+        return
+
+    def pressed(timeout_s: float) -> str | None:
+        if not select.select([fd], [], [], timeout_s)[0]:
+            return ""
+        return os.read(fd, 64).decode(errors="replace") or None
+
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Lets `timeout 10 nbgpu top` leave the terminal as it was."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
