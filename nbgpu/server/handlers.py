@@ -113,7 +113,13 @@ class OverviewHandler(_Api):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        told = await self._reading.read(self.get_query_argument("devices", "0") == "1")
+        try:
+            told = await self._reading.read(self.get_query_argument("devices", "0") == "1")
+        except Exception as error:
+            # A library that cannot be loaded, say. The sidebar is where a person looks, and not this server's log.
+            self.log.exception("nbgpu cannot look at this host")
+            problem = f"nbgpu cannot look at this host: {error!r}. The Jupyter server's log says more."
+            told = {"time_s": time.time(), "devices": None, "clusters": [], "problems": [problem]}
         clusters = [{**each, **self._here(each)} for each in told["clusters"]]
         self.finish(json.dumps({**told, "clusters": clusters}))
 
