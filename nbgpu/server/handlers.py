@@ -116,7 +116,7 @@ class OverviewHandler(_Api):
         try:
             told = await self._reading.read(self.get_query_argument("devices", "0") == "1")
         except Exception as error:
-            # A library that cannot be loaded, say. A person looks at the sidebar, and not at this server's log.
+            # Such as a library that cannot be loaded. A person looks at the sidebar, and not at this log.
             self.log.exception("nbgpu cannot look at this host")
             problem = f"nbgpu cannot look at this host: {error!r}. The Jupyter server's log says more."
             told = {"time_s": time.time(), "devices": None, "clusters": [], "problems": [problem]}
