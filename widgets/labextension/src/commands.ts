@@ -42,13 +42,15 @@ export class Actions implements SidebarActions {
     if (!panel) return;
     const line = "%%distributed\n";
     insertCode(panel, line);
-    panel.content.activeCell?.editor?.setCursorPosition({ line: 1, column: 0 });
-    // The palette gives the focus back to where it was, as it closes.
-    requestAnimationFrame(() => {
+    const cell = panel.content.activeCell;
+    const focus = () => {
       this.app.shell.activateById(panel.id);
       panel.content.mode = "edit";
-      panel.content.activeCell?.editor?.focus();
-    });
+      cell?.editor?.setCursorPosition({ line: 1, column: 0 });
+      cell?.editor?.focus();
+    };
+    // A new cell gets its editor once it is in sight, and the palette takes the focus along as it closes.
+    void cell?.ready.then(() => requestAnimationFrame(focus));
   }
 
   openNotebook(cluster: Cluster): void {
