@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.config.conditions import Rules, none_of, one_of, only
+from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
@@ -27,6 +27,7 @@ class ClusterConfig(Settings):
         only(one_of("backend", "auto", "nccl"), "nccl_safe"),
         only(one_of("backend", "auto"), "probe_timeout_s"),
         only(none_of("gpus", "none"), "share_gpus", "allocator"),
+        only(given("release_after_s"), "save_on_release"),
     )
 
     gpus: str = Field(
@@ -99,6 +100,11 @@ class ClusterConfig(Settings):
         description="end the cluster, and free its GPUs, after so many seconds without any cell, run or typing in the "
         "notebook that has it; left out: never. What the ranks hold is lost then; the next cell says so",
         json_schema_extra=control("Devices"),
+    )
+    save_on_release: str = Field(
+        "",
+        description="folder in which the ranks' variables are saved before release_after_s ends the cluster, so that "
+        "%nbgpu load gives them back. Where they cannot be saved the cluster is not ended",
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(

@@ -42,6 +42,10 @@ class Call(StrEnum):
 
     SEND_VALUES = "nbgpu.engine.variables.transfer:send"
     RECEIVE_VALUES = "nbgpu.engine.variables.transfer:receive"
+    SAVE_VARIABLES = "nbgpu.engine.saved_variables.saving:save"
+    STAGE_VARIABLES = "nbgpu.engine.saved_variables.saving:stage"
+    TAKE_STAGED = "nbgpu.engine.saved_variables.saving:take"
+    DROP_STAGED = "nbgpu.engine.saved_variables.saving:drop"
     DESCRIBE_VARIABLES = "nbgpu.engine.variables.table:describe"
     CHECK_DEFINITIONS = "nbgpu.engine.variables.definitions:check"
     DEFINE = "nbgpu.engine.variables.definitions:define"

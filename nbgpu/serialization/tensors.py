@@ -86,12 +86,18 @@ def take_apart(
 
 def put_together(form: TensorForm, block: Any) -> torch.Tensor:
     """Build the tensor of a form on the CPU, in the memory of its block, which is a writable buffer."""
+    storage = None if form.block < 0 else torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+    return in_storage(form, storage, torch.device("cpu"))
+
+
+def in_storage(form: TensorForm, storage: torch.UntypedStorage | None, device: torch.device) -> torch.Tensor:
+    """Build the tensor of a form in the memory of a block, which is on the device; None where the tensor has
+    no elements."""
     dtype = getattr(torch, form.dtype)
-    if form.block < 0:
-        tensor = torch.empty(form.shape, dtype=dtype, device="cpu")
+    if storage is None:
+        tensor = torch.empty(form.shape, dtype=dtype, device=device)
     else:
-        storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
-        empty = torch.empty(0, dtype=dtype, device="cpu")
+        empty = torch.empty(0, dtype=dtype, device=device)
         tensor = empty.set_(storage, form.offset, form.shape, form.stride)
     if form.is_parameter:
         return torch.nn.Parameter(tensor, form.requires_grad)

@@ -13,28 +13,28 @@ from typing import Any
 _MAX_LINES = 10
 _MAX_DEPTH = 50
 
-_OF_THE_GROUP = "belongs to the process group, of which the notebook is no part"
+_OF_THE_GROUP = "belongs to the process group of the ranks"
 _IN_MID_RUN = "is in mid-run"
 _OF_ITS_PROCESS = "is of use in its own process only"
 _REASONS = {
-    "torch.nn.parallel.distributed.DistributedDataParallel": f"{_OF_THE_GROUP}. Send model.module.state_dict()",
+    "torch.nn.parallel.distributed.DistributedDataParallel": f"{_OF_THE_GROUP}. {{instead}} model.module.state_dict()",
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
-        f"{_OF_THE_GROUP}. Send a full state_dict()"
+        f"{_OF_THE_GROUP}. {{instead}} a full state_dict()"
     ),
     "torch.distributed.device_mesh.DeviceMesh": _OF_THE_GROUP,
     "torch.distributed.tensor.DTensor": (
-        "lies on several ranks. Call full_tensor() on all of them and send what it returns"
+        "lies on several ranks. {instead} what full_tensor() returns, which is called on all of them"
     ),
-    "torch.utils.data.dataloader._BaseDataLoaderIter": f"{_IN_MID_RUN}. Send the data, or the DataLoader",
+    "torch.utils.data.dataloader._BaseDataLoaderIter": f"{_IN_MID_RUN}. {{instead}} the data, or the DataLoader",
     "torch.cuda.streams.Stream": _OF_ITS_PROCESS,
     "torch.cuda.streams.Event": _OF_ITS_PROCESS,
-    "builtins.generator": f"{_IN_MID_RUN}. Send what it yields: list(...)",
-    "builtins.coroutine": f"{_IN_MID_RUN}. Send what it returns: await ...",
+    "builtins.generator": f"{_IN_MID_RUN}. {{instead}} what it yields: list(...)",
+    "builtins.coroutine": f"{_IN_MID_RUN}. {{instead}} what it returns: await ...",
     "builtins.async_generator": _IN_MID_RUN,
     "builtins.frame": _IN_MID_RUN,
     "builtins.traceback": _IN_MID_RUN,
     "builtins.module": "is code, which is imported where it is needed: %%distributed, then import",
-    "_io._IOBase": "is open in its own process only. Send its path, or what is in it",
+    "_io._IOBase": "is open in its own process only. {instead} its path, or what is in it",
     "_socket.socket": "is open in its own process only",
     "_thread.lock": _OF_ITS_PROCESS,
     "_thread.RLock": _OF_ITS_PROCESS,
@@ -46,7 +46,8 @@ _REASONS = {
     for module in ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
     for name in ("ProcessGroup", "Store", "Work")
 }
-"""Why values of a class cannot travel. The keys are names, so that nothing has to be imported."""
+"""Why values of a class cannot travel, and what can be taken in their place. The keys are names, so that
+nothing has to be imported."""
 
 _PICKLES_AND_DOES_NOT_ARRIVE = {
     "torch.nn.parallel.distributed.DistributedDataParallel",
@@ -55,6 +56,10 @@ _PICKLES_AND_DOES_NOT_ARRIVE = {
     "torch.distributed.tensor.DTensor",
 }
 _PARTS_OF_A_MODULE = ("_parameters", "_buffers", "_modules")
+
+
+class Explained(Exception):
+    """An error whose message is a reason in words, which needs nothing around it."""
 
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
@@ -88,12 +93,19 @@ def must_stay(value: Any) -> bool:
     return any(_full_name(base) in _PICKLES_AND_DOES_NOT_ARRIVE for base in bases)
 
 
-def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | None]) -> list[str]:
+def described(
+    values: Mapping[str, Any],
+    refusal: Callable[[Any], Exception | None],
+    cannot: str = "cannot travel",
+    instead: str = "Send",
+) -> list[str]:
     """A line for each part of the values that cannot travel: its path, its type and the reason.
 
     Args:
         values: the values by name.
         refusal: returns the reason why a value cannot travel, or None.
+        cannot: what cannot be done with it, in words.
+        instead: the verb of the sentence that says what can be taken in its place.
     """
     lines: list[str] = []
     seen: set[int] = set()
@@ -110,7 +122,7 @@ def described(values: Mapping[str, Any], refusal: Callable[[Any], Exception | No
             for suffix, part in _parts(value):
                 look(path + suffix, part, depth + 1)
         if len(lines) == num_lines_before:
-            lines.append(f"{path}: {_kind(value)} cannot travel: {_reason(value, error)}")
+            lines.append(f"{path}: {_kind(value)} {cannot}: {_reason(value, error, instead)}")
 
     for name, value in values.items():
         look(name, value)
@@ -148,10 +160,12 @@ def _kind(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
 
 
-def _reason(value: Any, error: Exception) -> str:
+def _reason(value: Any, error: Exception, instead: str) -> str:
+    if isinstance(error, Explained):
+        return str(error)
     for base in type(value).__mro__:
         if _full_name(base) in _REASONS:
-            return f"it {_REASONS[_full_name(base)]}"
+            return f"it {_REASONS[_full_name(base)].format(instead=instead)}"
     if isinstance(value, FunctionType | type) and "<" in value.__qualname__:
         return (
             "it has no name by which it would be found elsewhere. Define it with a name, at the top of a cell"

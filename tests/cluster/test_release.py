@@ -90,3 +90,29 @@ def test_who_types_uses_it(notebook: Kernel) -> None:
         time.sleep(0.5)
     assert is_there()
     wait_until_it_is_gone()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_the_variables_are_saved_first_and_where_that_fails_it_goes_on(
+    notebook: Kernel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    start(notebook, f"--release-after-s {AFTER_S} --save-on-release {folder}")
+    assert notebook.run("%%distributed\nvalue = rank + 5").status == "ok"
+    time.sleep(2 * AFTER_S + 1)
+    assert is_there(), "the variables could not be saved"
+    done = notebook.run("%%distributed\nprint(value)")
+    assert "goes on all the same, because its variables could not be saved (save_on_release): " in done.stderr
+    assert "has other files, such as notes.txt" in done.stderr
+    (folder / "notes.txt").unlink()
+
+    wait_until_it_is_gone()
+    done = notebook.run("1 + 1")
+    assert f"what the ranks held is in {folder}: %nbgpu load {folder}" in done.stderr
+    start(notebook, "")
+    assert notebook.run(f"%nbgpu load {folder}").status == "ok"
+    assert notebook.run("%%distributed\nprint(value)").said(0, 1) == [["5"], ["6"]]
+    assert notebook.run("%nbgpu stop").status == "ok"

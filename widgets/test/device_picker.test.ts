@@ -53,7 +53,8 @@ class Kernel implements PickerModel {
     this.heard.get(`change:${name}`)?.();
   }
   read(...devices: DeviceCard[]): void {
-    this.values.devices = { devices: [...devices, CPU], note: "" } satisfies Devices;
+    const cards = devices.at(-1)?.kind === "cpu" ? devices : [...devices, CPU];
+    this.values.devices = { devices: cards, note: "" } satisfies Devices;
     this.heard.get("change:num_readings")?.();
   }
   end(): void {
@@ -161,6 +162,8 @@ describe("the picker", () => {
     root.querySelector("input")!.click();
     expect(ticked()).toEqual(["GPU 1"]);
     expect(kernel.sent).toEqual([]);
+    kernel.read(gpu(0), gpu(1), { ...CPU, state: "this notebook" });
+    expect(ticked()).toEqual([]);
     kernel.change("disabled", false);
     kernel.read(gpu(0), gpu(1));
     expect(ticked()).toEqual(["GPU 0", "GPU 1"]);

@@ -36,14 +36,16 @@ from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.predicting import Predictions
 from nbgpu.client.runs.run import Run
-from nbgpu.client.variables import definitions, transfer
+from nbgpu.client.variables import definitions, saving, transfer
 from nbgpu.client.variables import table as variables
 from nbgpu.client.variables.autoreload import Reloading
+from nbgpu.client.variables.saving import Loaded, Saved
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import (
     ClusterError,
     ConfigError,
+    NbgpuError,
     NoClusterError,
     RunError,
 )
@@ -365,10 +367,27 @@ class Cluster(RecipeCalls):
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None
+        saved_in = self.config.save_on_release
+        if saved_in:
+            try:
+                self.save(saved_in)
+            except NbgpuError as error:
+                why = (
+                    f"the cluster was not used for {self.config.release_after_s:g} s and goes on all the same, because its "
+                    f"variables could not be saved (save_on_release): {error}"
+                )
+                if why not in self.news:
+                    self.news.append(why)
+                return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
+        held = (
+            f"what the ranks held is in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
+            if saved_in
+            else "what the ranks held is gone"
+        )
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
-            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and what the ranks held is gone. "
+            f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
             "Start it again with: start(), or %nbgpu start"
         )
         why_ended = self._why_ended
@@ -548,6 +567,47 @@ class Cluster(RecipeCalls):
         in what they do, and is empty where they agree or where the values were not compared.
         """
         return variables.table(self.apply, pattern).frame()
+
+    def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:
+        """Write the ranks' variables into a folder, all ranks side by side, whole or not at all.
+
+        Tensors, arrays, models, optimizers, DDP objects, frames, containers and plain values are saved as
+        JSON and safetensors, functions and classes of cells as source, imports by name, and other objects
+        as pickles. The states of the random number generators are there, too. The result prints as lines,
+        which name everything that cannot be saved.
+
+        Args:
+            folder: a new folder, or one with variables that were saved earlier, which are replaced.
+            names: the variables; all of them if none is named.
+
+        Raises:
+            DataError: the folder has other files, or cannot be written.
+            RankError: a rank has no variable of a name, or cannot write its files. The folder has what it had
+                before, as after any other error.
+            RunError: a training run has the ranks now, or another process saves into the folder.
+        """
+        self._make_ready()
+        return saving.save(self.ranks, Path(folder), names)
+
+    def load(self, folder: str | Path, names: Sequence[str] = (), *, trust: bool = False) -> Loaded:
+        """Give the ranks variables that `save` has written: to each its own or, on another number of ranks,
+        those that were equal on all of them. The result prints as lines, which name everything that was left
+        out.
+
+        Args:
+            folder: the folder of the saved variables.
+            names: the variables; all of them if none is named.
+            trust: whether pickles may be opened and definitions of cells be run, which can do anything.
+
+        Raises:
+            DataError: the folder has no saved variables, or none of a name, or is damaged.
+            RankError: a rank cannot read its files. No variable was changed.
+            RunError: a training run has the ranks now.
+        """
+        self._make_ready()
+        loaded = saving.load(self.ranks, Path(folder), names, trust)
+        self.history.note_loaded(loaded.folder)
+        return loaded
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:

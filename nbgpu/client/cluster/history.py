@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from nbgpu.client.engines.results import collect
@@ -15,6 +17,7 @@ class CellHistory:
     def __init__(self) -> None:
         self._cells: dict[int, list[str]] = {}
         self._pushed: set[str] = set()
+        self._loaded: Path | None = None
 
     def note(self, ranks: Iterable[int], code: str) -> None:
         """Note that these ranks are sent a cell."""
@@ -24,6 +27,10 @@ class CellHistory:
     def note_pushed(self, names: Iterable[str]) -> None:
         """Note that variables were sent; their values are not kept."""
         self._pushed.update(names)
+
+    def note_loaded(self, folder: Path) -> None:
+        """Note that variables were loaded from a folder; their values are not kept."""
+        self._loaded = folder
 
     def forget_newest(self, ranks: Iterable[int]) -> None:
         """Remove the newest cell from those that these ranks would run again: it was cut off, and might never
@@ -52,4 +59,6 @@ class CellHistory:
                 lines.append(f"cell {number} of {len(cells)}: {error}")
         if self._pushed:
             lines.append(f"what was pushed is not there: %push {' '.join(sorted(self._pushed))}")
+        if self._loaded is not None:
+            lines.append(f"what was loaded is not there: %nbgpu load {shlex.quote(str(self._loaded))}")
         return lines

@@ -191,10 +191,15 @@ def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
         name += f" and the time of {quota:g}"
     if limit_bytes is not None and limit_bytes < device.memory_bytes:
         name += f"; this container may take {in_words(limit_bytes)}"
-    ranks = [
-        f"{notebook(entry)} ({named_ranks(ranks)})"
+    with_ranks = [
+        (entry, ranks)
         for entry in clusters
         if (ranks := [rank for rank, name in enumerate(entry.device_names()) if name == "CPU"])
+    ]
+    is_mine = any(entry.owner.pid == os.getpid() for entry, _ in with_ranks)
+    holders = [
+        f"{'this notebook' if entry.owner.pid == os.getpid() else notebook(entry)} ({named_ranks(ranks)})"
+        for entry, ranks in with_ranks
     ]
     return DeviceCard(
         kind="cpu",
@@ -209,7 +214,7 @@ def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
         power_w=None,
         power_limit_w=None,
         neighbours="",
-        state="free",
-        holder=listed(ranks) or "no ranks of yours",
+        state="this notebook" if is_mine else "free",
+        holder=listed(holders) or "no ranks of yours",
         why="",
     )

@@ -34,13 +34,21 @@ def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
         yield warn("GPUs", text, "nvidia-smi may say more; after an update of the driver: reboot")
         return
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        if not handles:
+        num_gpus = pynvml.nvmlDeviceGetCount()
+        if not num_gpus:
             yield ok("GPUs", "the driver finds none. The ranks run on the CPU")
             return
         yield _driver(torch)
-        for index, handle in enumerate(handles):
-            yield from _gpu(index, handle, torch)
+        handles: dict[int, Any] = {}
+        for index in range(num_gpus):
+            # One GPU that is lost is no reason to say nothing of the others.
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                yield from _gpu(index, handle, torch)
+            except pynvml.NVMLError as error:
+                yield fail(f"GPU {index}", f"cannot be read: {error}", "nvidia-smi may say more; reboot")
+            else:
+                handles[index] = handle
         yield from _links(handles)
     finally:
         pynvml.nvmlShutdown()
@@ -97,17 +105,25 @@ def _runs_on(architectures: list[str], major: int, minor: int) -> bool:
     return False
 
 
-def _links(handles: list[Any]) -> Iterator[Finding]:
-    """Report how the GPUs of each pair reach one another, with equal pairs in one line."""
+def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
+    """Report how the GPUs of each pair reach one another, with equal pairs in one line.
+
+    Args:
+        handles: by the driver's number.
+    """
     pairs: dict[tuple[str, bool], list[str]] = {}
-    for (i, first), (j, second) in combinations(enumerate(handles), 2):
-        way = gpu_links.pair(first, second)
-        pairs.setdefault((way.describe(), way.has_p2p), []).append(f"{i}-{j}")
+    for (i, first), (j, second) in combinations(handles.items(), 2):
+        try:
+            way = gpu_links.pair(first, second)
+        except pynvml.NVMLError as error:
+            pairs.setdefault((f"not known ({error})", False), []).append(f"{i}-{j}")
+        else:
+            pairs.setdefault((way.describe(), way.has_p2p), []).append(f"{i}-{j}")
     for (described, has_p2p), named in pairs.items():
         text = f"{described}: GPUs {', '.join(named)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
         yield ok("links", text) if has_p2p else warn("links", text, fix)
-    links = {index: _num_nvlinks(handle) for index, handle in enumerate(handles)}
+    links = {index: _num_nvlinks(handle) for index, handle in handles.items()}
     if any(links.values()):
         yield ok("NVLink", ", ".join(f"GPU {index}: {number} links" for index, number in links.items()))
 

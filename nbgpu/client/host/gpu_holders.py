@@ -85,10 +85,8 @@ class Holders:
             names = listed([person.words for _, person in strangers])
             return Holder(holder.state, f"{holder.words}, {names}", f"{holder.why} {also}".strip())
         if strangers:
-            is_all_own = all(person.is_this_user for _, person in strangers)
-            advice = "End it, or share the GPU's memory and time." if is_all_own else _SHARING
             names = listed([person.words for _, person in strangers])
-            return Holder("others", names, f"{also} {advice}")
+            return Holder("others", names, f"{also} {_advice(strangers)}")
         if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
             amount = in_words(reading.used_bytes)
             return Holder(
@@ -140,11 +138,18 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
 
 
+def _advice(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+    if not all(person.is_this_user for _, person in strangers):
+        return _SHARING
+    is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
+    return f"{'Restart the kernel' if is_this_kernel else 'End it'}, or share the GPU's memory and time."
+
+
 def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
     """The holder of a GPU that one or more of this user's clusters have taken."""
     others = [entry for entry in holding if entry.owner.pid != os.getpid()]
     if not others:
-        return Holder("this notebook", f"this notebook, {_ranks_on(holding[0], reading)}")
+        return Holder("this notebook", f"this notebook ({_ranks_on(holding[0], reading)})")
     named = listed([f"{notebook(entry)} ({_ranks_on(entry, reading)})" for entry in holding])
     ids = " ".join(entry.id for entry in others)
     states = {entry.state() for entry in holding}

@@ -16,6 +16,8 @@ COMMANDS = {
     "doctor": ("", "look at this machine: what works, what does not, what to do"),
     "debug": ("[--rank K]", "pdb where the last cell failed, on a rank"),
     "vars": ("[PATTERN]", "the ranks' variables, and where the ranks differ"),
+    "save": ("FOLDER [NAME ...]", "write the ranks' variables into a folder"),
+    "load": ("FOLDER [NAME ...] [--trust]", "give them back, to new ranks too"),
     "sync": ("", "repeat the notebook's imports on the ranks"),
     "autoreload": ("[on|off]", "load edited modules again on the ranks before each cell"),
     "help": ("", "this list"),

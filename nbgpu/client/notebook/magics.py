@@ -257,6 +257,10 @@ class NbgpuMagics(Magics):
             self._debug(" ".join(arguments))
         elif command == "vars":
             display(variables.table(current().apply, " ".join(arguments) or "*"))
+        elif command == "save":
+            self._save(arguments)
+        elif command == "load":
+            self._load(arguments)
         elif command == "sync":
             print(sync.sync(current(), self.shell))  # noqa: T201
         elif command == "autoreload":
@@ -293,6 +297,27 @@ class NbgpuMagics(Magics):
     def _debug(self, line: str) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
         post_mortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
+
+    @magic_arguments()
+    @argument("folder", help="a new folder, or one with variables that were saved earlier")
+    @argument("names", nargs="*", metavar="NAME", help="variables; all of them where none is named")
+    def _save(self, words: list[str]) -> None:
+        """Write the ranks' variables into a folder."""
+        arguments: Namespace = self._save.parser.parse_args(words)
+        print(current().save(arguments.folder, arguments.names))  # noqa: T201 - the magic's output
+
+    @magic_arguments()
+    @argument("folder", help="a folder that %%nbgpu save has written")
+    @argument("names", nargs="*", metavar="NAME", help="variables; all of them where none is named")
+    @argument(
+        "--trust",
+        action="store_true",
+        help="open pickles and run definitions of cells, which can do anything",
+    )
+    def _load(self, words: list[str]) -> None:
+        """Give the ranks the variables of a folder."""
+        arguments: Namespace = self._load.parser.parse_args(words)
+        print(current().load(arguments.folder, arguments.names, trust=arguments.trust))  # noqa: T201
 
     def _doctor(self) -> None:
         """Look at this machine: what works, what does not, what to do."""
@@ -408,6 +433,7 @@ def _words() -> dict[str, list[str]]:
         "%nbgpu autoreload": ["on", "off"],
         "%nbgpu restart": options(NbgpuMagics._restart.parser),
         "%nbgpu debug": options(NbgpuMagics._debug.parser),
+        "%nbgpu load": options(NbgpuMagics._load.parser),
         "%%scaling": options(NbgpuMagics.scaling.parser),
         "%pull": options(NbgpuMagics.pull.parser),
         "%push": options(NbgpuMagics.push.parser),

@@ -6,13 +6,10 @@ copies of the notebook's globals along, which would then be neither the notebook
 """
 
 from __future__ import annotations
-import __future__
 
-import ast
-import inspect
 import linecache
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -20,11 +17,9 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.errors import TransferError
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.records import Definition
+from nbgpu.serialization import sources
 from nbgpu.serialization.parcels import Packing
 from nbgpu.text.ranks import rank_ranges
-
-Statement = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
 
 
 def is_local(value: Any) -> bool:
@@ -60,16 +55,18 @@ def push(
     if not code:
         send_data(data)
         return []
-    sources = {name: found for name, value in code.items() if (found := find(name, value)) is not None}
+    shell = ipython_shell.current()
+    found = {name: sources.find(name, value, shell) for name, value in code.items()}
+    known = {name: definition for name, definition in found.items() if definition is not None}
     # A closure has no source that could be run by itself. Its code is sent with the values that it closes
     # over.
-    closures = {name: value for name, value in code.items() if name not in sources}
+    closures = {name: value for name, value in code.items() if name not in known}
     problems = [
         f"{name}: its source is not known. Define it in a cell, at the left margin"
         for name, value in closures.items()
         if not isinstance(value, FunctionType)
     ]
-    definitions = list(sources.values())
+    definitions = list(known.values())
     missing = _ask(ranks, chosen, Call.CHECK_DEFINITIONS, definitions)
     problems += [
         f"{user} cannot be defined without `{name}`, which {who}: {_remedy(name)}"
@@ -85,7 +82,7 @@ def push(
         send_data({name: value for name, value in data.items() if name in first})
     for name, value in closures.items():
         filename = value.__code__.co_filename
-        _ask(ranks, chosen, Call.REMEMBER_SOURCE, filename, _lines_of(filename))
+        _ask(ranks, chosen, Call.REMEMBER_SOURCE, filename, "".join(linecache.getlines(filename)))
         ranks.wait_for({rank: ranks[rank].push({name: value}, block=False) for rank in chosen})
     if definitions:
         _ask(ranks, chosen, Call.DEFINE, definitions)
@@ -126,96 +123,3 @@ def _remedy(name: str) -> str:
         isinstance(value, FunctionType | type) and not is_local(value)
     )
     return "%nbgpu sync" if imported else f"%push {name}"
-
-
-def find(name: str, value: Any) -> Definition | None:
-    """The source of a function or a class in the notebook; None where no single statement defines it."""
-    made = inspect.unwrap(value)
-    for filename, line in _places(made):
-        cell = _lines_of(filename)
-        for statement in _statements(cell):
-            if _first_line(statement) <= line <= (statement.end_lineno or line) and _makes(statement, made):
-                number = _cell_number(cell)
-                return Definition(name, _name_of(statement), cell, number, _first_line(statement), _flags())
-    # This finds wrappers without `__wrapped__` and classes without methods.
-    for number, cell in reversed(list(enumerate(_cells()))):
-        if name not in cell:
-            continue
-        for statement in reversed(list(_statements(cell))):
-            if not isinstance(statement, ast.Assign) and _name_of(statement) == name:
-                return Definition(name, name, cell, number, _first_line(statement), _flags())
-    return None
-
-
-def _places(made: Any) -> Iterator[tuple[str, int]]:
-    """Yield (file, line) of code that belongs to a function or a class."""
-    if isinstance(made, FunctionType):
-        yield made.__code__.co_filename, made.__code__.co_firstlineno
-        return
-    for member in vars(made).values():
-        function = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
-        own = f"{made.__qualname__}."
-        if isinstance(function, FunctionType) and function.__qualname__.startswith(own):
-            yield function.__code__.co_filename, function.__code__.co_firstlineno
-
-
-def _statements(cell: str) -> Iterator[Statement]:
-    """Yield the statements at the left margin that define a function or a class."""
-    try:
-        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
-    except SyntaxError:
-        return  # a cell that never ran
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (
-            isinstance(statement, ast.Assign)
-            and isinstance(statement.value, ast.Lambda)
-            and len(statement.targets) == 1
-            and isinstance(statement.targets[0], ast.Name)
-        ):
-            yield statement
-
-
-def _makes(statement: Statement, made: Any) -> bool:
-    if isinstance(statement, ast.Assign):
-        return isinstance(made, FunctionType) and made.__qualname__ == "<lambda>"
-    return bool(statement.name == made.__qualname__)
-
-
-def _name_of(statement: Statement) -> str:
-    if isinstance(statement, ast.Assign):
-        (target,) = statement.targets
-        assert isinstance(target, ast.Name)
-        return target.id
-    return statement.name
-
-
-def _first_line(statement: Statement) -> int:
-    decorators = [] if isinstance(statement, ast.Assign) else statement.decorator_list
-    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
-
-
-def _lines_of(filename: str) -> str:
-    """The text of a cell, by the file name under which IPython has compiled it."""
-    return "".join(linecache.getlines(filename))
-
-
-def _cell_number(cell: str) -> int:
-    cells = _cells()
-    text = cell.rstrip("\n")
-    return next((n for n in range(len(cells) - 1, 0, -1) if cells[n].rstrip("\n") == text), 0)
-
-
-def _flags() -> int:
-    """The compiler flags of `from __future__ import ...` in earlier cells."""
-    known = 0
-    for feature in __future__.all_feature_names:
-        known |= getattr(__future__, feature).compiler_flag
-    shell: Any = ipython_shell.current()
-    return 0 if shell is None else int(shell.compile.flags & known)
-
-
-def _cells() -> list[str]:
-    """The cells that ran, indexed by their number in the notebook; none in a script."""
-    shell: Any = ipython_shell.current()
-    return [] if shell is None else list(shell.history_manager.input_hist_parsed)

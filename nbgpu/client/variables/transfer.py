@@ -41,7 +41,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
                 sent |= ranks.call(Call.SEND_VALUES, names, address, ranks=[rank])
             return sent
 
-        answers = _answers(ranks, send)
+        parcels = answers(ranks, send)
         return {
             rank: unpack(
                 parcel,
@@ -50,7 +50,7 @@ def pull(ranks: Ranks, chosen: Iterable[int], names: Sequence[str]) -> dict[int,
                 _WHERE_TO_DEFINE,
             )
             | dict(zip(names_of_code, code, strict=True))
-            for rank, (parcel, carried, names_of_code, *code) in answers.items()
+            for rank, (parcel, carried, names_of_code, *code) in parcels.items()
         }
 
 
@@ -70,17 +70,17 @@ def push(ranks: Ranks, chosen: Sequence[int], values: Mapping[str, Any]) -> None
         with shared_memory.created() as descriptor:
             packing.write(descriptor)
             address = shared_memory.address(descriptor)
-            came = _answers(
+            came = answers(
                 ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, address, ranks=chosen)
             )
             left = [rank for rank, has_come in came.items() if not has_come]
     if left:
         carried = memoryview(packing.to_bytes())
-        _answers(ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
+        answers(ranks, lambda: ranks.call(Call.RECEIVE_VALUES, packing.parcel, carried, ranks=left))
 
 
 @uninterrupted()
-def _answers(ranks: Ranks, send: Callable[[], Mapping[int, Reply]]) -> dict[int, Any]:
+def answers(ranks: Ranks, send: Callable[[], Mapping[int, Reply]]) -> dict[int, Any]:
     """Send something to ranks and return their answers, by rank.
 
     A Stop while it is being sent waits until all ranks have it. Those that were sent it first would otherwise

@@ -37,6 +37,11 @@ _LENGTH_BYTES = 8
 """The length of the header's length; the header itself is padded to a multiple of it, for alignment."""
 
 
+def has_name(dtype: torch.dtype) -> bool:
+    """Whether the format knows a type."""
+    return dtype in _TYPES
+
+
 def in_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors in the order in which a file has them: the largest types first, so that each tensor
     begins at a multiple of its type's size."""

@@ -22,9 +22,14 @@ def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
     return [
         (definition.name, name)
         for definition in definitions
-        for name in sorted(_needed_at_once(_code(definition, "<definition>")) - coming)
+        for name in sorted(needed_at_once(definition) - coming)
         if not _is_there(name)
     ]
+
+
+def needed_at_once(definition: Definition) -> set[str]:
+    """Return the names that are looked up while a definition runs: base classes, decorators, defaults."""
+    return _needed_at_once(_code(definition, "<definition>"))
 
 
 def define(definitions: Sequence[Definition]) -> None:
@@ -57,9 +62,7 @@ def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
     left = list(definitions)
     while left:
         names = {d.defines for d in left} | {d.name for d in left}
-        ready = [
-            d for d in left if not _needed_at_once(_code(d, "<definition>")) & (names - {d.name, d.defines})
-        ]
+        ready = [d for d in left if not needed_at_once(d) & (names - {d.name, d.defines})]
         for definition in ready or left:
             yield definition
             left.remove(definition)

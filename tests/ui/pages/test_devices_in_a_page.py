@@ -123,10 +123,7 @@ def test_the_cards_are_live_in_sight_and_used_by_the_keyboard(lab: Lab, page: Pa
     expect(page.get_by_role("checkbox")).to_have_count(2)
     expect(page.get_by_role("checkbox").last).to_be_disabled()
     wait_for_choice(notebook, [0])
-    screenshot(page, "cards-light")
-    notebook.set_theme("JupyterLab Dark")
-    screenshot(page, "cards-dark")
-    notebook.set_theme("JupyterLab Light")
+    screenshot(page, "cards")
 
     # Nothing is cut off at 900 pixels, nor at 200 % zoom.
     for width in (900, 640):

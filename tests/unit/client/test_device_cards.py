@@ -231,7 +231,26 @@ def test_a_gpu_of_this_notebook_names_its_rank(
     gpus[0].processes = [(2**22 + 5, 3 * GIB)]
     with DeviceCards() as cards:
         (card,) = gpu_cards(cards.read())
-    assert (card.state, card.holder, card.why) == ("this notebook", "this notebook, rank 0", "")
+    assert (card.state, card.holder, card.why) == ("this notebook", "this notebook (rank 0)", "")
+
+
+def test_cpu_ranks_stand_on_the_processors_card(
+    monkeypatch: pytest.MonkeyPatch, other_process: subprocess.Popen[bytes]
+) -> None:
+    pretend_gpus.install(several(1), patch=monkeypatch)
+    transport = ChosenTransport(Transport("gloo", "gloo"))
+    pair = (devices.cpu(0), devices.cpu(1))
+    entry = registry.new_entry(ClusterConfig(gpus="none"), pair, transport, Path("/nonexistent/nbgpu-x"))
+    other = {"id": "abcdef", "owner": ProcessId.of(other_process.pid), "notebook": "scans/train.ipynb"}
+    with DeviceCards() as cards:
+        registry.claim(entry.model_copy(update=other))
+        processor = cards.read().cards[-1]
+        assert (processor.state, processor.holder) == ("free", "train.ipynb (ranks 0, 1)")
+        registry.claim(entry)
+        processor = cards.read().cards[-1]
+    assert processor.state == "this notebook"
+    for words in ("this notebook (ranks 0, 1)", "train.ipynb (ranks 0, 1)"):
+        assert words in processor.holder
 
 
 def test_a_left_over_cluster_says_how_to_free_its_gpu(

@@ -13,9 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pretend_gpus
 import pynvml
 import pytest
 
+from nbgpu.cli import host
 from nbgpu.client.host import doctor, gpu_checks, host_checks
 from nbgpu.client.host.findings import Finding, fail, ok, warn
 from nbgpu.machine.requirements import requirements
@@ -36,6 +38,26 @@ def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[di
     for finding in json.loads(done.stdout)["findings"]:
         found.setdefault(finding["check"], []).append(finding)
     return done.returncode, found
+
+
+def test_the_cards_head_the_report_and_name_nobody_in_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NBGPU_STATE_DIR", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend_gpus.install(
+        [pretend_gpus.PretendGpu(used=2**34, processes=[(os.getpid(), 2**34)])], patch=monkeypatch
+    )
+    monkeypatch.setattr(host.checks, "examine", lambda runs_dir: iter([ok("gloo", "adds up")]))
+    assert host.doctor([]) == 0
+    text = capsys.readouterr().out
+    assert text.index("GPU 0  NVIDIA H100 80GB HBM3") < text.index("CPU") < text.index("gloo")
+    assert "16.0 of 80.0 GiB" in text
+    assert host.doctor(["--json"]) == 0
+    card, processor = json.loads(capsys.readouterr().out)["devices"]
+    assert (card["title"], card["state"], card["used_bytes"]) == ("GPU 0", "others", 2**34)
+    assert processor["title"] == "CPU"
+    assert not {"holder", "why"} & card.keys()
 
 
 def test_here_two_processes_add_up(tmp_path: Path) -> None:
@@ -176,6 +198,27 @@ def test_gpus_and_their_links() -> None:
     assert found["links"].text == "no P2P (chipset), one PCIe switch: GPUs 0-1"
     assert "nccl_safe" in found["links"].fix
     assert "NVLink" not in found
+
+
+def test_a_lost_gpu_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = pretend_gpus.install(pretend_gpus.several(3), patch=monkeypatch)
+    gpus[1].is_lost = True
+    found = list(gpu_checks.gpus(torch_for("13.0", "sm_90")))
+    verdicts = {f.check: f.verdict for f in found if f.check.startswith("GPU ")}
+    assert verdicts == {"GPU 0": "ok", "GPU 1": "fail", "GPU 2": "ok"}
+    (lost,) = [f for f in found if f.verdict == "fail"]
+    assert lost.text == "cannot be read: GPU is lost"
+    assert [f.text for f in found if f.check == "links"] == ["P2P over NVLink: GPUs 0-2"]
+
+
+def test_a_driver_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mismatch() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
+    (finding,) = gpu_checks.gpus(torch_for("13.0"))
+    assert (finding.check, finding.verdict) == ("GPUs", "warn")
+    assert "version mismatch" in finding.text
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -1,0 +1,241 @@
+"""The notebook's side of `%nbgpu save` and `%nbgpu load`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbgpu import saved_folder
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.variables.transfer import answers
+from nbgpu.errors import DataError
+from nbgpu.machine import folder_lock
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.protocol.calls import Call
+from nbgpu.saved_folder import Manifest, RankSaved
+from nbgpu.text.ranks import named_ranks
+from nbgpu.text.sizes import in_words
+
+_MAX_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a save has written; it prints as lines."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def names(self) -> list[str]:
+        """The variables that at least one rank has saved."""
+        return self.manifest.names()
+
+    @property
+    def refused(self) -> list[str]:
+        """A line for each variable that could not be saved, with the ranks where it is not all of them."""
+        by_line: dict[str, list[int]] = {}
+        for rank, saved in enumerate(self.manifest.ranks):
+            for line in saved.refused:
+                by_line.setdefault(line, []).append(rank)
+        return [_on(ranks, self.manifest.world_size, line) for line, ranks in by_line.items()]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size_bytes for rank in self.manifest.ranks for file in rank.files.values())
+
+    def __str__(self) -> str:
+        own = [name for name in self.names if not self.manifest.is_equal_everywhere(name)]
+        lines = [
+            f"saved {_counted(self.names)} of {_ranks(self.manifest.world_size)} in {self.folder} "
+            f"({in_words(self.size_bytes)}): {_listed(self.names)}"
+        ]
+        if own and self.manifest.world_size > 1:
+            lines.append(f"each rank has a value of its own: {_listed(own)}")
+        if self.refused:
+            lines += ["not saved:", *(f"  {line}" for line in self.refused)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load has done; it prints as lines."""
+
+    folder: Path
+    world_size: int
+    names: Sequence[str]
+    """The variables that the ranks have now."""
+    left_out: Sequence[str]
+    """A line for each variable that was not loaded, with the reason."""
+    untrusted: Mapping[str, str]
+    """By the variable's name: the code that would have to run for it, and that was not trusted."""
+    with_random_state: bool
+    """Whether random numbers go on where they were."""
+
+    @property
+    def needed_code(self) -> list[str]:
+        """The pieces of code that were not trusted."""
+        return list(dict.fromkeys(self.untrusted.values()))
+
+    def __str__(self) -> str:
+        lines = [
+            f"loaded {_counted(self.names)} on {_ranks(self.world_size)} from {self.folder}: {_listed(self.names)}"
+        ]
+        if self.with_random_state:
+            lines.append("random numbers go on where they were")
+        if self.left_out:
+            lines += ["not loaded:", *(f"  {line}" for line in self.left_out)]
+        if self.untrusted:
+            lines.append(
+                f"not loaded, because code of the folder would have to run for them ({_listed(self.needed_code)}): "
+                f"{_listed(list(self.untrusted))}. If you trust it: %nbgpu load {shlex.quote(str(self.folder))} --trust"
+            )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def save(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> Saved:
+    """Write variables of all ranks into a folder, side by side, whole or not at all.
+
+    Args:
+        ranks: all ranks.
+        folder: a new folder, or one with variables that were saved earlier, which are replaced.
+        names: the variables; all of them if none is named.
+
+    Raises:
+        DataError: the folder has other files, or cannot be written.
+        RankError: a rank has no variable of a name, or cannot write its files.
+        RunError: another process saves into the folder.
+        CellInterrupted: the user pressed Stop. The folder has what it had before, as after any error.
+    """
+    folder = folder.absolute()
+    saved_folder.require_saved_or_new(folder)
+    is_new = not folder.exists()
+    data = saved_folder.new_data()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = folder_lock.lock(folder)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        by_rank: dict[int, RankSaved] = answers(
+            ranks, lambda: ranks.call(Call.SAVE_VARIABLES, str(folder), data, list(names))
+        )
+        manifest = Manifest(data, time.time(), [by_rank[rank] for rank in range(len(ranks))])
+        saved_folder.publish(folder, manifest)
+    except BaseException as error:
+        shutil.rmtree(folder / data, ignore_errors=True)
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise DataError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+        raise
+    finally:
+        os.close(lock)
+    return Saved(folder, manifest)
+
+
+def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = False) -> Loaded:
+    """Give the ranks variables that were saved: to each its own or, where their number is another one, those
+    that were equal on all of them.
+
+    Args:
+        ranks: all ranks.
+        folder: the folder of the saved variables.
+        names: the variables; all of them if none is named.
+        trust: whether pickles may be opened and definitions of cells be run, which can do anything.
+
+    Raises:
+        DataError: the folder has no saved variables, or none of a name, or is damaged.
+        RankError: a rank cannot read its files. No variable was changed.
+        CellInterrupted: the user pressed Stop. No variable was changed.
+    """
+    folder = folder.absolute()
+    manifest = saved_folder.read(folder)
+    if missing := [name for name in names if name not in manifest.names()]:
+        raise DataError(
+            f"{folder} has no variable {', '.join(missing)}. It has: {_listed(manifest.names(), most=100)}"
+        )
+    same_size = manifest.world_size == len(ranks)
+    wanted = list(names) or manifest.names()
+    left_out: list[str] = []
+    if not same_size:
+        own = [name for name in wanted if not manifest.is_equal_everywhere(name)]
+        wanted = [name for name in wanted if name not in own]
+        left_out += [
+            f"{name}: {_ranks(manifest.world_size)} saved values that differ, and there {_are(len(ranks))} now"
+            for name in own
+        ]
+    try:
+        staged = answers(ranks, lambda: _stage(ranks, folder, manifest, wanted, trust))
+        ready, untrusted, failed = _agreed(staged)
+        with_random_state = same_size and not names
+        with uninterrupted():
+            # A Stop must not come between the ranks: either all of them take the variables or none does.
+            ranks.wait_for(ranks.call(Call.TAKE_STAGED, ready, with_random_state))
+    except BaseException:
+        # A rank that is gone has nothing staged, and one that is busy drops it with the next load.
+        ranks.call(Call.DROP_STAGED, ranks=[rank for rank in range(len(ranks)) if rank not in ranks.gone()])
+        raise
+    return Loaded(folder, len(ranks), ready, [*left_out, *failed], untrusted, with_random_state)
+
+
+def _stage(
+    ranks: Ranks, folder: Path, manifest: Manifest, wanted: Sequence[str], trust: bool
+) -> dict[int, Any]:
+    sent: dict[int, Any] = {}
+    for rank in range(len(ranks)):
+        saved_by = rank if manifest.world_size == len(ranks) else 0
+        saved = manifest.ranks[saved_by]
+        there = [name for name in wanted if name in saved.fingerprints]
+        sent |= ranks.call(
+            Call.STAGE_VARIABLES, str(folder), manifest.data, saved_by, saved, there, trust, ranks=[rank]
+        )
+    return sent
+
+
+def _agreed(
+    staged: Mapping[int, tuple[list[str], dict[str, str], list[str]]],
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """(the variables that every rank that has saved them can take, the code that others need, a line for each
+    that cannot be rebuilt)."""
+    untrusted: dict[str, str] = {}
+    failed: dict[str, list[int]] = {}
+    for rank, (_, needs_trust, lines) in staged.items():
+        untrusted |= needs_trust
+        for line in lines:
+            failed.setdefault(line, []).append(rank)
+    unready = {*untrusted, *(line.partition(":")[0] for line in failed)}
+    ready = sorted({name for names, _, _ in staged.values() for name in names} - unready)
+    return ready, untrusted, [_on(ranks, len(staged), line) for line, ranks in failed.items()]
+
+
+def _on(ranks: Sequence[int], world_size: int, line: str) -> str:
+    return line if len(ranks) == world_size else f"{named_ranks(ranks)}: {line}"
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return f"{'is' if number == 1 else 'are'} {number}"
+
+
+def _counted(names: Sequence[str]) -> str:
+    return f"{len(names)} variable{'' if len(names) == 1 else 's'}"
+
+
+def _listed(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+    shown = ", ".join(names[:most]) or "none"
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

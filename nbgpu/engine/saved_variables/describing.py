@@ -1,0 +1,461 @@
+"""Describe values as JSON and tensors.
+
+A value that is no plain JSON value becomes a node, a JSON object in a list, and `{"#": 3}` refers to node 3.
+An object that two variables share is one node, so that an optimizer still has the parameters of its model
+after loading. What has no description of its own is pickled, and refers to the nodes of what it holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import math
+import pickle
+import random
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from nbgpu.engine.checkpoints import tensor_files
+from nbgpu.engine.group import ddp_objects, torch_private
+from nbgpu.engine.ipykernel import shell
+from nbgpu.engine.saved_variables import tables
+from nbgpu.protocol.records import Definition
+from nbgpu.serialization import sources, tensors, unpicklable
+from nbgpu.serialization.tensors import Source, TensorForm
+
+OWN_DEVICE = "own"
+"""Stands for the rank's device, which may be another one where the variables are loaded."""
+_OBJECTS = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler, Dataset, Sampler, DataLoader)
+"""Classes of torch whose objects are described by their class and their attributes."""
+_SEQUENCES = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", torch.Size: "size"}
+_CACHED = type(functools.cache(len))
+"""The class of functions that keep their results."""
+_REMADE_ARGUMENTS = ("device_ids", "output_device")
+"""The arguments of DDP that follow from the rank's device."""
+
+
+class NotSaved(unpicklable.Explained):
+    """A value, or a part of it, has no description; the message says why."""
+
+
+class Block:
+    """Bytes of one or several tensors, as one tensor of the file.
+
+    Args:
+        size_bytes: how many bytes there are.
+        source: the bytes, or a function that writes them to a buffer.
+        form: the form of the only tensor that has these bytes, in the order of its elements; None where
+            several tensors share them, and for types that the file's format does not know.
+    """
+
+    def __init__(self, size_bytes: int, source: Source, form: TensorForm | None) -> None:
+        self.form = form
+        self._size_bytes = size_bytes
+        self._source = source
+
+    def outline(self) -> Tensor:
+        """A tensor without memory that has the type and the shape of the one in the file."""
+        if self.form is None:
+            return torch.empty(self._size_bytes, dtype=torch.uint8, device="meta")
+        return torch.empty(self.form.shape, dtype=getattr(torch, self.form.dtype), device="meta")
+
+    def content(self) -> Tensor:
+        """The bytes as a tensor on the CPU."""
+        source = self._source
+        if not isinstance(source, memoryview):
+            room = bytearray(self._size_bytes)
+            source(memoryview(room))
+            source = memoryview(room)
+        return torch.frombuffer(source, dtype=torch.uint8)
+
+
+class Describer:
+    """Describes variables, one after the other.
+
+    Args:
+        device: the rank's device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.variables: dict[str, Any] = {}
+        self.nodes: list[dict[str, Any]] = []
+        self.definitions: list[Definition] = []
+        self.pickles: list[bytes] = []
+        self.notes: list[str] = []
+        self._device = device
+        self._tensors: list[tuple[str, Tensor]] = []
+        """The path and the tensor of every number that a node names."""
+        self._known: dict[int, int] = {}
+        """The node of every object that has one, by its id."""
+        self._alive: list[Any] = []
+        """The objects of these ids, so that no other object gets one of them."""
+
+    def add(self, name: str, value: Any) -> list[str]:
+        """Describe a variable. Returns a line for each part that has no description; of such a variable
+        nothing stays."""
+        before = [
+            len(each) for each in (self.nodes, self.definitions, self.pickles, self._tensors, self.notes)
+        ]
+        try:
+            self.variables[name] = self.described(value, name)
+            return []
+        except (NotSaved, RecursionError):
+            self._forget(before)
+        lines = unpicklable.described({name: value}, self._refusal, "cannot be saved", "Save")
+        made_by = sources.statement_that_made(name, shell.current())
+        return [*lines[:-1], f"{lines[-1]}. Made by: {made_by}" if made_by else lines[-1]]
+
+    def add_random_state(self) -> Any:
+        """Describe the states of the generators that cells draw from."""
+        state = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state() if self._device.type == "cuda" else None,
+            "numpy": np.random.get_state(),
+            "python": random.getstate(),
+        }
+        return self.described(state, "random")
+
+    def blocks(self) -> dict[str, Block]:
+        """The tensors' bytes by the names that the file has, and give every node the form of its tensor.
+
+        Call it once, after everything was added.
+        """
+        forms, sources_of = tensors.take_apart([tensor for _, tensor in self._tensors], 0)
+        users: dict[int, list[int]] = {}
+        for number, form in enumerate(forms):
+            if form.block >= 0:
+                users.setdefault(form.block, []).append(number)
+        named: dict[str, Block] = {}
+        names: dict[int, str] = {}
+        for block, numbers in users.items():
+            size_bytes, source = sources_of[block]
+            form = forms[numbers[0]]
+            is_alone = len(numbers) == 1 and _fills(form, size_bytes)
+            names[block] = _free_name(self._tensors[numbers[0]][0], named)
+            named[names[block]] = Block(size_bytes, source, form if is_alone else None)
+        for node in self.nodes:
+            if "tensor" in node:
+                form = forms[node.pop("tensor")]
+                node["form"] = {**asdict(form), "block": names.get(form.block)}
+        return named
+
+    def described(self, value: Any, path: str) -> Any:
+        """A value as JSON, which may be a reference to a node.
+
+        Args:
+            value: the value.
+            path: the expression that leads to it, which gives tensors their names in the file.
+
+        Raises:
+            NotSaved: it has no description.
+        """
+        if (
+            value is None
+            or type(value) in (bool, int, str)
+            or (type(value) is float and math.isfinite(value))
+        ):
+            return value
+        if id(value) in self._known:
+            return {"#": self._known[id(value)]}
+        number = len(self.nodes)
+        self.nodes.append({})
+        self._known[id(value)] = number
+        self._alive.append(value)
+        self.nodes[number] = self._node(value, path)
+        return {"#": number}
+
+    def has_description(self, value: Any) -> bool:
+        """Whether an object within a pickle is a node of its own."""
+        return (
+            (isinstance(value, Tensor) and tensors.is_plain(value))
+            or (isinstance(value, np.ndarray) and _is_plain_array(value))
+            or (isinstance(value, FunctionType | type | _CACHED) and value.__module__ == "__main__")
+            or isinstance(value, torch.Generator)
+            or _is_described_by_attributes(type(value))
+        )
+
+    def _node(self, value: Any, path: str) -> dict[str, Any]:
+        kind = type(value)
+        for described in (self._of_plain_value, self._of_container, self._of_array, self._of_code):
+            if (node := described(value, kind, path)) is not None:
+                return node
+        if isinstance(value, DistributedDataParallel):
+            return self._of_ddp(value, path)
+        if unpicklable.must_stay(value) or _is_compiled(kind):
+            raise NotSaved(_why_it_stays(kind))
+        if _is_described_by_attributes(kind):
+            return self._of_object(value, kind, path)
+        if (table := tables.described(value)) is not None:
+            return {"is": "table", "table": self.described(table, path)}
+        return {"is": "pickle", "pickle": self._pickled(value, path)}
+
+    def _of_plain_value(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        if kind is float:
+            return {"is": "float", "text": repr(value)}
+        if kind is complex:
+            return {
+                "is": "complex",
+                "parts": [self.described(part, path) for part in (value.real, value.imag)],
+            }
+        if kind in (bytes, bytearray):
+            return {"is": kind.__name__, "base64": base64.b64encode(value).decode()}
+        if kind in (range, slice):
+            parts = (value.start, value.stop, value.step)
+            return {"is": kind.__name__, "parts": [self.described(part, path) for part in parts]}
+        if kind is torch.dtype:
+            return {"is": "dtype", "name": str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"is": "device", "name": self._device_name(value)}
+        if isinstance(value, PurePath) and kind.__module__.startswith("pathlib"):
+            return {"is": "path", "text": str(value)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biufcmM":
+            return {"is": "scalar", "array": self.described(np.asarray(value), path)}
+        return None
+
+    def _of_container(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        if kind in _SEQUENCES:
+            items = [self.described(item, f"{path}[{index}]") for index, item in enumerate(value)]
+            return {"is": _SEQUENCES[kind], "items": items}
+        if kind in (dict, OrderedDict, defaultdict):
+            pairs = [
+                [self.described(key, f"{path} (a key)"), self.described(part, f"{path}[{key!r}]")]
+                for key, part in value.items()
+            ]
+            factory = {"factory": self.described(value.default_factory, path)} if kind is defaultdict else {}
+            return {"is": kind.__name__, "items": pairs, **factory}
+        return None
+
+    def _of_array(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        if isinstance(value, Tensor) and tensors.is_plain(value):
+            node = {
+                "is": "tensor",
+                "tensor": self._number_of(value, path),
+                "device": self._device_name(value.device),
+                "grad": self.described(value.grad if value.is_leaf else None, f"{path}.grad"),
+            }
+            if attributes := vars(value):
+                node["attributes"] = self.described(dict(attributes), path)
+            return node
+        if kind is np.ndarray and _is_plain_array(value):
+            order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+            return {
+                "is": "array",
+                "tensor": self._number_of(_as_tensor(value, order), path),
+                "dtype": value.dtype.str,
+                "shape": list(value.shape),
+                "order": order,
+            }
+        if isinstance(value, torch.Generator):
+            state = self.described(value.get_state(), path)
+            return {"is": "generator", "device": self._device_name(value.device), "state": state}
+        return None
+
+    def _of_code(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        if isinstance(value, ModuleType):
+            return {"is": "module", "name": value.__name__}
+        if not isinstance(value, FunctionType | BuiltinFunctionType | type | _CACHED):
+            return None
+        module, name = getattr(value, "__module__", None) or "builtins", value.__qualname__
+        if module != "__main__":
+            if found_in(sys.modules.get(module), name) is not value:
+                raise NotSaved(f"{module} has no {name}, by which it would be found")
+            return {"is": "imported", "module": module, "name": name}
+        held_by = path if shell.current().user_ns.get(path) is value else name
+        definition = sources.find(held_by, value, shell.current())
+        if definition is None:
+            raise NotSaved("its source is not known. Define it in a cell, at the left margin")
+        self.definitions.append(definition)
+        return {"is": "definition", "definition": len(self.definitions) - 1}
+
+    def _of_ddp(self, value: DistributedDataParallel, path: str) -> dict[str, Any]:
+        arguments = dict(ddp_objects.all_made()[value][1])
+        if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
+            raise NotSaved("it is on a group of your own. Make it again after loading")
+        has_device_ids = arguments.get("device_ids") is not None
+        for name in _REMADE_ARGUMENTS:
+            arguments.pop(name, None)
+        if torch_private.has_comm_hook(value):
+            self.notes.append(f"{path}: its communication hook is not saved. Register it again after loading")
+        module = self.described(value.module, f"{path}.module")
+        if arguments.get("broadcast_buffers", True):
+            # DDP gives all ranks those of rank 0 before each forward pass, so a difference between the
+            # ranks is none.
+            for buffer in value.module.buffers():
+                self.nodes[self._known[id(buffer)]]["of_rank_0"] = True
+        return {
+            "is": "ddp",
+            "module": module,
+            "arguments": self.described(arguments, path),
+            "has_device_ids": has_device_ids,
+            "training": value.training,
+        }
+
+    def _of_object(self, value: Any, kind: type, path: str) -> dict[str, Any]:
+        try:
+            state = value.__getstate__()
+        except Exception as error:
+            raise NotSaved(str(error)) from error
+        if state is not None and not isinstance(state, dict):
+            return {"is": "pickle", "pickle": self._pickled(value, path)}
+        made_of = self.described(kind, f"{path}.__class__")
+        items = [
+            [self.described(name, path), self._attribute(value, name, part, path)]
+            for name, part in (state or {}).items()
+        ]
+        return {"is": "object", "class": made_of, "state": items}
+
+    def _attribute(self, owner: Any, name: str, part: Any, path: str) -> Any:
+        if isinstance(owner, nn.Module) and name in ("_parameters", "_buffers", "_modules"):
+            # Named as in state_dict(): model.conv.weight.
+            named = {key: self.described(each, f"{path}.{key}") for key, each in part.items()}
+            number = len(self.nodes)
+            self.nodes.append(
+                {"is": type(part).__name__, "items": [[key, each] for key, each in named.items()]}
+            )
+            return {"#": number}
+        return self.described(part, f"{path}.{name}")
+
+    def _pickled(self, value: Any, path: str) -> int:
+        stream = io.BytesIO()
+        try:
+            _Pickler(stream, self, path).dump(value)
+        except NotSaved:
+            raise
+        except Exception as error:
+            raise NotSaved(f"{type(error).__name__}: {error}") from error
+        self.pickles.append(stream.getvalue())
+        return len(self.pickles) - 1
+
+    def _number_of(self, tensor: Tensor, path: str) -> int:
+        self._tensors.append((path, tensor))
+        self._alive.append(tensor)
+        return len(self._tensors) - 1
+
+    def _device_name(self, device: torch.device) -> str:
+        is_own = device.type == self._device.type and device.index in (None, self._device.index)
+        return OWN_DEVICE if is_own else str(device)
+
+    def _refusal(self, value: Any) -> Exception | None:
+        """The reason why a value cannot be saved; None where it can."""
+        scratch = Describer(self._device)
+        try:
+            scratch.described(value, "it")
+        except (NotSaved, RecursionError) as error:
+            # What pickle or the object itself says is known to the descriptions of what cannot travel.
+            return error.__cause__ if isinstance(error.__cause__, Exception) else error
+        return None
+
+    def _forget(self, lengths: list[int]) -> None:
+        """Go back to an earlier state, given by the lengths of the lists."""
+        lists: list[list[Any]] = [self.nodes, self.definitions, self.pickles, self._tensors, self.notes]
+        for each, length in zip(lists, lengths, strict=True):
+            del each[length:]
+        self._known = {key: node for key, node in self._known.items() if node < lengths[0]}
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles an object, and refers to the nodes of the objects within it that have a description."""
+
+    def __init__(self, file: Any, describer: Describer, path: str) -> None:
+        super().__init__(file, protocol=5)
+        self._describer = describer
+        self._path = path
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not self._describer.has_description(value):
+            return None
+        node: int = self._describer.described(value, self._path)["#"]
+        return node
+
+
+def found_in(module: ModuleType | None, name: str) -> Any:
+    """What a module has under a qualified name; None where it has nothing."""
+    return functools.reduce(lambda found, inner: getattr(found, inner, None), name.split("."), module)
+
+
+def references(node: Any) -> Iterator[dict[str, int]]:
+    """Yield the references within a node, which may be changed."""
+    if isinstance(node, dict):
+        if "#" in node:
+            yield node
+            return
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            yield from references(part)
+
+
+def _is_described_by_attributes(kind: type) -> bool:
+    """Whether objects of a class are described by the class and their attributes, as pickle does it for
+    classes that say nothing about it themselves."""
+    if (
+        issubclass(kind, BaseException)
+        or hasattr(kind, "__getnewargs__")
+        or hasattr(kind, "__getnewargs_ex__")
+    ):
+        return False
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return False
+    if issubclass(kind, _OBJECTS):
+        return True
+    # Objects of a class that extends a built-in one have contents besides their attributes.
+    return kind.__module__ == "__main__" and all(
+        base is object or base.__module__ != "builtins" for base in kind.__mro__
+    )
+
+
+def _is_compiled(kind: type) -> bool:
+    return kind.__module__ == "torch._dynamo.eval_frame"
+
+
+def _why_it_stays(kind: type) -> str:
+    if _is_compiled(kind):
+        return "it is compiled. Save the module that was compiled: its _orig_mod"
+    return "it belongs to the process group of the ranks"
+
+
+def _is_plain_array(value: np.ndarray[Any, Any]) -> bool:
+    return value.dtype.kind in "biufcmMSU" and not value.dtype.hasobject and type(value) is np.ndarray
+
+
+def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
+    """The bytes of an array as a tensor, typed where torch has the type."""
+    flat = np.ascontiguousarray(array.reshape(-1, order=order))
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    if flat.dtype.isnative and isinstance(getattr(torch, flat.dtype.name, None), torch.dtype):
+        return torch.from_numpy(flat)
+    return torch.from_numpy(flat.view(np.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
+
+
+def _fills(form: TensorForm, size_bytes: int) -> bool:
+    """Whether a tensor has all bytes of its block in order, with a type that the file's format knows."""
+    dtype = getattr(torch, form.dtype)
+    outline = torch.empty(form.shape, dtype=dtype, device="meta")
+    return (
+        tensor_files.has_name(dtype)
+        and form.offset == 0
+        and outline.nbytes == size_bytes
+        and tuple(outline.stride()) == tuple(form.stride)
+    )
+
+
+def _free_name(path: str, taken: Mapping[str, Any]) -> str:
+    name, number = path, 2
+    while name in taken:
+        name, number = f"{path} ({number})", number + 1
+    return name

@@ -1,0 +1,160 @@
+"""The files of one rank's variables, and a fingerprint of each value for the comparison between ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nbgpu.engine.checkpoints import tensor_files
+from nbgpu.engine.checkpoints.tensor_files import StoredTensors
+from nbgpu.engine.saved_variables.describing import Block, Describer
+from nbgpu.protocol.records import Definition
+from nbgpu.saved_folder import PICKLED, TENSORS, VALUES, SavedFile
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of a rank's files. Tensors are read when they are asked for."""
+
+    variables: Mapping[str, Any]
+    random: Any
+    nodes: Sequence[Mapping[str, Any]]
+    definitions: Sequence[Definition]
+    pickles: Sequence[bytes]
+    tensors: Mapping[str, Tensor]
+
+
+def write(
+    folder: Path, describer: Describer, random_state: Any
+) -> tuple[dict[str, SavedFile], dict[str, str]]:
+    """Write the files of a rank through to the disk, into a new folder.
+
+    Args:
+        folder: the rank's folder, which does not exist yet.
+        describer: all of the rank's variables, described.
+        random_state: the description of its generators.
+
+    Returns:
+        The files by name, and the fingerprint of each variable by its name.
+    """
+    folder.mkdir(parents=True)
+    blocks = describer.blocks()
+    outlines = tensor_files.in_order({name: block.outline() for name, block in blocks.items()})
+    digests: dict[str, str] = {}
+    files = {TENSORS: _write(folder / TENSORS, _pieces(outlines, blocks, digests))}
+    cells = list(dict.fromkeys(definition.cell for definition in describer.definitions))
+    fields = {
+        "variables": describer.variables,
+        "random": random_state,
+        "nodes": describer.nodes,
+        "cells": cells,
+        "definitions": [
+            {**asdict(definition), "cell": cells.index(definition.cell)}
+            for definition in describer.definitions
+        ],
+        "pickle_sizes_bytes": [len(pickle) for pickle in describer.pickles],
+    }
+    files[VALUES] = _write(folder / VALUES, [json.dumps(fields).encode()])
+    if describer.pickles:
+        files[PICKLED] = _write(folder / PICKLED, describer.pickles)
+    fingerprint = _Fingerprints(describer, digests)
+    return files, {name: fingerprint.of(value) for name, value in describer.variables.items()}
+
+
+def read(folder: Path) -> Stored:
+    """Read the files of a rank, which are known to be whole."""
+    fields = json.loads((folder / VALUES).read_text())
+    cells = fields["cells"]
+    pickled = (folder / PICKLED).read_bytes() if (folder / PICKLED).exists() else b""
+    pickles, end = [], 0
+    for size_bytes in fields["pickle_sizes_bytes"]:
+        pickles.append(pickled[end : end + size_bytes])
+        end += size_bytes
+    return Stored(
+        fields["variables"],
+        fields["random"],
+        fields["nodes"],
+        [Definition(**{**each, "cell": cells[each["cell"]]}) for each in fields["definitions"]],
+        pickles,
+        StoredTensors(folder / TENSORS),
+    )
+
+
+def _pieces(
+    outlines: Mapping[str, Tensor], blocks: Mapping[str, Block], digests: dict[str, str]
+) -> Iterator[memoryview]:
+    """Yield the content of the tensors' file, and note the digest of each block."""
+    names = iter(outlines)
+
+    def next_whole() -> Tensor:
+        name = next(names)
+        content = blocks[name].content()
+        digests[name] = hashlib.sha256(content.numpy().data).hexdigest()
+        return content
+
+    return tensor_files.pieces(outlines, next_whole)
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> SavedFile:
+    size_bytes, digest = 0, hashlib.sha256()
+    with path.open("xb") as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            size_bytes += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return SavedFile(size_bytes, digest.hexdigest())
+
+
+class _Fingerprints:
+    """Digests of described values that do not depend on the numbers of nodes or on the names of tensors."""
+
+    def __init__(self, describer: Describer, digests: Mapping[str, str]) -> None:
+        self._describer = describer
+        self._digests = digests
+
+    def of(self, described: Any) -> str:
+        digest = hashlib.sha256()
+        order: dict[int, int] = {}
+        waiting = [described]
+        while waiting:
+            plain = self._plain(waiting.pop(0), order, waiting)
+            digest.update(json.dumps(plain, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def _plain(self, part: Any, order: dict[int, int], waiting: list[Any]) -> Any:
+        """A part of a description with the numbers of nodes in the order in which they are met. The nodes
+        that are new are added to `waiting`."""
+        if isinstance(part, list):
+            return [self._plain(each, order, waiting) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if "#" in part:
+            if part["#"] not in order:
+                order[part["#"]] = len(order)
+                waiting.append(self._describer.nodes[part["#"]])
+            return {"#": order[part["#"]]}
+        plain = {key: self._plain(each, order, waiting) for key, each in part.items() if key != "form"}
+        if "form" in part and not part.get("of_rank_0"):
+            block = part["form"]["block"]
+            plain["form"] = {**part["form"], "block": None if block is None else self._digests[block]}
+        if part.get("is") == "pickle":
+            plain["pickle"] = hashlib.sha256(self._describer.pickles[part["pickle"]]).hexdigest()
+        if part.get("is") == "definition":
+            definition = self._describer.definitions[part["definition"]]
+            plain["definition"] = [definition.defines, definition.cell, definition.line]
+        return plain
+
+
+def versions() -> dict[str, str]:
+    """The versions of the libraries whose objects are described by their attributes."""
+    return {"torch": str(torch.__version__)}

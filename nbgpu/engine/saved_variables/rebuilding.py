@@ -1,0 +1,279 @@
+"""Put values together again from their description.
+
+Without the person's trust no code of the folder runs: no pickle is opened, no definition of a cell is run,
+and only modules are imported that this rank has imported already or that belong to nbgpu's own libraries.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import pickle
+import random
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from nbgpu.engine.saved_variables import tables
+from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in
+from nbgpu.engine.saved_variables.rank_files import Stored
+from nbgpu.engine.variables import definitions
+from nbgpu.protocol.records import Definition
+from nbgpu.serialization import tensors
+from nbgpu.serialization.tensors import TensorForm
+
+_LIBRARIES = ("torch", "monai", "numpy", "pandas", "scipy", "einops", "nibabel", "nbgpu")
+"""The packages that nbgpu itself needs, whose import runs nothing of the folder."""
+_SEQUENCES: Mapping[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "size": torch.Size,
+}
+_OF_PARTS: Mapping[str, Callable[..., Any]] = {"range": range, "slice": slice, "complex": complex}
+
+
+class NeedsTrust(Exception):
+    """A value cannot be rebuilt without running code; the message says which."""
+
+
+class NotRebuilt(Exception):
+    """A value cannot be rebuilt here; the message says why."""
+
+
+class Rebuilder:
+    """Rebuilds values from a rank's files.
+
+    Args:
+        stored: the content of the files.
+        variables: the rank's variables, in which functions and classes are looked up.
+        device: the rank's device.
+        trust: whether code of the folder may run.
+    """
+
+    def __init__(self, stored: Stored, variables: dict[str, Any], device: torch.device, trust: bool) -> None:
+        self._stored = stored
+        self._variables = variables
+        self._device = device
+        self._trust = trust
+        self._built: dict[int, Any] = {}
+        self._storages: dict[tuple[str, torch.device], torch.UntypedStorage] = {}
+
+    def value(self, described: Any) -> Any:
+        """The value of a description.
+
+        Raises:
+            NeedsTrust: it cannot be rebuilt without running code, and there is no trust.
+            NotRebuilt: it cannot be rebuilt here.
+        """
+        if not isinstance(described, dict):
+            return described
+        number = described["#"]
+        if number not in self._built:
+            try:
+                self._build(number)
+            except BaseException:
+                # Another value that refers to it must not get half of it.
+                self._built.pop(number, None)
+                raise
+        return self._built[number]
+
+    def _build(self, number: int) -> None:
+        node = self._stored.nodes[number]
+        # A container is known before its contents are, because they may refer to it.
+        empty = {"list": list, "dict": dict, "OrderedDict": OrderedDict, "set": set}.get(node["is"])
+        if empty is not None:
+            self._built[number] = empty()
+            self._fill(self._built[number], node)
+        elif node["is"] == "object":
+            kind = self.value(node["class"])
+            self._built[number] = kind.__new__(kind)
+            self._give_state(self._built[number], node)
+        else:
+            self._built[number] = self._of_node(node)
+
+    def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
+        if node["is"] == "list":
+            container.extend(self.value(item) for item in node["items"])
+        elif node["is"] == "set":
+            container.update(self.value(item) for item in node["items"])
+        else:
+            for key, item in node["items"]:
+                container[self.value(key)] = self.value(item)
+
+    def _of_node(self, node: Mapping[str, Any]) -> Any:
+        kind = node["is"]
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind]([self.value(item) for item in node["items"]])
+        if kind in _OF_PARTS:
+            return _OF_PARTS[kind](*(self.value(part) for part in node["parts"]))
+        rebuild: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+            "array": self._array,
+            "bytearray": lambda node: bytearray(base64.b64decode(node["base64"])),
+            "bytes": lambda node: base64.b64decode(node["base64"]),
+            "ddp": self._ddp,
+            "defaultdict": self._defaultdict,
+            "definition": self._definition,
+            "device": lambda node: self._device_of(node["name"]),
+            "dtype": lambda node: getattr(torch, node["name"]),
+            "float": lambda node: float(node["text"]),
+            "generator": self._generator,
+            "imported": self._imported,
+            "module": lambda node: self._imported_module(node["name"]),
+            "path": lambda node: Path(node["text"]),
+            "pickle": self._pickle,
+            "scalar": lambda node: self.value(node["array"])[()],
+            "table": lambda node: tables.rebuilt(self.value(node["table"])),
+            "tensor": self._tensor,
+        }
+        if kind not in rebuild:
+            raise NotRebuilt(f"this nbgpu does not know {kind!r}, which a newer one has written")
+        return rebuild[kind](node)
+
+    def _defaultdict(self, node: Mapping[str, Any]) -> Any:
+        pairs = [(self.value(key), self.value(item)) for key, item in node["items"]]
+        return defaultdict(self.value(node["factory"]), pairs)
+
+    def _device_of(self, name: str) -> torch.device:
+        """A device by its name in the description; this rank's own where it has no such GPU."""
+        if name == OWN_DEVICE:
+            return self._device
+        device = torch.device(name)
+        is_there = device.type == "cpu" or (device.index or 0) < torch.cuda.device_count()
+        return device if is_there else self._device
+
+    def _tensor(self, node: Mapping[str, Any]) -> Tensor:
+        device = self._device_of(node["device"])
+        tensor = self._in_storage(node["form"], device)
+        if node["grad"] is not None:
+            tensor.grad = self.value(node["grad"])
+        if "attributes" in node:
+            vars(tensor).update(self.value(node["attributes"]))
+        return tensor
+
+    def _array(self, node: Mapping[str, Any]) -> Any:
+        flat = self._in_storage(node["form"], torch.device("cpu")).numpy().reshape(-1)
+        return flat.view(np.dtype(node["dtype"])).reshape(node["shape"], order=node["order"])
+
+    def _in_storage(self, form: Mapping[str, Any], device: torch.device) -> Tensor:
+        block = form["block"]
+        shape, stride = tuple(form["shape"]), tuple(form["stride"])
+        rebuilt = TensorForm(**{**form, "block": 0, "shape": shape, "stride": stride})
+        return tensors.in_storage(rebuilt, None if block is None else self._storage(block, device), device)
+
+    def _storage(self, block: str, device: torch.device) -> torch.UntypedStorage:
+        """The bytes of a block on a device, once for all tensors that share them."""
+        if (block, device) not in self._storages:
+            content = self._stored.tensors[block].reshape(-1).view(torch.uint8).to(device)
+            self._storages[block, device] = content.untyped_storage()
+        return self._storages[block, device]
+
+    def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
+        generator = torch.Generator(self._device_of(node["device"]))
+        generator.set_state(self.value(node["state"]))
+        return generator
+
+    def _imported(self, node: Mapping[str, Any]) -> Any:
+        module, name = node["module"], node["name"]
+        found = found_in(self._imported_module(module), name)
+        if found is None:
+            raise NotRebuilt(f"{module} has no {name} here: is it another version?")
+        if not self._trust and isinstance(found, BuiltinFunctionType) and module in ("builtins", "posix"):
+            raise NeedsTrust(f"{module}.{name}")
+        return found
+
+    def _imported_module(self, name: str) -> ModuleType:
+        if name not in sys.modules and not self._trust and name.partition(".")[0] not in _LIBRARIES:
+            raise NeedsTrust(f"import {name}")
+        try:
+            return import_module(name)
+        except ImportError as error:
+            raise NotRebuilt(f"{name} cannot be imported here: {error}") from error
+
+    def _definition(self, node: Mapping[str, Any]) -> Any:
+        definition = self._stored.definitions[node["definition"]]
+        if not self._trust:
+            there = self._variables.get(definition.name, self._variables.get(definition.defines))
+            if getattr(there, "__module__", None) == "__main__":
+                return there
+            raise NeedsTrust(f"the definition of {definition.name}")
+        return self._defined(definition)
+
+    def _defined(self, definition: Definition) -> Any:
+        """What a definition defines. The rank's variables are afterwards as they were."""
+        saved = self._stored.variables
+        needed = {
+            name: self.value(saved[name]) for name in definitions.needed_at_once(definition) if name in saved
+        }
+        absent = object()
+        names = {*needed, definition.name, definition.defines}
+        before = {name: self._variables.get(name, absent) for name in names}
+        self._variables.update(needed)
+        try:
+            definitions.define([definition])
+            return self._variables[definition.name]
+        except Exception as error:
+            raise NotRebuilt(
+                f"{definition.name} cannot be defined: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            for name, value in before.items():
+                if value is absent:
+                    self._variables.pop(name, None)
+                else:
+                    self._variables[name] = value
+
+    def _give_state(self, made: Any, node: Mapping[str, Any]) -> None:
+        state = {self.value(name): self.value(part) for name, part in node["state"]}
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            vars(made).update(state)
+
+    def _ddp(self, node: Mapping[str, Any]) -> DistributedDataParallel:
+        module = self.value(node["module"])
+        arguments = self.value(node["arguments"])
+        if node["has_device_ids"] and self._device.type == "cuda":
+            arguments = {**arguments, "device_ids": [self._device]}
+        # All ranks have the parameters that they had; DDP's own synchronisation would be a collective.
+        ddp = DistributedDataParallel(module, **{**arguments, "init_sync": False})
+        ddp.training = node["training"]
+        return ddp
+
+    def _pickle(self, node: Mapping[str, Any]) -> Any:
+        if not self._trust:
+            raise NeedsTrust("a pickle")
+        try:
+            return _Unpickler(io.BytesIO(self._stored.pickles[node["pickle"]]), self.value).load()
+        except (NeedsTrust, NotRebuilt):
+            raise
+        except Exception as error:
+            raise NotRebuilt(f"cannot be unpickled here: {type(error).__name__}: {error}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, value: Callable[[Any], Any]) -> None:
+        super().__init__(file)
+        self._value = value
+
+    def persistent_load(self, node: Any) -> Any:
+        return self._value({"#": node})
+
+
+def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Let the generators that cells draw from go on where they were."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+    np.random.set_state(state["numpy"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,136 @@
+"""The rank's side of `%nbgpu save` and `%nbgpu load`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nbgpu import saved_folder
+from nbgpu.engine.group import group, torch_settings
+from nbgpu.engine.ipykernel import shell
+from nbgpu.engine.saved_variables import rank_files
+from nbgpu.engine.saved_variables.describing import Describer
+from nbgpu.engine.saved_variables.rebuilding import (
+    NeedsTrust,
+    NotRebuilt,
+    Rebuilder,
+    restore_random_state,
+)
+from nbgpu.errors import DataError, TransferError
+from nbgpu.saved_folder import RankSaved
+from nbgpu.serialization import unpicklable
+
+
+@dataclass
+class Staged:
+    """Variables that are ready, and not yet the person's."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    random_state: Any = None
+
+
+_staged = Staged()
+
+
+@torch_settings.as_at_the_beginning()
+def save(folder: str, data: str, names: Sequence[str]) -> RankSaved:
+    """Write this rank's variables into its folder. What cannot be saved is left out and named.
+
+    Args:
+        folder: the folder of the saved variables.
+        data: the name of the ranks' folder in it.
+        names: the variables; all of them if none is named.
+
+    Raises:
+        TransferError: there is no variable of a name.
+        DataError: the files cannot be written.
+    """
+    member = group.membership()
+    variables = shell.current().user_ns
+    if unknown := unpicklable.unknown(names, variables):
+        raise TransferError("\n".join(unknown))
+    describer = Describer(member.device)
+    refused: list[str] = []
+    for name in names or _own_variables():
+        refused += describer.add(name, variables[name])
+    random_state = describer.add_random_state()
+    where = saved_folder.rank_folder(Path(folder), data, member.rank)
+    try:
+        files, fingerprints = rank_files.write(where, describer, random_state)
+    except OSError as error:
+        raise DataError(f"{error.filename or where} cannot be written: {error.strerror}") from error
+    return RankSaved(files, fingerprints, [*refused, *describer.notes], rank_files.versions())
+
+
+@torch_settings.as_at_the_beginning()
+def stage(
+    folder: str, data: str, saved_by: int, saved: RankSaved, names: Sequence[str], trust: bool
+) -> tuple[list[str], dict[str, str], list[str]]:
+    """Rebuild variables, and keep them until `take` or `drop`. No variable of the person changes.
+
+    Args:
+        folder, data: as for `save`.
+        saved_by: the rank whose files are read.
+        saved: what that rank has written.
+        names: the variables.
+        trust: whether code of the folder may run.
+
+    Returns:
+        The names of the variables that are ready; for each of the others, the code that it needs trust for;
+        and a line for each that cannot be rebuilt.
+
+    Raises:
+        DataError: the files are damaged.
+    """
+    drop()
+    member = group.membership()
+    where = saved_folder.rank_folder(Path(folder), data, saved_by)
+    if what := saved_folder.damage(where, saved):
+        raise DataError(what)
+    stored = rank_files.read(where)
+    rebuilder = Rebuilder(stored, shell.current().user_ns, member.device, trust)
+    untrusted: dict[str, str] = {}
+    failed: list[str] = []
+    for name in names:
+        try:
+            _staged.values[name] = rebuilder.value(stored.variables[name])
+        except NeedsTrust as error:
+            untrusted[name] = str(error)
+        except NotRebuilt as error:
+            failed.append(f"{name}: {error}")
+    _staged.random_state = rebuilder.value(stored.random)
+    return list(_staged.values), untrusted, failed
+
+
+def take(names: Sequence[str], with_random_state: bool) -> None:
+    """Make staged values the person's variables, and let random numbers go on where they were."""
+    variables = shell.current().user_ns
+    values, state = _staged.values, _staged.random_state
+    drop()
+    variables.update({name: values[name] for name in names if name in values})
+    if with_random_state:
+        restore_random_state(state, group.membership().device)
+
+
+def drop() -> None:
+    """Forget what is staged."""
+    global _staged
+    _staged = Staged()
+
+
+def _own_variables() -> list[str]:
+    """The person's variables, and the modules, functions and classes that they have imported."""
+    current = shell.current()
+    hidden: Mapping[str, Any] = current.user_ns_hidden
+    absent = object()
+    return [
+        name
+        for name, value in current.user_ns.items()
+        if not name.startswith("_")
+        and value is not hidden.get(name, absent)
+        # A script that was run, and not imported, is no module that another process can import.
+        and not (isinstance(value, ModuleType) and value.__name__ == "__main__")
+    ]

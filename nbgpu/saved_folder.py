@@ -1,0 +1,184 @@
+"""The folder of saved variables: which files it has, whether they are whole, and what each rank saved.
+
+    manifest.json              what was saved, by which ranks, and the seal of every file; it names the data
+    data-3f2a91c0/rank-0/      variables.json    how the values are put together, as JSON
+                               tensors.safetensors
+                               pickled.bin       what had to be pickled; often there is none
+
+The manifest is replaced in one step once everything that it names is on the disk, so that the folder has at
+any moment all of one save and nothing of another. Needs no torch, so that the notebook can use it, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import DataError
+from nbgpu.machine.files import write_whole
+
+MANIFEST, VALUES, TENSORS, PICKLED = "manifest.json", "variables.json", "tensors.safetensors", "pickled.bin"
+_FORMAT = 1
+_DATA = re.compile(r"data-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class SavedFile:
+    """The size and the hash of one file."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RankSaved:
+    """What one rank has written."""
+
+    files: Mapping[str, SavedFile]
+    """By the file's name in the rank's folder."""
+    fingerprints: Mapping[str, str]
+    """By the variable's name. Equal fingerprints mean equal values."""
+    refused: Sequence[str] = ()
+    """A line for each variable, or part of one, that could not be saved."""
+    versions: Mapping[str, str] | None = None
+    """The versions of the libraries whose objects may be among the values."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`."""
+
+    data: str
+    """The name of the folder with the ranks' files."""
+    time_s: float
+    """When it was saved, in seconds since the epoch."""
+    ranks: Sequence[RankSaved]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    def names(self) -> list[str]:
+        """The variables that at least one rank has saved."""
+        return sorted({name for rank in self.ranks for name in rank.fingerprints})
+
+    def is_equal_everywhere(self, name: str) -> bool:
+        """Whether all ranks saved a variable, and with the same value."""
+        return len({rank.fingerprints.get(name, "") for rank in self.ranks}) == 1
+
+
+def rank_folder(folder: Path, data: str, rank: int) -> Path:
+    return folder / data / f"rank-{rank}"
+
+
+def new_data() -> str:
+    """A new name for the folder with the ranks' files."""
+    return f"data-{secrets.token_hex(4)}"
+
+
+def require_saved_or_new(folder: Path) -> None:
+    """Raise DataError unless variables may be saved into this folder: it is new, empty or has saved ones."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise DataError(f"{folder} is a file. Name a folder for the variables")
+    others = [path.name for path in folder.iterdir() if not _is_ours(path.name)]
+    if others:
+        raise DataError(
+            f"{folder} has other files, such as {others[0]}, and saving replaces what is in a folder. Name a new one"
+        )
+
+
+def publish(folder: Path, manifest: Manifest) -> None:
+    """Make the data of a manifest, which are on the disk, the content of the folder; remove earlier ones.
+
+    Raises:
+        OSError: the manifest could not be written; what the folder had before is still its content.
+    """
+    write_whole(folder / MANIFEST, _text(manifest), outlasts_power_cut=True)
+    discard_all_but(folder, manifest.data)
+
+
+def discard_all_but(folder: Path, data: str) -> None:
+    """Remove the data of other saves, also of those that were cut off."""
+    for path in folder.iterdir():
+        if _DATA.fullmatch(path.name) and path.name != data:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read(folder: Path) -> Manifest:
+    """Read the manifest of a folder.
+
+    Raises:
+        DataError: there are no saved variables in the folder, or its manifest is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        there = "there is no such folder" if not folder.exists() else f"it has no {MANIFEST}"
+        raise DataError(f"{folder} has no saved variables: {there}")
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        sha256 = fields.pop("sha256")
+        if fields["format"] != _FORMAT:
+            raise DataError(
+                f"{path} is of format {fields['format']}, and this nbgpu reads format {_FORMAT}. Save the variables again"
+            )
+        if sha256 != _sha256_of(fields) or not _DATA.fullmatch(fields["data"]):
+            raise DataError(f"{path} is damaged (its sha256 differs). Take another save")
+        return Manifest(
+            fields["data"],
+            float(fields["time_s"]),
+            [
+                RankSaved(
+                    {name: SavedFile(**file) for name, file in rank["files"].items()},
+                    rank["fingerprints"],
+                    rank["refused"],
+                    rank["versions"],
+                )
+                for rank in fields["ranks"]
+            ],
+        )
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    except (AttributeError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path} is not what nbgpu writes. Take another save") from None
+
+
+def damage(folder: Path, saved: RankSaved) -> str:
+    """The damage of one rank's files in words; empty where they are whole.
+
+    Args:
+        folder: the rank's folder.
+        saved: what the rank has written there.
+    """
+    for name, file in saved.files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        size_bytes = path.stat().st_size
+        if size_bytes != file.size_bytes:
+            return f"{path} has {size_bytes} bytes and should have {file.size_bytes}"
+        with path.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != file.sha256:
+                return f"{path} is damaged (its sha256 differs)"
+    return ""
+
+
+def _is_ours(name: str) -> bool:
+    return name in (MANIFEST, "lock") or name.startswith(f".{MANIFEST}.") or bool(_DATA.fullmatch(name))
+
+
+def _text(manifest: Manifest) -> str:
+    fields = {"format": _FORMAT, **asdict(manifest)}
+    return json.dumps({**fields, "sha256": _sha256_of(fields)}, indent=2) + "\n"
+
+
+def _sha256_of(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
