@@ -13,6 +13,10 @@ CONFIGURATION = Path(__file__).with_name("configuration.md")
 _INTRODUCTION = """\
 # Settings
 
+Every setting of a cluster, a sweep and a run, with its default, its bounds and its meaning. Each is a flag in
+a terminal (`--batch-size 4`), an argument in Python (`batch_size=4`) and a key in `run.toml`.
+[words.md](words.md) explains the terms.
+
 Written by `make docs` from `nbgpu/config/`; edit the descriptions there. The same models give the command
 line its flags, the control panel its controls and a run's `run.toml` its keys. A bad value is refused before
 any engine starts, with its name, its bounds and what to do.

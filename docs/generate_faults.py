@@ -16,14 +16,16 @@ PAGE = DOCS / "faults.md"
 _INTRODUCTION = """\
 # Faults
 
-What may go wrong on a rank, what is promised then, and what was measured. Written by `make faults` from a run of
-`tests/faults`, in which each row is declared on the test that brings the fault about.
+The faults that may happen to a rank, what nbgpu promises for each, and what was measured. `make faults`
+writes this page from a run of `tests/faults`, in which each row is declared on the test that causes the
+fault.
 
-Seconds are from the moment of the fault to the moment at which the person has their cell, or the end of their run,
-back. They include the forming of the new process group. A row counts as held only where its whole promise held; the
-bound is what is aimed at, and is not asserted. A row without a bound promises no time. n is how often it was tried:
-`make soak` tries each twenty times, and ranks, phases and sizes of clusters add up in one row. The load is what `uptime`
-says, the median of a row's tries, where it was noted: how many processes wanted to run at the time, these included.
+Seconds are from the moment of the fault until the cell, or the run, has ended and the person can go on. They
+include the forming of the new process group. A try counts only if the whole promise held. The bound is an
+aim, and no test asserts it; a row without a bound promises no time. n is the number of tries: `make soak`
+tries each row twenty times, and ranks, phases and sizes of clusters add up in one row. The load is that of
+`uptime`, the median of a row's tries, where it was noted: how many processes wanted to run at the time, these
+included.
 """
 
 
@@ -35,7 +37,7 @@ def page(found: dict[str, Any]) -> str:
         + (
             f"{found['gpus']} GPUs."
             if found["gpus"]
-            else "no GPU: the rows that need one were not run, and NCCL's ways are untried."
+            else "no GPU: the rows that need one were not run, and NCCL was not tried."
         )
     )
     head = "| fault | promise | bound, s | median, s | worst, s | n | load | run on |\n|---|---|---|---|---|---|---|---|"

@@ -131,5 +131,5 @@ def _file(arguments: Sequence[str], name: str) -> Path | None:
             f"{flag} needs a file, such as {'run.toml' if name == 'config' else 'environment.json'}"
         )
     if len(files) > 1:
-        raise ConfigError(f"{flag} stands there {len(files)} times. Give one file, and other values as flags")
+        raise ConfigError(f"{flag} is given {len(files)} times. Give one file, and other values as flags")
     return Path(str(files[0])) if files else None

@@ -59,14 +59,14 @@ def _console() -> Console:
 def stop(arguments: list[str]) -> None:
     names = [name for name in arguments if not name.startswith("-")]
     if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
-        wrong = f"{', '.join(sorted(unknown))} is no flag. " if unknown else ""
+        wrong = f"{', '.join(sorted(unknown))} is not a flag. " if unknown else ""
         raise UsageError(f"{wrong}usage: nbgpu stop [ID ...] or nbgpu stop --all. `nbgpu ps` lists the ids")
     ended = clusters.stop(names, everything="--all" in arguments)
     print("\n".join(ended or ["nothing was left over"]))
 
 
 def ps(arguments: list[str]) -> None:
-    """Print the clusters of this user on this host."""
+    """Print the clusters of this user on this machine."""
     if arguments:
         raise UsageError("usage: nbgpu ps")
     print(clusters.table())

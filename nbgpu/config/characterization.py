@@ -27,7 +27,8 @@ class CharacterizeConfig(Settings):
     descriptor_types: tuple[Literal[DescriptorType, "LinealPath"], ...] = Field(
         ("FFTCorrelations", "Variation", "VolumeFractions"),
         min_length=1,
-        description="the statistics to measure, and FFTCorrelations in any case: results are judged by them",
+        description="the statistics to measure; FFTCorrelations are measured in any case, because results are judged "
+        "by them",
     )
     out: str = Field(
         "descriptors",
@@ -36,7 +37,7 @@ class CharacterizeConfig(Settings):
     )
     against: str = Field(
         "",
-        description="a microstructure or descriptors, from which the differences of each FILE are told; empty for none",
+        description="a microstructure or descriptors with which each FILE is compared; empty for none",
         json_schema_extra=read_from(),
     )
 

@@ -21,7 +21,7 @@ _LEAST_MEMORY_BYTES = 64 * 2**20
 
 
 class ClusterConfig(Settings):
-    """Which devices get an engine, and how the engines talk."""
+    """The devices that get a rank, and how the ranks communicate."""
 
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("backend", "auto", "nccl"), "nccl_safe"),
@@ -44,8 +44,9 @@ class ClusterConfig(Settings):
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",
-        description="how the ranks talk; 'auto' tries nccl (on GPUs), nccl in safe mode, gloo, and a rank alone, takes "
-        "the first that works, and says so; one that is named is the only one; 'hierarchical_copy' is another name for gloo",
+        description="how the ranks communicate; 'auto' tries nccl (on GPUs), nccl in safe mode, gloo, and one rank "
+        "alone, takes the first that works, and says which; a backend that is named is the only one tried; "
+        "'hierarchical_copy' is another name for gloo",
     )
     nccl_safe: bool = Field(
         False,
@@ -56,20 +57,20 @@ class ClusterConfig(Settings):
         30.0,
         gt=0,
         le=3600,
-        description="how long a first all_reduce over nccl may take before backend='auto' tries the next way, in seconds",
+        description="seconds that a first all_reduce over nccl may take before backend='auto' tries the next transport",
     )
     collective_timeout_s: float = Field(
         1800.0,
         gt=0,
         le=30 * 86_400,
-        description="how long a collective may take before torch gives it up, in seconds; a rank that fails or dies is "
-        "noticed long before",
+        description="seconds that a collective may take before torch gives it up; a rank that fails or dies is noticed "
+        "long before",
     )
     memory_limit: str = Field(
         "",
-        description="the most that a rank may take, as bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a share of its "
-        "device ('0.5'), which ranks on one device divide among them; on a GPU what torch allocates, on the CPU the "
-        "rank's own memory; empty for no limit",
+        description="the most memory that a rank may take: bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a "
+        "share of its device ('0.5'), which ranks on one device divide among them; on a GPU it bounds what "
+        "torch allocates, on the CPU the rank's own memory; empty for no limit",
         json_schema_extra=control("Devices"),
     )
     allocator: str = Field(
@@ -79,26 +80,30 @@ class ClusterConfig(Settings):
         "PYTORCH_ALLOC_CONF takes them; that variable stays where you have set it",
     )
     threads_per_rank: int | None = Field(
-        None, ge=1, le=512, description="CPU threads for each rank; left out: the host's cores / ranks"
+        None,
+        ge=1,
+        le=512,
+        description="CPU threads for each rank; left out: the machine's cores divided by the ranks",
     )
     cell_seed: int | None = Field(
         None,
         ge=0,
         le=2**31 - 1,
-        description="seed of the random numbers that cells draw from torch, NumPy and random: each rank gets one of its own, "
-        "made of this and its number, so that cells can be repeated; left out: other numbers on each rank and at each "
-        "start, as under torchrun. A run has its own `seed`",
+        description="seed of the random numbers that cells draw from torch, NumPy and random: each rank gets a seed of "
+        "its own, made of this one and its number, so that cells can be repeated; left out: other numbers "
+        "on each rank and at each start, as under torchrun. A run has its own `seed`",
     )
     keep: bool = Field(
         False,
-        description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() rejoins",
+        description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() connects to "
+        "them again",
     )
     release_after_s: float | None = Field(
         None,
         ge=1,
         le=365 * 86_400,
-        description="end the cluster, and free its GPUs, after so many seconds without any cell, run or typing in the "
-        "notebook that has it; left out: never. What the ranks hold is lost then; the next cell says so",
+        description="seconds without any cell, run or typing in the notebook after which the cluster ends and its GPUs "
+        "are free; the ranks' variables are lost then, and the next cell says so; left out: never",
         json_schema_extra=control("Devices"),
     )
     save_on_release: str = Field(
@@ -114,14 +119,14 @@ class ClusterConfig(Settings):
         description="engines that wait to take the place of a rank that dies; each holds memory, and no GPU until then",
     )
     start_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="how long the engines may take to start, in seconds"
+        120.0, gt=0, le=3600, description="seconds that the engines may take to start"
     )
     notice_after_s: float = Field(
         5.0,
         ge=0,
         le=3600,
-        description="seconds that ranks wait in a collective before a notice, under the cell or in a run's panel, names "
-        "who waits where; 0 for never",
+        description="seconds that ranks wait in a collective before a notice, under the cell or in a run's panel, says "
+        "which rank waits where; 0 for never",
     )
     max_output_lines: int = Field(
         25_000,
@@ -138,8 +143,8 @@ class ClusterConfig(Settings):
 
     link: str = Field(
         "",
-        description="a slower link between CPU ranks, simulated: its name, such as '10GbE', or its rate and latency one "
-        "way, such as '1Gbit/s,0.2ms'; empty for the link that is there",
+        description="a slower link between CPU ranks to simulate: its name, such as '10GbE', or its rate and latency "
+        "one way, such as '1Gbit/s,0.2ms'; empty for the real link",
         json_schema_extra=control("Devices"),
     )
     slow_rank: str = Field(
@@ -202,7 +207,7 @@ class ClusterConfig(Settings):
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
 
     def threads_for(self, local_world_size: int) -> int:
-        """The number of CPU threads for each of `local_world_size` ranks on this host."""
+        """The number of CPU threads for each of `local_world_size` ranks on this machine."""
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
 
 

@@ -36,21 +36,21 @@ class DataSettings(Settings):
     )
     check_voxels: bool = Field(
         True,
-        description="read every file to its end before the first step, but for those that were found good before; off leaves "
-        "damage, NaN and the like to the step that meets them",
+        description="read every file to its end before the first step, except files found good before; off: damage, "
+        "NaN and the like show only at the step that reads them",
     )
     cache_rate: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="share of the rank's data kept decoded in host memory",
+        description="share of the rank's data kept decoded in host memory, so that a file is decoded only once",
         json_schema_extra=control("Data") | steered("epoch"),
     )
     replace_rate: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="share of the cache replaced after each epoch; above 0 takes SmartCacheDataset",
+        description="share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset",
         json_schema_extra=control("Data") | steered("epoch"),
     )
     cache_dir: str = Field(
@@ -59,26 +59,27 @@ class DataSettings(Settings):
     )
     shards: Literal["padded", "uneven"] = Field(
         "padded",
-        description="what to do where the data do not come out even over ranks and steps. padded: every sample is used in "
-        "every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out",
+        description="what to do where the samples do not divide evenly over ranks and steps. padded: every sample is "
+        "used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not "
+        "fill a step are left out",
     )
     num_workers: int | None = Field(
         None,
         ge=0,
         le=64,
-        description="processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left "
-        "out: chosen, and the run says why",
+        description="worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does "
+        "it; left out: nbgpu chooses, and the run says why",
         json_schema_extra=control("Data"),
     )
     persistent_workers: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset",
+        description="keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset",
     )
     prefetch: int = Field(
         2,
         ge=1,
         le=64,
-        description="batches made ready ahead, and inputs ahead for each worker process",
+        description="batches prepared ahead, and inputs given ahead to each worker process",
     )
     pin_memory: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -86,7 +87,7 @@ class DataSettings(Settings):
     )
     non_blocking: bool = Field(
         True,
-        description="let the copy of a batch to the GPU run beside other work; it does from pinned memory",
+        description="let the copy of a batch to the GPU overlap with other work, as it can from pinned memory",
     )
     transforms_on: Literal["cpu", "gpu"] = Field(
         "cpu",
@@ -131,15 +132,16 @@ class DataSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: "
-        "the result is then about the validation samples",
+        description="share of the samples that only the result at the end uses; 0 for none: the result then uses the "
+        "validation samples",
         json_schema_extra=divides_the_data(),
     )
     split_seed: int = Field(
         0,
         ge=0,
         le=2**31 - 1,
-        description="seed of which samples are held out, and of generated data; runs with other values of seed have the same",
+        description="seed that decides which samples are held out, and what generated data look like; independent of "
+        "seed",
         json_schema_extra=divides_the_data(),
     )
     split: str = Field(

@@ -56,7 +56,7 @@ def read_text(path: Path) -> str:
     """The text of a file; OSError where it is a pipe or a device, because reading one might block for
     ever."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError("it is no plain file")
+        raise OSError("it is not a plain file")
     return path.read_text()
 
 
@@ -160,13 +160,13 @@ def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Se
     line = ast.unparse(node)
     how = (
         "A setting is an int, float, str, bool or Literal[...] with a plain value, such as `hidden: int = 64`; leave the "
-        "type out where something is no setting"
+        "type out where something is not a setting"
     )
     try:
         annotation = _annotation(node.annotation)
         default = ast.literal_eval(node.value) if node.value is not None else ...
     except ValueError:
-        raise ValueError(f"`{line}` is no setting. {how}") from None
+        raise ValueError(f"`{line}` is not a setting. {how}") from None
     if not isinstance(node.target, ast.Name) or default is ...:
         raise ValueError(f"`{line}` has no value. {how}")
     description = comments.get(node.end_lineno or node.lineno, "") or f"a setting of {path.name}"

@@ -21,17 +21,17 @@ class PredictConfig(Settings):
     out: str = Field(
         "predictions",
         min_length=1,
-        description="folder for what is predicted; if it was cut off there before, it goes on with what is missing",
+        description="folder for the predictions; one that was cut off in this folder goes on with the missing samples",
     )
     checkpoint: Literal["newest", "best"] = Field(
         "newest", description="weights of the run's newest checkpoint, or of the one with the best validation"
     )
     max_samples: int | None = Field(
-        None, ge=1, le=10_000_000, description="only the first so many of the data; left out: all"
+        None, ge=1, le=10_000_000, description="number of samples, the first ones of the data; left out: all"
     )
     skip_bad: Annotated[bool, SWITCH] = Field(
         False,
-        description="leave out files that are bad by their names or headers, in place of refusing to begin",
+        description="leave out files with bad names or headers, in place of refusing to begin",
     )
     trust: Annotated[bool, SWITCH] = Field(
         False,

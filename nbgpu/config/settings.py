@@ -411,7 +411,7 @@ def _several(kind: Any, text: str) -> tuple[Any, ...]:
         try:
             items = [as_text(item) for item in ast.literal_eval(text)]
         except (SyntaxError, TypeError, ValueError):
-            raise ValueError(f"{text!r} is no list of values, such as a, b, c") from None
+            raise ValueError(f"{text!r} is not a list of values, such as a, b, c") from None
         return tuple(_read(kind, item) for item in items)
     separators = r"[,\s]+" if kind in (int, float) else ","
     return tuple(_read(kind, item.strip()) for item in re.split(separators, text) if item.strip())

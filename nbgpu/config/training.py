@@ -25,7 +25,7 @@ class LoopSettings(Settings):
 
     REPLACES: ClassVar[Mapping[str, str]] = {"epochs": "steps", "global_batch_size": "batch_size"}
 
-    recipe: str = Field("autoencoder", description="the workload")
+    recipe: str = Field("autoencoder", description="the recipe")
     steps: int = Field(
         200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
@@ -66,8 +66,9 @@ class LoopSettings(Settings):
     )
     smoke_test: bool = Field(
         False,
-        description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on "
-        "(docs/training.md); it takes the place of steps, batch_size and what else would make it long",
+        description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all "
+        "checks on (docs/training.md); overrides steps, batch_size and everything else that would make it "
+        "long",
         json_schema_extra=control("Run"),
     )
 
@@ -108,8 +109,8 @@ class OptimizerSettings(Settings):
     )
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
-        description="what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how "
-        "many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)",
+        description="factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio "
+        "(for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)",
     )
     lr_batch_size: int | None = Field(
         None,
@@ -143,14 +144,15 @@ class OptimizerSettings(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="what each step leaves of an average of the weights over the steps, such as 0.999; validation and result "
-        "are then those of the average, and checkpoints have both; 0 for no average",
+        description="share that each step keeps of an average of the weights over the steps, such as 0.999; validation "
+        "and result then use the average, and checkpoints have both; 0 for no average",
         json_schema_extra=control("Optimizer"),
     )
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
-        description="how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and "
-        "plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays",
+        description="how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; "
+        "step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the "
+        "validation loss no longer falls",
         json_schema_extra=control("Optimizer"),
     )
     warmup_steps: int | None = Field(
@@ -163,18 +165,23 @@ class OptimizerSettings(Settings):
         None,
         gt=0,
         le=1_000_000,
-        description="the same in epochs, also in parts of one; in place of warmup_steps",
+        description="epochs over which the learning rate rises from 0 to lr, also a part of one; in place of "
+        "warmup_steps",
     )
-    min_lr: float = Field(0.0, ge=0, le=10, description="where the schedule stops to lower the learning rate")
+    min_lr: float = Field(
+        0.0, ge=0, le=10, description="the learning rate below which the schedule does not go"
+    )
     lr_decay: float = Field(
         0.5, gt=0, lt=1, description="the factor by which the schedule lowers the learning rate"
     )
-    lr_decay_every: int = Field(1000, ge=1, le=10_000_000, description="steps between two such factors")
+    lr_decay_every: int = Field(
+        1000, ge=1, le=10_000_000, description="steps between two multiplications by lr_decay"
+    )
     plateau_patience: int = Field(
         5,
         ge=0,
         le=10_000,
-        description="validations in a row without a better loss before the factor",
+        description="validations in a row without a better loss before the learning rate is multiplied by lr_decay",
     )
 
     def problems(self) -> Iterator[str]:
@@ -202,7 +209,8 @@ class PrecisionSettings(Settings):
 
     amp: Literal["off", "bf16", "fp16"] = Field(
         "off",
-        description="automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling",
+        description="automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most "
+        "GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling",
         json_schema_extra=control("Run") | steered("step"),
     )
     dtype: Literal["float32", "float64"] = Field(
@@ -210,8 +218,9 @@ class PrecisionSettings(Settings):
     )
     tf32: bool | None = Field(
         None,
-        description="let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in "
-        "convolutions and in matrix products; left out: as torch does, in convolutions only",
+        description="let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits "
+        "(TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in "
+        "convolutions only",
     )
     cudnn: Literal["default", "benchmark", "deterministic"] = Field(
         "default",
@@ -220,7 +229,8 @@ class PrecisionSettings(Settings):
     )
     sdpa: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
         "auto",
-        description="kernel of scaled_dot_product_attention; one that cannot do the model's shapes ends the run",
+        description="kernel of scaled_dot_product_attention; a kernel that cannot handle the model's shapes ends the "
+        "run",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop",
@@ -258,42 +268,50 @@ class ParallelSettings(Settings):
         "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
         json_schema_extra=control("Parallel"),
     )
-    cpu_offload: bool = Field(False, description="keep weights, gradients and optimizer state in host memory")
+    cpu_offload: bool = Field(
+        False,
+        description="keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps",
+    )
     sync_batchnorm: bool = Field(
         False, description="BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"
     )
     static_graph: bool = Field(
         False,
-        description="the same parameters take part in every step, which DDP may rely on",
+        description="let DDP rely on the same parameters taking part in every step",
     )
     find_unused_parameters: bool = Field(
-        False, description="look in each step for parameters that took no part; costs time"
+        False, description="let DDP look in each step for parameters that took no part; costs time"
     )
     broadcast_buffers: bool = Field(
         True,
         description="rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
     )
     gradient_as_bucket_view: bool = Field(
-        True, description="gradients stand in the buckets that are sent, which saves a copy of them"
+        True, description="keep gradients in the buckets that are sent, which saves a copy of them"
     )
     bucket_mb: float = Field(
         25.0, gt=0, le=10_000, description="MiB of gradients that are sent as one message"
     )
     comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = Field(
         "none",
-        description="what is sent of the gradients: rounded to bf16 or fp16, or their main directions "
-        "(PowerSGD, Vogels et al. 2019)",
+        description="how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions "
+        "(PowerSGD, Vogels et al. 2019), which takes fewer bytes",
     )
     powersgd_rank: int = Field(2, ge=1, le=1024, description="directions of each matrix that are sent")
     checkpoint_activations: bool = Field(
         False,
-        description="compute the model's blocks again in the backward pass, in place of keeping their activations",
+        description="compute the model's blocks again in the backward pass, in place of keeping their activations: "
+        "less memory, more time",
         json_schema_extra=control("Parallel"),
     )
     compile: bool = Field(
-        False, description="torch.compile the model; the first step takes a minute or so, and a C++ compiler"
+        False,
+        description="compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute "
+        "or so",
     )
-    channels_last: bool = Field(False, description="channels_last_3d memory format of weights and volumes")
+    channels_last: bool = Field(
+        False, description="keep weights and volumes in the memory format channels_last_3d"
+    )
 
     def problems(self) -> Iterator[str]:
         if self.static_graph and self.find_unused_parameters:
@@ -319,7 +337,7 @@ class CheckpointSettings(Settings):
         0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
     )
     keep_checkpoints: int = Field(
-        3, ge=1, le=10_000, description="how many of the run's newest whole checkpoints stay on the disk"
+        3, ge=1, le=10_000, description="how many of the run's newest intact checkpoints stay on the disk"
     )
     best_metric: str = Field(
         "",
@@ -331,13 +349,14 @@ class CheckpointSettings(Settings):
     )
     restore_best: bool = Field(
         False,
-        description="the result is that of the weights with the best validation (best_metric), not of the last step's",
+        description="compute the result with the weights of the best validation (best_metric), not with those of the "
+        "last step",
     )
     early_stop_patience: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="the run ends after so many validations in a row in which best_metric was not better; 0 for never",
+        description="validations in a row without a better best_metric after which the run ends; 0 for never",
         json_schema_extra=control("Run"),
     )
     early_stop_min_delta: float = Field(
@@ -345,7 +364,7 @@ class CheckpointSettings(Settings):
     )
     resume: str = Field(
         "",
-        description="where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of "
+        description="where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of "
         "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
         json_schema_extra=control("Run"),
     )
@@ -363,23 +382,25 @@ class LogSettings(Settings):
         1,
         ge=1,
         le=1_000_000,
-        description="steps between two that are recorded; NaN and Inf are looked for in all",
+        description="steps between two records of the numbers; every step is checked for NaN and Inf",
         json_schema_extra=control("Run") | steered("step"),
     )
     telemetry: bool = Field(
-        True, description="write and send each step's numbers; off is for measuring its cost"
+        True,
+        description="write each step's numbers and send them to the notebook; off is for measuring what that costs",
     )
     work_out_result: bool = Field(
         True,
-        description="say at the end what the recipe finds of the trained model, which may take long; off is for measuring "
-        "steps",
+        description="compute the recipe's result of the trained model at the end, which may take long; off is for "
+        "measuring steps",
     )
     runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
     run_name: str = Field(
         "",
         max_length=64,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
-        description="what the folder of the run, sweep or study is called, between date and number; empty for the recipe",
+        description="name of the run, sweep or study, which its folder has between date and number; empty for the "
+        "recipe's name",
         json_schema_extra=control("Logs"),
     )
     tensorboard: bool = Field(
@@ -403,7 +424,7 @@ class LogSettings(Settings):
     wandb_name: str = Field("", description="the run's name in W&B; empty for the name of the run's folder")
     profile: str = Field(
         "",
-        description="steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none",
+        description="steps to profile, such as '10:20' for the steps 10 to 20; empty for none",
         json_schema_extra=control("Logs"),
     )
 
@@ -496,7 +517,7 @@ class TrainConfig(
         known = self.VALIDATION_VALUES
         if self.best_metric and known and self.best_metric not in known:
             yield (
-                f"best_metric={self.best_metric!r} is no value of this recipe's validation. Values: {', '.join(known)}"
+                f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(known)}"
             )
         for name in sorted(self.UNUSED):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:

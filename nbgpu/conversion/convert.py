@@ -63,7 +63,7 @@ def convert(paths: Sequence[Path], data: str = "", network: str = "") -> Convert
             found.config()
             return found
     raise ConfigError(
-        f"{names}: of no tool whose files can be converted. Known are MONAI's tutorial 3d_ldm (with "
+        f"{names}: not the files of a tool that can be converted. Known are MONAI's tutorial 3d_ldm (with "
         f"{' or '.join(latent_diffusion.TABLES)}) and Fast-DDPM (with {', '.join(fast_ddpm.TABLES)}). The names there are: "
         f"{', '.join(sorted(tables)) or 'none'}"
     )

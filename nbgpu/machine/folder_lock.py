@@ -24,7 +24,7 @@ def lock(folder: Path) -> int:
     except BlockingIOError:
         owner = os.read(fd, 100).decode()
         os.close(fd)
-        raise RunError(f"{folder.name} goes on in process {owner}. Stop it there first") from None
+        raise RunError(f"{folder.name} is running in process {owner}. Stop it there first") from None
     os.ftruncate(fd, 0)
     os.write(fd, str(os.getpid()).encode())
     return fd

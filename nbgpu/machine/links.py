@@ -115,13 +115,13 @@ def parse_link(text: str) -> Link:
     wrong = []
     if rate is None:
         wrong.append(
-            f"{parts[0]!r} is no rate: a number with bit/s, kbit/s, Mbit/s, Gbit/s (bits) or B/s, kB/s, MB/s, GB/s "
+            f"{parts[0]!r} is not a rate: a number with bit/s, kbit/s, Mbit/s, Gbit/s (bits) or B/s, kB/s, MB/s, GB/s "
             "(bytes)"
         )
     elif not 0 < float(rate["number"]) < float("inf"):
         wrong.append(f"the rate {parts[0]!r} is not a number above 0")
     if latency is None:
-        wrong.append(f"{parts[1]!r} is no latency: a number with ns, us, ms or s")
+        wrong.append(f"{parts[1]!r} is not a latency: a number with ns, us, ms or s")
     elif not 0 < float(latency["number"]) < float("inf"):
         wrong.append(f"the latency {parts[1]!r} is not a number above 0")
     if rate is None or latency is None or wrong:

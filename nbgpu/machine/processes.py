@@ -270,7 +270,7 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
         named = ", ".join(str(p.pid) for p in sorted(left))
         raise ClusterError(
             f"process(es) {named} did not end when they were killed, as happens in a driver that hangs. They end with "
-            "what they wait for, or with the host: `nbgpu stop` tries again"
+            "what they wait for, or with the machine: `nbgpu stop` tries again"
         )
     return sorted(ended)
 

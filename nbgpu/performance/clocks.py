@@ -65,10 +65,10 @@ class Clocks:
     def in_words(self) -> str:
         """Such as 'all ranks read one clock', or the largest offset with its error."""
         if self.error_s == 0:
-            return "all ranks read the clock of one host: offset 0, without an error"
+            return "all ranks read the clock of one machine: offset 0, without an error"
         most_s = max((offset for c in self._comparisons for offset in c.offsets_s), key=abs)
         return (
-            f"clocks of several hosts: offsets up to {1e6 * abs(most_s):.0f} us were taken off, known to "
+            f"clocks of several machines: offsets up to {1e6 * abs(most_s):.0f} us were taken off, known to "
             f"{1e6 * self.error_s:.0f} us"
         )
 

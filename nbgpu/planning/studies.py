@@ -175,7 +175,7 @@ class StudyPlan:
                 fitting = cycle * (self.config.measured_steps // cycle + 1)
                 raise ConfigError(
                     f"validations and checkpoints come again every {cycle} steps, and measured_steps = "
-                    f"{self.config.measured_steps} is no multiple of that. Give measured_steps={fitting}"
+                    f"{self.config.measured_steps} is not a multiple of that. Give measured_steps={fitting}"
                 )
             # The beginning of the next step tells what came after the last one.
             config = config.changed(steps=num_steps + 1)

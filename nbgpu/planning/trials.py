@@ -138,7 +138,7 @@ class SweepPlan:
         """
         path = folder / FILE
         if not path.exists():
-            raise ConfigError(f"{folder} is no sweep's folder: it has no {FILE}")
+            raise ConfigError(f"{folder} is not a sweep's folder: it has no {FILE}")
         tables = read_tables(path)
         try:
             table = dict(tables["sweep"])

@@ -38,7 +38,7 @@ def load_trained(
 
 
 def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool = False) -> nn.Module:
-    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest whole one."""
+    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest intact one."""
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
     if at_start := type(config).ONLY_AT_START:
@@ -59,7 +59,7 @@ def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
     if isinstance(config, OwnConfig) and not trust:
         file = folder / Path(config.recipe).name
         raise ConfigError(
-            f"the model of this run is made by {file}, and that file would be run with all that you may do. If you trust it: "
+            f"the model of this run is made by {file}, whose code would run with all of your permissions. If you trust it: "
             "load_trained(run_folder, trust=True), or nbgpu predict --trust"
         )
 
@@ -67,7 +67,7 @@ def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
 def _newest(folder: Path) -> Path:
     found = checkpoint_files.newest_whole(folder).checkpoint
     if found is None:
-        raise RunError(f"{folder} has no whole checkpoint")
+        raise RunError(f"{folder} has no intact checkpoint")
     return found
 
 

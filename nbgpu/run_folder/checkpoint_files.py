@@ -266,7 +266,7 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
         try:
             safetensors.safe_open(path, framework="numpy")
         except safetensors.SafetensorError as error:
-            return f"is no safetensors file ({error})"
+            return f"is not a safetensors file ({error})"
         return ""
     try:
         fields = json.loads(path.read_bytes())

@@ -110,7 +110,7 @@ def who_may_rename(folder: Path) -> str:
         if status.st_mode & stat.S_ISVTX:
             continue
         if status.st_mode & stat.S_IWOTH:
-            return f"every user of this host ({path} has mode {stat.filemode(status.st_mode)})"
+            return f"every user of this machine ({path} has mode {stat.filemode(status.st_mode)})"
         if status.st_mode & stat.S_IWGRP and not _is_alone_in(status.st_gid):
             return f"the group with gid {status.st_gid} ({path} has mode {stat.filemode(status.st_mode)})"
     return ""

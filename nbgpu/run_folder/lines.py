@@ -70,7 +70,7 @@ def open_file(path: Path) -> BinaryIO:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise RunError(f"{path} is no file, and not what nbgpu writes: take it away")
+        raise RunError(f"{path} is not a file, and not what nbgpu writes: remove it")
     return file
 
 

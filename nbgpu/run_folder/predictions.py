@@ -96,7 +96,7 @@ def _same(job: Job) -> Job:
         there = lines.load(out / JOB)
     except FileNotFoundError:
         raise ConfigError(
-            f"out = {job.out!r}: the folder is not empty, and what it has are no predictions. Give another one"
+            f"out = {job.out!r}: the folder is not empty, and it has no predictions. Give another one"
         ) from None
     wanted = json.loads(json.dumps(asdict(job)))
     if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:

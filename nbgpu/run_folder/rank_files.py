@@ -41,7 +41,7 @@ def parse(rank: int, line: bytes) -> Record:
         raise ValueError(str(error)) from None
     seq, step, time_s = record.seq, record.step, record.time_s
     if type(seq) is not int or type(step) is not int or not (0 <= step <= MAX_NUMBER and is_time(time_s)):
-        raise ValueError("seq, time_s or step is no number of its kind")
+        raise ValueError("seq, time_s or step is not a number of its kind")
     if isinstance(record, Event):
         _require_event(record)
     elif not _are_numbers(record.values):
@@ -90,7 +90,7 @@ def _require_event(event: Event) -> None:
         raise ValueError("kind, text or detail is of another type")
     lines.require_shallow(event.detail)
     if event.kind == "state" and event.text not in get_args(RunState):
-        raise ValueError(f"{event.text!r} is no state")
+        raise ValueError(f"{event.text!r} is not a state")
     if event.kind == "pictures" and not isinstance(event.detail.get("images"), dict):
         raise ValueError("the event has no pictures")
     if event.kind == "profile":

@@ -197,7 +197,7 @@ def _way_out(candidates: list[Path]) -> str:
     whole = checkpoint_files.newest_whole(run_folder).checkpoint
     if whole is not None:
         return f"The newest whole one of this run: resume={str(whole)!r}"
-    return "There is no whole one in this run. Resume from another, or leave resume out"
+    return "There is no intact one in this run. Resume from another, or leave resume out"
 
 
 def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:

@@ -34,6 +34,6 @@ def parse_size(text: str) -> int | float:
         if num_bytes.is_integer() or power:
             return round(num_bytes)
     raise ValueError(
-        f"{text!r} is no amount of memory. Give bytes (4294967296), a size (4096MiB, 4GiB), or a share above 0 and at "
+        f"{text!r} is not an amount of memory. Give bytes (4294967296), a size (4096MiB, 4GiB), or a share above 0 and at "
         "most 1 (0.5)"
     )

@@ -71,7 +71,7 @@ def show_study(study: Study) -> None:
     from nbgpu.ui import followed
     from nbgpu.ui.study.view import StudyView
 
-    tooltip = "End after the present step. What was measured stays, and study.resume() goes on"
+    tooltip = "End after the current step. Measured points stay, and study.resume() goes on"
     followed.show(StudyView(study), "study.describe() and study.frame()", tooltip)
 
 

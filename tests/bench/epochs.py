@@ -68,7 +68,7 @@ def measure(
         f"{NUM_VOLUMES} volumes of {EDGE}^3 voxels in .nii.gz, {SETTINGS['patches_per_volume']} patches of "
         f"{SETTINGS['patch_size']}^3 of each, two CPU ranks with a thread each; epochs after a run's first one.\n\n"
         + table("s", rows)
-        + ratio("cached / decoded anew in the rank's thread", times[cached], times[decoded])
-        + ratio("from disk / decoded anew in the rank's thread", times[on_disk], times[decoded])
+        + ratio("cached / decoded again in the rank's thread", times[cached], times[decoded])
+        + ratio("from disk / decoded again in the rank's thread", times[on_disk], times[decoded])
         + ratio("decoded by a worker / decoded in the rank's thread", times[by_workers], times[decoded])
     )

@@ -111,7 +111,7 @@ def main(
     )
     # The libraries compute in bf16 by themselves.
     autocast = torch.autocast(kind, torch.bfloat16, enabled=amp == "bf16" and who == "plain")
-    # The libraries set it anew.
+    # The libraries set it again.
     torch.set_num_threads(1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         getattr(optimizer, "optimizer", optimizer), lambda step: 1 - step / SCHEDULED_STEPS

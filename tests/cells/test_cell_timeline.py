@@ -57,7 +57,7 @@ def test_a_loop_of_ones_own_has_a_timeline_with_its_critical_path(notebook: Any)
     assert done.status == "ok", done.error
     (drawn,) = [shown[FIGURE] for shown in done.displays if FIGURE in shown]
     assert "%%distributed on 2 ranks, cell" in drawn["layout"]["title"]["text"]
-    assert "measured; all ranks read the clock of one host" in drawn["layout"]["title"]["text"]
+    assert "measured; all ranks read the clock of one machine" in drawn["layout"]["title"]["text"]
     spans, path, text = read(notebook)
     assert {s[0] for s in spans} >= {"forward", "backward", "optimizer", "other", "waiting", "exchange"}
     assert "blocked" not in {s[0] for s in spans}
@@ -164,7 +164,7 @@ def test_ranks_on_several_hosts_compare_their_clocks(notebook: Any) -> None:
     assert notebook.run(patch).status == "ok"
     assert notebook.run("%%distributed --timeline\ndist.all_reduce(torch.ones(1))").status == "ok"
     assert notebook.run("%distributed cell_timeline.clock_id = _id").status == "ok"
-    assert "clocks of several hosts" in read(notebook)[2]
+    assert "clocks of several machines" in read(notebook)[2]
 
 
 def test_a_value_for_the_option_is_refused(notebook: Any) -> None:

@@ -188,7 +188,7 @@ def test_the_magics_explain_themselves(notebook: Kernel) -> None:
     for line in ("%%distributed --help", "%%distributed --help --nothing", "%%time\n%%distributed --help"):
         done = notebook.run(f"{line}\nbefore = 2")
         assert done.status == "ok"
-        assert "interrupt the ranks after so many seconds" in done.stdout
+        assert "seconds after which the ranks are interrupted" in done.stdout
     assert notebook.run("%%distributed\nbefore").said(0, 1) == [["1"], ["1"]]
     wrong = notebook.run("%nbgpu strat")
     assert "there is no such command. Did you mean start? Commands: start, status" in wrong.stderr

@@ -199,13 +199,13 @@ def test_an_edited_module_is_loaded_anew_before_the_next_cell(notebook: Kernel, 
     # Also on the rank that the cell was not for, and said once.
     later = notebook.run("%%distributed\nprint(rank, answer())")
     assert later.stdout.count("entirely new") == 2
-    assert done.stderr + later.stderr == "edited_by_hand was edited, and loaded anew\n"
+    assert done.stderr + later.stderr == "edited_by_hand was edited, and loaded again\n"
     assert notebook.run("%%distributed\nprint(rank, answer())").stderr == ""
 
     module.write_text("def answer():\n    return 'half a file\n")
     broken = notebook.run("%%distributed\nprint(rank, answer())")
     assert broken.stdout.count("entirely new") == 2
-    assert "edited_by_hand could not be loaded anew, and stays as it was: SyntaxError" in broken.stderr
+    assert "edited_by_hand could not be loaded again, and stays as it was: SyntaxError" in broken.stderr
     assert "edited_by_hand.py line 2" in broken.stderr
     assert notebook.run("%%distributed\nprint(rank, answer())").stderr == ""
 
@@ -226,7 +226,7 @@ def test_autoreload_loads_what_was_edited_before_it_was_switched_on(notebook: Ke
     on = notebook.run("%nbgpu autoreload on").stdout.splitlines()
     assert on[0].startswith("autoreload is on")
     # What other tests have edited comes, too.
-    assert "edited_before was edited, and loaded anew" in on
+    assert "edited_before was edited, and loaded again" in on
     assert not any("unchanged_since" in line for line in on)
     done = notebook.run("%%distributed\nanswer()")
     assert (done.stdout, done.stderr) == ("[0-1] 'entirely new'\n", "")
@@ -242,6 +242,6 @@ def test_autoreload_loads_what_was_edited_before_it_was_switched_on(notebook: Ke
 def test_without_imports_sync_says_so() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 1")
-        assert notebook.run("%nbgpu sync").stdout == "the notebook has imported nothing that it still has\n"
+        assert notebook.run("%nbgpu sync").stdout == "the notebook has no imports to repeat\n"
         assert notebook.run("import sys\n'torch' in sys.modules").value == "False"
         notebook.run("%nbgpu stop")

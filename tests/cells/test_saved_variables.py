@@ -220,7 +220,7 @@ def test_the_magics_say_what_they_did(tmp_path: Path) -> None:
         assert notebook.run("%%distributed\nprint(type(c).__name__)").said(0) == [["C"]]
         # A rank that takes another's place has nothing of what was loaded, and that is said.
         done = notebook.run("%nbgpu restart --rank 1 --replay")
-        assert f"what was loaded is not there: %nbgpu load '{folder}'" in done.stdout
+        assert f"values that were loaded are missing there: %nbgpu load '{folder}'" in done.stdout
         help_text = notebook.run("%nbgpu help").stdout
         assert "%nbgpu save FOLDER" in help_text
         assert notebook.run("%nbgpu stop").status == "ok"

@@ -111,7 +111,7 @@ def test_the_variables_are_saved_first_and_where_that_fails_it_goes_on(
 
     wait_until_it_is_gone()
     done = notebook.run("1 + 1")
-    assert f"what the ranks held is in {folder}: %nbgpu load {folder}" in done.stderr
+    assert f"the ranks' variables are in {folder}: %nbgpu load {folder}" in done.stderr
     start(notebook, "")
     assert notebook.run(f"%nbgpu load {folder}").status == "ok"
     assert notebook.run("%%distributed\nprint(value)").said(0, 1) == [["5"], ["6"]]

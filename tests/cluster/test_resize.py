@@ -83,7 +83,7 @@ def test_ranks_come_and_go_and_nothing_is_lost(cluster: nbgpu.Cluster) -> None:
     }
     cluster.execute("kept = 7", ranks=[3])
     leaving = [psutil.Process(cluster.pids[rank]) for rank in (1, 2, 3)]
-    assert "rank 1-3 left, and what it held is gone; rank 0 kept all variables" in cluster.resize(1)
+    assert "rank 1-3 left, and the variables there are gone; rank 0 kept all variables" in cluster.resize(1)
     # Their parent may still have to collect their exit codes.
     assert psutil.wait_procs(leaving, BOUND_S)[1] == []
     require_works(cluster, 1)

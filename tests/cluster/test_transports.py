@@ -74,7 +74,7 @@ def test_a_backend_that_is_named_is_taken_at_its_word(monkeypatch: pytest.Monkey
     interface_that_goes(monkeypatch)
     cluster = nbgpu.Cluster(gpus="none", ranks=2, backend="gloo")
     with pytest.raises(
-        nbgpu.ClusterError, match=r"(?s)cannot talk.*gloo: ranks? .*nbgpu-none.*backend='auto' tries"
+        nbgpu.ClusterError, match=r"(?s)cannot communicate.*gloo: ranks? .*nbgpu-none.*backend='auto' tries"
     ):
         cluster.start()
     assert not cluster.running

@@ -130,7 +130,7 @@ def test_everything_wrong_with_a_file_is_said_at_once(tmp_path: Path) -> None:
     assert lines == [
         "case 01 and what belongs to it (0) is in two of its parts",
         "case 03 is in none of its parts",
-        "case 09 is no sample of the data",
+        "case 09 is not a sample of the data",
     ]
     path.write_text("name,part\ncase 00,train\ncase 00,val\ncase 01,both\n")
     with pytest.raises(DataError) as caught:

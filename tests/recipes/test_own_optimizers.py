@@ -129,8 +129,8 @@ BAD_GROUPS = {
     "[{'lr_factor': 0.1}]": "entry 0 has no 'params'",
     "[{'params': model[0].parameters(), 'lr': 0.1}]": "entry 0 has 'lr'. For another rate give 'lr_factor'",
     "[{'params': model[0].parameters(), 'betas': (0.9, 0.9)}]": "entry 0 has 'betas'. What an optimizer needs besides",
-    "[{'params': [nn.Parameter(torch.ones(2))]}]": "'params' of entry 0 has a float32 tensor of 2 that is no parameter of",
-    "[{'params': 3}]": "'params' of entry 0 has a int that is no parameter of the model",
+    "[{'params': [nn.Parameter(torch.ones(2))]}]": "'params' of entry 0 has a float32 tensor of 2 that is not a parameter of",
+    "[{'params': 3}]": "'params' of entry 0 has a int that is not a parameter of the model",
     "[{'params': model.parameters()}, {'params': model[1].bias}]": "1.bias is in entries 0 and 1. Leave it out of one",
     "[{'params': model[1].bias, 'lr_factor': -1}]": "'lr_factor' of entry 0 is -1. Give a finite number, 0 or above",
     "[{'params': model[1].bias, 'weight_decay': float('nan')}]": "'weight_decay' of entry 0 is nan. Give a finite",
@@ -184,7 +184,7 @@ def test_what_is_no_factor_of_the_rate_is_told_with_its_line(tmp_path: Path, giv
     recipe, _ = recipe_of(written(tmp_path, (SCHEDULE, f"return {given}")))
     with pytest.raises(nbgpu.ConfigError) as caught:
         recipe.schedule(3, 12)
-    said = f"grouped.py, line {line_of(SCHEDULE)}: `schedule` must return what `lr` is multiplied by"
+    said = f"grouped.py, line {line_of(SCHEDULE)}: `schedule` must return the factor on `lr`"
     assert str(caught.value).startswith(said)
     assert BAD_FACTORS[given] in str(caught.value)
 

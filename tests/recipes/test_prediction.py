@@ -179,7 +179,7 @@ def test_what_cannot_be_asked_is_told_together(cluster2: nbgpu.Cluster, run: Run
         cluster2.predict(run, tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    with pytest.raises(nbgpu.ConfigError, match="is not empty, and what it has are no predictions"):
+    with pytest.raises(nbgpu.ConfigError, match="is not empty, and it has no predictions"):
         cluster2.predict(run, "phantoms", tmp_path / "mine")
     field = cluster2.train(
         "microstructure", shape=(16, 16), limit_to=4, steps=1, runs_dir=str(tmp_path)

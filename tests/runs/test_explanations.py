@@ -77,7 +77,7 @@ def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
 def test_an_advice_that_cannot_be_tried_is_refused(cluster2: Any, recipe: str, tmp_path: Path) -> None:
     settings = {"val_every": 0, "late_s": 0.15, **STEPS}
     run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait()
-    with pytest.raises(nbgpu.ConfigError, match="is not one of a setting"):
+    with pytest.raises(nbgpu.ConfigError, match="is not about a setting"):
         nbgpu.try_advice(run)
     with pytest.raises(nbgpu.ConfigError, match="advice 2: there are 1"):
         nbgpu.try_advice(run, 2)

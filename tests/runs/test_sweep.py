@@ -89,7 +89,7 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     # The clusters of its trials are nobody's current one.
     with pytest.raises(nbgpu.NoClusterError):
         nbgpu.current()
-    with pytest.raises(nbgpu.RunError, match=rf"goes on in process {os.getpid()}"):
+    with pytest.raises(nbgpu.RunError, match=rf"is running in process {os.getpid()}"):
         nbgpu.sweep(resume=sweep.folder)
     killed = sweep.trials[2]
     wait_until(

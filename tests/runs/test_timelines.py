@@ -63,7 +63,7 @@ def test_the_critical_path_is_on_the_slow_rank_until_the_transfer(run: Run) -> N
     for before, after in pairwise(found.critical_path(step) for step in found.steps):
         assert before[-1].rank == after[0].rank
         assert before[-1].end_s <= after[0].begin_s + 1e-9
-    assert "one host: offset 0" in str(found)
+    assert "one machine: offset 0" in str(found)
 
 
 def test_the_buckets_are_those_of_the_model(cluster2: nbgpu.Cluster, run: Run) -> None:
@@ -244,5 +244,5 @@ def test_ranks_on_several_hosts_compare_their_clocks(cluster2: nbgpu.Cluster, tm
     assert [event.rank for event in compared] == [0, 0]
     for event in compared:
         assert abs(event.detail["offsets_s"][1]) <= event.detail["errors_s"][1]
-    assert "clocks of several hosts" in str(run.timeline())
+    assert "clocks of several machines" in str(run.timeline())
     assert run.step_parts()["waiting_s"].notna().all()

@@ -157,7 +157,7 @@ def main(num_ranks: int, runs: Sequence[tuple[Mapping[str, Any], str]], folder: 
     if num_ranks == 1:
         work(0, 1, folder, runs)
     else:
-        # Forked, as a cluster's engines are: each that is spawned would import torch anew, which takes longer
+        # Forked, as a cluster's engines are: a spawned one would import torch again, which takes longer
         # than it trains.
         multiprocessing.start_processes(
             work, (num_ranks, folder, runs), nprocs=num_ranks, start_method="fork"

@@ -63,7 +63,7 @@ def test_an_odd_entry_of_the_registry(tmp_path: Path, monkeypatch: pytest.Monkey
     path = registry.folder() / "ab.json"
     _make(kind, path)
     done = _nbgpu("ps", cwd=tmp_path)
-    assert done.stdout == f"no clusters\n{path} is no entry of a cluster, and is passed over: remove it\n"
+    assert done.stdout == f"no clusters\n{path} is not an entry of a cluster, and is passed over: remove it\n"
     assert done.stderr == ""
     registry.require_free(())
 

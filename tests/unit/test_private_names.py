@@ -285,7 +285,7 @@ OF_ITS_SUBCLASSES = {
     "_handle_execute_reply",
     "_make_io_loop",
 }
-"""Names that nbgpu's own subclass of ipyparallel's Client defines anew, or that other classes of nbgpu have,
+"""Names that nbgpu's own subclass of ipyparallel's Client redefines, or that other classes of nbgpu have,
 too."""
 
 

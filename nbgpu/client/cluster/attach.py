@@ -12,7 +12,7 @@ _log = logging.getLogger("nbgpu.cluster")
 
 
 def attach(which: str | int | None = None) -> Cluster:
-    """Rejoin a cluster that was started with `keep`, from a new kernel: its ranks, its run, its history.
+    """Connect a new kernel to a cluster that was started with `keep`: its ranks, its run, its history.
 
     Args:
         which: the cluster's id, its notebook, or one of its processes, as `nbgpu ps` shows them; needed only

@@ -87,7 +87,7 @@ def require_none() -> None:
 
 
 class Cluster(RecipeCalls):
-    """Engines that form one torch.distributed group, one on each GPU, or on shares of the CPU.
+    """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
 
@@ -310,9 +310,11 @@ class Cluster(RecipeCalls):
             now = (
                 "there is one rank, alone"
                 if self.world_size == 1
-                else f"the ranks talk over {chosen_transport.transport.name}"
+                else f"the ranks communicate over {chosen_transport.transport.name}"
             )
-            warnings.warn(f"{now}, because better ways failed\n{why}\nnbgpu doctor says more", stacklevel=3)
+            warnings.warn(
+                f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
+            )
 
     def stop_cell(self) -> None:
         """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
@@ -381,9 +383,9 @@ class Cluster(RecipeCalls):
                 return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
         held = (
-            f"what the ranks held is in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
+            f"the ranks' variables are in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
             if saved_in
-            else "what the ranks held is gone"
+            else "the ranks' variables are gone"
         )
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
@@ -564,7 +566,7 @@ class Cluster(RecipeCalls):
         """A table of the ranks' variables whose names match: one row for each variable and rank.
 
         The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
-        in what they do, and is empty where they agree or where the values were not compared.
+        how they differ, and is empty where they agree or where the values were not compared.
         """
         return variables.table(self.apply, pattern).frame()
 
@@ -674,7 +676,7 @@ class Cluster(RecipeCalls):
         **settings: Any,
     ) -> Predictions:
         """Apply a run's trained model to new data, with a share of the samples on each rank, and write a
-        table and what the recipe makes of each sample.
+        table and the recipe's files for each sample.
 
         A file that turns out to be bad fails alone. A prediction that is cut off goes on with what is missing
         when it is called again.
@@ -682,10 +684,10 @@ class Cluster(RecipeCalls):
         Args:
             run: a run, or its folder, which may have come from another machine.
             data: the new data, in the form that the recipe trains on.
-            out: the folder for what is predicted.
+            out: the folder for the predictions.
             checkpoint: the run's newest checkpoint, or the one with the best validation.
-            max_samples: only the first so many of the data.
-            skip_bad: leave out files that are bad by their names or headers, in place of refusing to begin.
+            max_samples: the number of samples, the first ones of the data; None for all.
+            skip_bad: leave out files with bad names or headers, in place of refusing to begin.
             trust: run the recipe file in the run's folder, for a recipe of your own.
             settings: settings of the run that may differ for a prediction, such as `spacing` of a diffusion.
 

@@ -58,7 +58,9 @@ class CellHistory:
             except RankError as error:
                 lines.append(f"cell {number} of {len(cells)}: {error}")
         if self._pushed:
-            lines.append(f"what was pushed is not there: %push {' '.join(sorted(self._pushed))}")
+            lines.append(f"values that were pushed are missing there: %push {' '.join(sorted(self._pushed))}")
         if self._loaded is not None:
-            lines.append(f"what was loaded is not there: %nbgpu load {shlex.quote(str(self._loaded))}")
+            lines.append(
+                f"values that were loaded are missing there: %nbgpu load {shlex.quote(str(self._loaded))}"
+            )
         return lines

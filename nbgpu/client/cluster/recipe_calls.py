@@ -40,7 +40,7 @@ class RecipeCalls(ABC):
         cluster.train("survival", data="cohort.csv", preset="mace")
 
         Args:
-            recipe: the workload.
+            recipe: the recipe's name, such as 'autoencoder', or the path of your own.
             settings: fields of the recipe's settings, and `preset`, the name of values for those that are not
                 given.
 
@@ -73,7 +73,7 @@ class RecipeCalls(ABC):
         ranks stay as they are, and their memory counts as used.
 
         Args:
-            recipe: the workload.
+            recipe: the recipe's name, such as 'autoencoder', or the path of your own.
             stop: ends the search when it is set, as the notebook's stop button does.
             settings: as for `train`; `batch_size` and `global_batch_size` do not count.
 

@@ -143,20 +143,20 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """MONAI's 3D AutoencoderKL on random patches of volumes.
+        """Train MONAI's 3D AutoencoderKL on random patches of volumes.
 
         Args:
             preset: the name of values for the settings that are not given
             patch_size: edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80; 0 for cubes as large as the files' volumes and the memory allow; 0 by default with data other than 'mni152' or 'phantoms' (0 to 512, a multiple of 4)
             spacing: voxel size in mm to which volumes are resampled, or one number for each axis (right, front, top), such as 1.1; left out: as each file has it; only with data other than 'phantoms' (above 0, at most 100)
-            image_channels: channels of files with four dimensions that are trained on, numbered from 0, such as 0 for the first; left out: files have one; only with data other than 'phantoms' or 'mni152' (0 to 4095)
+            image_channels: channels to train on of files with four dimensions, numbered from 0, such as 0 for the first; left out: files have one channel; only with data other than 'phantoms' or 'mni152' (0 to 4095)
             patches_per_volume: random patches that one volume gives in one epoch; only with data other than 'phantoms' (1 to 4096)
             patient_pattern: regular expression whose first group names the patient in a file's path, such as '(case_[0-9]+)'; left out: the names of BIDS and BraTS, or a column 'patient' of the list, else each file by itself. All files of a patient are in the same part; only with data other than 'phantoms' or 'mni152'
             num_phantoms: phantoms generated where data='phantoms'; only with data='phantoms' (4 to 1000000)
             channels: feature channels at each resolution, finest first; () for three resolutions with as many as the memory allows, for files; left out by default with data other than 'mni152' or 'phantoms'
             latent_channels: channels of the latent volume; 0 for as many as go with channels, for files; 0 by default with data other than 'mni152' or 'phantoms' (0 to 64)
             num_res_blocks: residual blocks at each resolution, or one number for each, finest first (1 to 8)
-            norm_groups: groups of each GroupNorm, of which every number among channels is a multiple (1 to 64)
+            norm_groups: groups of each GroupNorm; it must divide every number in channels (1 to 64)
             attention_levels: whether there is self-attention at each resolution, finest first, such as False False True; () for none
             with_encoder_nonlocal_attn: self-attention between two residual blocks at the end of the encoder
             with_decoder_nonlocal_attn: self-attention between two residual blocks at the beginning of the decoder
@@ -168,14 +168,14 @@ class RecipeCalls(ABC):
             perceptual_weight: weight of that distance; only with perceptual='spectral' or 'features' (above 0, at most 1000)
             perceptual_network: weights for perceptual='features': 'random' for two layers of random filters, or a local file: of torchvision's alexnet, vgg16 or squeezenet1_1 (LPIPS), of MedicalNet's ResNet-10 or ResNet-50, or of 3D convolutions; the file's names and shapes say which (docs/recipes/autoencoder.md); only with perceptual='features'
             perceptual_linear: LPIPS's own file for the network: alex.pth, vgg.pth or squeeze.pth; empty: that beside perceptual_network; only with perceptual='features'; only with perceptual_network other than 'random'
-            perceptual_slices: share of a batch's slices, drawn anew along each of the three axes in each step, that a network of LPIPS compares; only with perceptual='features'; only with perceptual_network other than 'random' (above 0, at most 1)
+            perceptual_slices: share of a batch's slices, drawn again along each of the three axes in each step, that a network of LPIPS compares; only with perceptual='features'; only with perceptual_network other than 'random' (above 0, at most 1)
             perceptual_range: values that a network of LPIPS gets: 'symmetric' for -1 to 1, as LPIPS defines them, 'unit' for 0 to 1, as MONAI's PerceptualLoss passes such images on; only with perceptual='features'; only with perceptual_network other than 'random'
-            adversarial_weight: weight of deceiving a discriminator that learns to tell reconstructions from images, such as 0.01; 0 for none (0 to 100)
+            adversarial_weight: weight of the loss term for deceiving a discriminator, which learns to tell reconstructions from images, such as 0.01; 0 for no discriminator (0 to 100)
             adversarial_after: steps before the discriminator takes part; only with no adversarial_after_epochs; only with adversarial_weight (0 to 10000000)
-            adversarial_after_epochs: the same in epochs, also in parts of one; in place of adversarial_after; only with adversarial_weight (above 0, at most 1000000)
+            adversarial_after_epochs: epochs before the discriminator takes part, also a part of one; in place of adversarial_after; only with adversarial_weight (above 0, at most 1000000)
             discriminator_lr: peak learning rate of the discriminator, which follows the model's schedule; only with adversarial_weight (above 0, at most 10)
             discriminator_channels: feature channels of the discriminator's first layer; each next one has twice as many; only with adversarial_weight (1 to 1024)
-            discriminator_layers: layers between its first and its last; left out: 3, or as many as a patch has voxels for; only with adversarial_weight (1 to 8)
+            discriminator_layers: layers of the discriminator between its first and its last; left out: 3, or as many as a patch has voxels for; only with adversarial_weight (1 to 8)
             steps: optimizer steps in all (1 to 10000000)
             batch_size: samples for each rank and micro-batch (1 to 4096)
             accumulate: micro-batches whose gradients are added up before each optimizer step (1 to 1024)
@@ -183,87 +183,87 @@ class RecipeCalls(ABC):
             epochs: passes over the training data in all; where it is given, steps follows from it; 60 by default with data other than 'mni152' or 'phantoms' (1 to 10000000)
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
-            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); it takes the place of steps, batch_size and what else would make it long
+            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
             lr: peak learning rate, before lr_scaling; 0.0001 by default with data other than 'mni152' or 'phantoms' (above 0, at most 10)
-            lr_scaling: what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)
+            lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
             weight_decay: weight decay; decoupled from the gradient with adamw (0 to 10)
             clip_norm: largest norm of the whole gradient; 0 leaves it as it is (0 to 1000000.0)
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
-            ema_decay: what each step leaves of an average of the weights over the steps, such as 0.999; validation and result are then those of the average, and checkpoints have both; 0 for no average (at least 0, below 1)
-            schedule: how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays
+            ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
+            schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
             warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
-            warmup_epochs: the same in epochs, also in parts of one; in place of warmup_steps (above 0, at most 1000000)
-            min_lr: where the schedule stops to lower the learning rate; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
+            warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
+            min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
-            lr_decay_every: steps between two such factors; only with schedule='step' (1 to 10000000)
-            plateau_patience: validations in a row without a better loss before the factor; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
+            plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
             dtype: type of the weights, and of the data on its way through the model
-            tf32: let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products; left out: as torch does, in convolutions only
+            tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
-            sdpa: kernel of scaled_dot_product_attention; one that cannot do the model's shapes ends the run
+            sdpa: kernel of scaled_dot_product_attention; a kernel that cannot handle the model's shapes ends the run
             on_nonfinite: what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the step before, or leave the step out and go on
             max_nonfinite_skips: steps in a row that are left out before the run ends; only with on_nonfinite='skip' (1 to 10000)
             strategy: 'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone
-            cpu_offload: keep weights, gradients and optimizer state in host memory; only with strategy='fsdp'
+            cpu_offload: keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps; only with strategy='fsdp'
             sync_batchnorm: BatchNorm layers take their statistics over all ranks (SyncBatchNorm)
-            static_graph: the same parameters take part in every step, which DDP may rely on; only with strategy='ddp'
-            find_unused_parameters: look in each step for parameters that took no part; costs time; only with strategy='ddp'
+            static_graph: let DDP rely on the same parameters taking part in every step; only with strategy='ddp'
+            find_unused_parameters: let DDP look in each step for parameters that took no part; costs time; only with strategy='ddp'
             broadcast_buffers: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step; only with strategy='ddp'
-            gradient_as_bucket_view: gradients stand in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
+            gradient_as_bucket_view: keep gradients in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
             bucket_mb: MiB of gradients that are sent as one message; only with strategy='ddp' (above 0, at most 10000)
-            comm_hook: what is sent of the gradients: rounded to bf16 or fp16, or their main directions (PowerSGD, Vogels et al. 2019); only with strategy='ddp'
+            comm_hook: how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions (PowerSGD, Vogels et al. 2019), which takes fewer bytes; only with strategy='ddp'
             powersgd_rank: directions of each matrix that are sent; only with comm_hook='powersgd' (1 to 1024)
-            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations
-            compile: torch.compile the model; the first step takes a minute or so, and a C++ compiler
-            channels_last: channels_last_3d memory format of weights and volumes
+            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations: less memory, more time
+            compile: compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute or so
+            channels_last: keep weights and volumes in the memory format channels_last_3d
             data: 'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI files, or a CSV or JSON list of them
             dataset: MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, else cache
-            check_voxels: read every file to its end before the first step, but for those that were found good before; off leaves damage, NaN and the like to the step that meets them
-            cache_rate: share of the rank's data kept decoded in host memory; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
-            replace_rate: share of the cache replaced after each epoch; above 0 takes SmartCacheDataset (0 to 1)
+            check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
+            cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
+            replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
-            shards: what to do where the data do not come out even over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out
-            num_workers: processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left out: chosen, and the run says why (0 to 64)
-            persistent_workers: keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset
-            prefetch: batches made ready ahead, and inputs ahead for each worker process (1 to 64)
+            shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
+            num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
+            persistent_workers: keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset
+            prefetch: batches prepared ahead, and inputs given ahead to each worker process (1 to 64)
             pin_memory: put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU
-            non_blocking: let the copy of a batch to the GPU run beside other work; it does from pinned memory
+            non_blocking: let the copy of a batch to the GPU overlap with other work, as it can from pinned memory
             transforms_on: where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, ThreadDataLoader), with no worker processes
             rotate90_prob: share of the samples that are turned by 90, 180 or 270 degrees in a random plane (0 to 1)
             flip_prob: share of the samples that are mirrored, along each axis by itself (0 to 1)
             intensity_prob: share of the samples whose intensities are scaled, and share of those that are shifted (0 to 1)
             intensity_strength: largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s; only with intensity_prob (0 to 1)
             val_fraction: share of the samples held out for validation; only with no split (at least 0, below 1)
-            test_fraction: share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: the result is then about the validation samples; only with no split (at least 0, below 1)
-            split_seed: seed of which samples are held out, and of generated data; runs with other values of seed have the same (0 to 2147483647)
+            test_fraction: share of the samples that only the result at the end uses; 0 for none: the result then uses the validation samples; only with no split (at least 0, below 1)
+            split_seed: seed that decides which samples are held out, and what generated data look like; independent of seed (0 to 2147483647)
             split: a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of names for each part; in place of val_fraction and test_fraction; only with data other than 'phantoms' or 'mni152'
             val_every: steps between validations; 0 for none; only with no val_every_epochs (0 to 1000000)
             val_every_epochs: epochs between validations, in place of val_every; 1 by default with data other than 'mni152' or 'phantoms' (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
             checkpoint_every_epochs: epochs between checkpoints, beside those of checkpoint_every (0 to 1000000)
-            keep_checkpoints: how many of the run's newest whole checkpoints stay on the disk (1 to 10000)
+            keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
             best_metric: validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
-            restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
-            early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
+            restore_best: compute the result with the weights of the best validation (best_metric), not with those of the last step; only with best_metric
+            early_stop_patience: validations in a row without a better best_metric after which the run ends; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
-            log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
-            telemetry: write and send each step's numbers; off is for measuring its cost
-            work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            log_every: steps between two records of the numbers; every step is checked for NaN and Inf (1 to 1000000)
+            telemetry: write each step's numbers and send them to the notebook; off is for measuring what that costs
+            work_out_result: compute the recipe's result of the trained model at the end, which may take long; off is for measuring steps
             runs_dir: folder that gets one folder for each run
-            run_name: what the folder of the run, sweep or study is called, between date and number; empty for the recipe
+            run_name: name of the run, sweep or study, which its folder has between date and number; empty for the recipe's name
             tensorboard: write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients
             histograms_every: steps between TensorBoard's histograms; 0 for none; only with tensorboard (0 to 1000000)
             wandb: log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network
             wandb_project: W&B's project; only with wandb='offline' or 'online'
             wandb_entity: W&B's user or team; empty for the account's own; only with wandb='offline' or 'online'
             wandb_name: the run's name in W&B; empty for the name of the run's folder; only with wandb='offline' or 'online'
-            profile: steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none
+            profile: steps to profile, such as '10:20' for the steps 10 to 20; empty for none
         """
     @overload
     def train(
@@ -380,7 +380,7 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """One modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM).
+        """Make one modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM).
 
         Args:
             preset: the name of values for the settings that are not given
@@ -389,10 +389,10 @@ class RecipeCalls(ABC):
             fit: how a file's volume becomes a cube: the brain's box resampled to it, or its middle at the file's own resolution, cut or padded; only with data other than 'phantoms'
             num_phantoms: heads generated where data='phantoms'; only with data='phantoms' (4 to 1000000)
             val_cases: held-out cases that a validation samples, over all ranks; the result takes twice as many (1 to 100000)
-            prediction: what the network says of a noisy image: its noise, as in the paper, the clean image, which learns faster, or their difference v
+            prediction: what the network predicts from a noisy image: its noise, as in the paper, the clean image, which learns faster, or their difference v
             spacing: times that sampling visits: 0, 99, 199, ..., 999 (11); 0, 100, ..., 900 (10); 0, 199, 399, 599, 699, 799, 849, 899, 949, 999 (10); or every one
-            sampling_steps: how often sampling asks the network; left out: 11, and 10 for 'uniform-from-0'; only with spacing='uniform' or 'uniform-from-0' (2 to 10000)
-            train_times: times that are trained on: those that sampling visits (Fast-DDPM), or every one (DDPM)
+            sampling_steps: how often sampling evaluates the network; left out: 11, and 10 for 'uniform-from-0'; only with spacing='uniform' or 'uniform-from-0' (2 to 10000)
+            train_times: times to train on: those that sampling visits (Fast-DDPM), or every one (DDPM)
             antithetic: the times of a step's samples, over all ranks and micro-batches, come in pairs, an early and a late one, instead of each by itself
             num_times: times from the clean image to noise (2 to 10000)
             betas: MONAI's schedule of the noise that each time adds
@@ -400,7 +400,7 @@ class RecipeCalls(ABC):
             beta_end: variance that the last time adds; only with betas other than 'cosine' (above 0, below 1)
             sampler: the step between two times: DDIM's, with eta, or DDPM's draw from the posterior, with variance
             eta: noise of DDIM's steps: 0 for none, 1 for the posterior's; only with sampler='ddim' (0 to 1)
-            variance: that the posterior is drawn with: its own, or beta of the step, which is larger; only with sampler='posterior'
+            variance: variance with which the posterior is drawn: its own, or beta of the step, which is larger; only with sampler='posterior'
             clip: cut each predicted image to -1..1 while sampling
             channels: feature channels at each resolution, finest first
             num_res_blocks: residual blocks at each resolution (1 to 8)
@@ -413,85 +413,85 @@ class RecipeCalls(ABC):
             epochs: passes over the training data in all; where it is given, steps follows from it (1 to 10000000)
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
-            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); it takes the place of steps, batch_size and what else would make it long
+            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
             lr: peak learning rate, before lr_scaling (above 0, at most 10)
-            lr_scaling: what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)
+            lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
             weight_decay: weight decay; decoupled from the gradient with adamw (0 to 10)
             clip_norm: largest norm of the whole gradient; 0 leaves it as it is (0 to 1000000.0)
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
-            ema_decay: what each step leaves of an average of the weights over the steps, such as 0.999; validation and result are then those of the average, and checkpoints have both; 0 for no average (at least 0, below 1)
-            schedule: how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays
+            ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
+            schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
             warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
-            warmup_epochs: the same in epochs, also in parts of one; in place of warmup_steps (above 0, at most 1000000)
-            min_lr: where the schedule stops to lower the learning rate; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
+            warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
+            min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
-            lr_decay_every: steps between two such factors; only with schedule='step' (1 to 10000000)
-            plateau_patience: validations in a row without a better loss before the factor; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
+            plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
             dtype: type of the weights, and of the data on its way through the model
-            tf32: let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products; left out: as torch does, in convolutions only
+            tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
-            sdpa: kernel of scaled_dot_product_attention; one that cannot do the model's shapes ends the run; only with attention_edges
+            sdpa: kernel of scaled_dot_product_attention; a kernel that cannot handle the model's shapes ends the run; only with attention_edges
             on_nonfinite: what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the step before, or leave the step out and go on
             max_nonfinite_skips: steps in a row that are left out before the run ends; only with on_nonfinite='skip' (1 to 10000)
             strategy: 'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone
-            cpu_offload: keep weights, gradients and optimizer state in host memory; only with strategy='fsdp'
+            cpu_offload: keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps; only with strategy='fsdp'
             sync_batchnorm: BatchNorm layers take their statistics over all ranks (SyncBatchNorm)
-            static_graph: the same parameters take part in every step, which DDP may rely on; only with strategy='ddp'
-            find_unused_parameters: look in each step for parameters that took no part; costs time; only with strategy='ddp'
+            static_graph: let DDP rely on the same parameters taking part in every step; only with strategy='ddp'
+            find_unused_parameters: let DDP look in each step for parameters that took no part; costs time; only with strategy='ddp'
             broadcast_buffers: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step; only with strategy='ddp'
-            gradient_as_bucket_view: gradients stand in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
+            gradient_as_bucket_view: keep gradients in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
             bucket_mb: MiB of gradients that are sent as one message; only with strategy='ddp' (above 0, at most 10000)
-            comm_hook: what is sent of the gradients: rounded to bf16 or fp16, or their main directions (PowerSGD, Vogels et al. 2019); only with strategy='ddp'
+            comm_hook: how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions (PowerSGD, Vogels et al. 2019), which takes fewer bytes; only with strategy='ddp'
             powersgd_rank: directions of each matrix that are sent; only with comm_hook='powersgd' (1 to 1024)
-            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations
-            compile: torch.compile the model; the first step takes a minute or so, and a C++ compiler
-            channels_last: channels_last_3d memory format of weights and volumes
+            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations: less memory, more time
+            compile: compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute or so
+            channels_last: keep weights and volumes in the memory format channels_last_3d
             data: 'phantoms' (generated heads with a tumour and noise), or a folder of BraTS
             dataset: MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, else cache
-            check_voxels: read every file to its end before the first step, but for those that were found good before; off leaves damage, NaN and the like to the step that meets them
-            cache_rate: share of the rank's data kept decoded in host memory; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
-            replace_rate: share of the cache replaced after each epoch; above 0 takes SmartCacheDataset (0 to 1)
+            check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
+            cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
+            replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
-            shards: what to do where the data do not come out even over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out
-            num_workers: processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left out: chosen, and the run says why (0 to 64)
-            persistent_workers: keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset
-            prefetch: batches made ready ahead, and inputs ahead for each worker process (1 to 64)
+            shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
+            num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
+            persistent_workers: keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset
+            prefetch: batches prepared ahead, and inputs given ahead to each worker process (1 to 64)
             pin_memory: put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU
-            non_blocking: let the copy of a batch to the GPU run beside other work; it does from pinned memory
+            non_blocking: let the copy of a batch to the GPU overlap with other work, as it can from pinned memory
             transforms_on: where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, ThreadDataLoader), with no worker processes
             rotate90_prob: share of the samples that are turned by 90, 180 or 270 degrees in a random plane (0 to 1)
             flip_prob: share of the samples that are mirrored, along each axis by itself (0 to 1)
             val_fraction: share of the samples held out for validation; only with no split (at least 0, below 1)
-            test_fraction: share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: the result is then about the validation samples; only with no split (at least 0, below 1)
-            split_seed: seed of which samples are held out, and of generated data; runs with other values of seed have the same (0 to 2147483647)
+            test_fraction: share of the samples that only the result at the end uses; 0 for none: the result then uses the validation samples; only with no split (at least 0, below 1)
+            split_seed: seed that decides which samples are held out, and what generated data look like; independent of seed (0 to 2147483647)
             split: a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of names for each part; in place of val_fraction and test_fraction; only with data other than 'phantoms'
             val_every: steps between validations; 0 for none; only with no val_every_epochs (0 to 1000000)
             val_every_epochs: epochs between validations, in place of val_every (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
             checkpoint_every_epochs: epochs between checkpoints, beside those of checkpoint_every (0 to 1000000)
-            keep_checkpoints: how many of the run's newest whole checkpoints stay on the disk (1 to 10000)
+            keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
             best_metric: validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
-            restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
-            early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
+            restore_best: compute the result with the weights of the best validation (best_metric), not with those of the last step; only with best_metric
+            early_stop_patience: validations in a row without a better best_metric after which the run ends; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
-            log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
-            telemetry: write and send each step's numbers; off is for measuring its cost
-            work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            log_every: steps between two records of the numbers; every step is checked for NaN and Inf (1 to 1000000)
+            telemetry: write each step's numbers and send them to the notebook; off is for measuring what that costs
+            work_out_result: compute the recipe's result of the trained model at the end, which may take long; off is for measuring steps
             runs_dir: folder that gets one folder for each run
-            run_name: what the folder of the run, sweep or study is called, between date and number; empty for the recipe
+            run_name: name of the run, sweep or study, which its folder has between date and number; empty for the recipe's name
             tensorboard: write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients
             histograms_every: steps between TensorBoard's histograms; 0 for none; only with tensorboard (0 to 1000000)
             wandb: log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network
             wandb_project: W&B's project; only with wandb='offline' or 'online'
             wandb_entity: W&B's user or team; empty for the account's own; only with wandb='offline' or 'online'
             wandb_name: the run's name in W&B; empty for the name of the run's folder; only with wandb='offline' or 'online'
-            profile: steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none
+            profile: steps to profile, such as '10:20' for the steps 10 to 20; empty for none
         """
     @overload
     def train(
@@ -606,23 +606,23 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """From a mask to its aerial image: a network that learns a projection lens, and the lens itself.
+        """Compute the aerial image of a mask by a network that learns a projection lens, and by the lens.
 
         Args:
             preset: the name of values for the settings that are not given
-            image: image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a resist makes of that, whose response the network is not told; the latter only where images are simulated
+            image: image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a resist makes of it, whose response the network does not know; 'resist' only where images are simulated
             num_masks: masks generated where data='generated'; only with data='generated' (2 to 10000000)
             size: edge of each mask, in pixels; pictures in files are averaged down to it (16 to 4096)
             pixel_nm: edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for generated masks; files need it (above 0, at most 1000)
             layer: layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one; only with data other than 'generated'
-            wavelength_nm: of the light, in nm (above 1, at most 1000)
-            numerical_aperture: NA of the lens at the wafer (above 0.01, below 2)
+            wavelength_nm: wavelength of the light, in nm (above 1, at most 1000)
+            numerical_aperture: numerical aperture (NA) of the lens at the wafer (above 0.01, below 2)
             medium_index: refractive index above the resist: 1 for air, 1.437 for water (1 to 2)
             source: shape of the illumination
             sigma_inner: inner radius of the source, as a share of NA; only with source other than 'point' or 'conventional' (at least 0, below 1)
             sigma_outer: outer radius of the source, as a share of NA; only with source other than 'point' (above 0, at most 1)
             opening_deg: width of each pole of the source, in degrees; only with source='quadrupole' or 'quasar' or 'dipole' (above 0, at most 180)
-            source_angle_deg: turns the source's poles; a dipole lies along x at 0; only with source='quadrupole' or 'quasar' or 'dipole' (-360 to 360)
+            source_angle_deg: angle of the source's poles, in degrees; a dipole lies along x at 0; only with source='quadrupole' or 'quasar' or 'dipole' (-360 to 360)
             source_cells: cells along the source's edge; each one inside its shape is a point; only with source other than 'point' (1 to 201)
             defocus_nm: how far the resist is out of focus, in nm (-10000 to 10000)
             zernikes: aberrations in waves by Fringe number, such as '5:0.02,8:-0.01'; empty for none
@@ -639,83 +639,83 @@ class RecipeCalls(ABC):
             epochs: passes over the training data in all; where it is given, steps follows from it (1 to 10000000)
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
-            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); it takes the place of steps, batch_size and what else would make it long
+            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
             lr: peak learning rate, before lr_scaling (above 0, at most 10)
-            lr_scaling: what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)
+            lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
             weight_decay: weight decay; decoupled from the gradient with adamw (0 to 10)
             clip_norm: largest norm of the whole gradient; 0 leaves it as it is (0 to 1000000.0)
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
-            ema_decay: what each step leaves of an average of the weights over the steps, such as 0.999; validation and result are then those of the average, and checkpoints have both; 0 for no average (at least 0, below 1)
-            schedule: how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays
+            ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
+            schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
             warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
-            warmup_epochs: the same in epochs, also in parts of one; in place of warmup_steps (above 0, at most 1000000)
-            min_lr: where the schedule stops to lower the learning rate; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
+            warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
+            min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
-            lr_decay_every: steps between two such factors; only with schedule='step' (1 to 10000000)
-            plateau_patience: validations in a row without a better loss before the factor; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling; only with corrections
+            lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
+            plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; only with corrections
             dtype: type of the weights, and of the data on its way through the model
-            tf32: let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products; left out: as torch does, in convolutions only; only with corrections
+            tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only; only with corrections
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other; only with corrections
             on_nonfinite: what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the step before, or leave the step out and go on
             max_nonfinite_skips: steps in a row that are left out before the run ends; only with on_nonfinite='skip' (1 to 10000)
             strategy: 'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone
-            cpu_offload: keep weights, gradients and optimizer state in host memory; only with strategy='fsdp'
+            cpu_offload: keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps; only with strategy='fsdp'
             sync_batchnorm: BatchNorm layers take their statistics over all ranks (SyncBatchNorm)
-            static_graph: the same parameters take part in every step, which DDP may rely on; only with strategy='ddp'
-            find_unused_parameters: look in each step for parameters that took no part; costs time; only with strategy='ddp'
+            static_graph: let DDP rely on the same parameters taking part in every step; only with strategy='ddp'
+            find_unused_parameters: let DDP look in each step for parameters that took no part; costs time; only with strategy='ddp'
             broadcast_buffers: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step; only with strategy='ddp'
-            gradient_as_bucket_view: gradients stand in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
+            gradient_as_bucket_view: keep gradients in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
             bucket_mb: MiB of gradients that are sent as one message; only with strategy='ddp' (above 0, at most 10000)
-            comm_hook: what is sent of the gradients: rounded to bf16 or fp16, or their main directions (PowerSGD, Vogels et al. 2019); only with strategy='ddp'
+            comm_hook: how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions (PowerSGD, Vogels et al. 2019), which takes fewer bytes; only with strategy='ddp'
             powersgd_rank: directions of each matrix that are sent; only with comm_hook='powersgd' (1 to 1024)
-            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations
-            compile: torch.compile the model; the first step takes a minute or so, and a C++ compiler
+            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations: less memory, more time
+            compile: compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute or so
             data: 'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts (.glp, .gds, .oas, several separated by commas), which are cut into tiles
             dataset: MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, else cache
-            check_voxels: read every file to its end before the first step, but for those that were found good before; off leaves damage, NaN and the like to the step that meets them
-            cache_rate: share of the rank's data kept decoded in host memory; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
-            replace_rate: share of the cache replaced after each epoch; above 0 takes SmartCacheDataset (0 to 1)
+            check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
+            cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
+            replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
-            shards: what to do where the data do not come out even over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out
-            num_workers: processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left out: chosen, and the run says why (0 to 64)
-            persistent_workers: keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset
-            prefetch: batches made ready ahead, and inputs ahead for each worker process (1 to 64)
+            shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
+            num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
+            persistent_workers: keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset
+            prefetch: batches prepared ahead, and inputs given ahead to each worker process (1 to 64)
             pin_memory: put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU
-            non_blocking: let the copy of a batch to the GPU run beside other work; it does from pinned memory
+            non_blocking: let the copy of a batch to the GPU overlap with other work, as it can from pinned memory
             transforms_on: where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, ThreadDataLoader), with no worker processes
             rotate90_prob: share of the samples that are turned by 90, 180 or 270 degrees in a random plane (0 to 1)
             flip_prob: share of the samples that are mirrored, along each axis by itself (0 to 1)
             val_fraction: share of the samples held out for validation; only with no split (at least 0, below 1)
-            test_fraction: share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: the result is then about the validation samples; only with no split (at least 0, below 1)
-            split_seed: seed of which samples are held out, and of generated data; runs with other values of seed have the same (0 to 2147483647)
+            test_fraction: share of the samples that only the result at the end uses; 0 for none: the result then uses the validation samples; only with no split (at least 0, below 1)
+            split_seed: seed that decides which samples are held out, and what generated data look like; independent of seed (0 to 2147483647)
             split: a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of names for each part; in place of val_fraction and test_fraction; only with data other than 'generated'
             val_every: steps between validations; 0 for none; only with no val_every_epochs (0 to 1000000)
             val_every_epochs: epochs between validations, in place of val_every (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
             checkpoint_every_epochs: epochs between checkpoints, beside those of checkpoint_every (0 to 1000000)
-            keep_checkpoints: how many of the run's newest whole checkpoints stay on the disk (1 to 10000)
+            keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
             best_metric: validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
-            restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
-            early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
+            restore_best: compute the result with the weights of the best validation (best_metric), not with those of the last step; only with best_metric
+            early_stop_patience: validations in a row without a better best_metric after which the run ends; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
-            log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
-            telemetry: write and send each step's numbers; off is for measuring its cost
-            work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            log_every: steps between two records of the numbers; every step is checked for NaN and Inf (1 to 1000000)
+            telemetry: write each step's numbers and send them to the notebook; off is for measuring what that costs
+            work_out_result: compute the recipe's result of the trained model at the end, which may take long; off is for measuring steps
             runs_dir: folder that gets one folder for each run
-            run_name: what the folder of the run, sweep or study is called, between date and number; empty for the recipe
+            run_name: name of the run, sweep or study, which its folder has between date and number; empty for the recipe's name
             tensorboard: write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients
             histograms_every: steps between TensorBoard's histograms; 0 for none; only with tensorboard (0 to 1000000)
             wandb: log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network
             wandb_project: W&B's project; only with wandb='offline' or 'online'
             wandb_entity: W&B's user or team; empty for the account's own; only with wandb='offline' or 'online'
             wandb_name: the run's name in W&B; empty for the name of the run's folder; only with wandb='offline' or 'online'
-            profile: steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none
+            profile: steps to profile, such as '10:20' for the steps 10 to 20; empty for none
         """
     @overload
     def train(
@@ -769,50 +769,50 @@ class RecipeCalls(ABC):
         wandb_entity: str = "",
         wandb_name: str = "",
     ) -> Run:
-        """Finds a picture or a volume with the statistics of a given one (MCRpy's method).
+        """Find a picture or a volume with the statistics of a given one (MCRpy's method).
 
         Args:
             preset: the name of values for the settings that are not given
-            generated_fractions: shares of the phases of the generated picture, but for the first one; only with data='generated'
+            generated_fractions: shares of the phases of the generated picture, without the first one; only with data='generated'
             generated_correlation_length: how coarse the generated picture is, in pixels; only with data='generated' (above 0, at most 100)
-            shape: pixels of what is looked for, two or three numbers; left out: 32 32 32 for generated data, else the data's own
-            add_dimension: look for a volume: the picture's shape and so many slices; in place of shape (4 to 4096)
-            descriptor_types: the statistics to meet
-            descriptor_weights: what each descriptor's differences are multiplied by; left out: 1 each for the default descriptor_types, and otherwise, as for (), each one's own: Variation 100, CrossCorrelations 10, all others 1
-            limit_to: correlations reach over fewer than so many pixels in each direction (2 to 512)
-            periodic: beyond an edge the field goes on at the opposite one; otherwise only what is inside counts
-            isotropic: of a volume, or of three pictures: one mean over the directions, in place of one for each
+            shape: size in pixels of the field to find, two or three numbers; left out: 32 32 32 for generated data, else the data's own
+            add_dimension: number of slices of a volume to find, each with the picture's shape; in place of shape (4 to 4096)
+            descriptor_types: the statistics that the field has to match
+            descriptor_weights: factor on each descriptor's differences; left out: 1 each for the default descriptor_types, and otherwise, as for (), 100 for Variation, 10 for CrossCorrelations and 1 for all others
+            limit_to: number of pixels, in each direction, below which correlations reach (2 to 512)
+            periodic: the field continues beyond an edge at the opposite one; off: only the inside counts
+            isotropic: take one mean over the directions of a volume, or of three pictures, in place of one for each direction
             multigrid_descriptor: measure the target averaged over 2, 4 ... pixels as well
             multigrid_reconstruction: look for the field on coarse grids first, as many as the target's descriptors have and shape allows
-            multiphase: a field for each phase; needed for more than two
+            multiphase: search one field for each phase; needed for more than two phases
             gram_network: weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with 0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first; only with GramMatrices among descriptor_types
             loss_type: norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes, length
             oor_multiplier: weight of the mean squared distance of the field from 0..1; only with optimizer_type other than 'lbfgs' or 'lbfgsb' or 'tnc' or 'simulatedannealing' or 'ytpost' (0 to 1000000000000.0)
             phase_sum_multiplier: weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes further in as many steps; only with multiphase (0 to 1000000000000.0)
-            optimizer_type: 'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and 'tnc' are scipy's, keep to 0..1 and have all vectors on each rank's host; 'simulatedannealing' and 'ytpost' swap pixels and need no gradient; the others are torch's, which the penalty holds in 0..1
+            optimizer_type: 'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and 'tnc' are scipy's, keep to 0..1 and have all vectors in each rank's host memory; 'simulatedannealing' and 'ytpost' swap pixels and need no gradient; the others are torch's, which the penalty holds in 0..1
             history_size: how many earlier steps L-BFGS remembers; each takes two copies of the field, which the ranks share with 'lbfgs' and each has with 'lbfgsb'; only with optimizer_type='lbfgs' or 'lbfgsb' (1 to 100)
             swap_steps: steps, after all others, in which pixels of different phases are swapped where that lowers the loss (YTPost); only with optimizer_type other than 'simulatedannealing' or 'ytpost' (0 to 10000000)
-            temperature: of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls to a thousandth; only with optimizer_type='simulatedannealing' (above 0, at most 1000)
+            temperature: temperature of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls to a thousandth; only with optimizer_type='simulatedannealing' (above 0, at most 1000)
             slices_per_step: slices of a volume across each direction that a step of torch's optimizers looks at, drawn at random; left out: all of them; only with optimizer_type other than 'lbfgs' or 'lbfgsb' or 'tnc' or 'simulatedannealing' or 'ytpost' (1 to 4096)
             tolerance: a grid is done when a step gains less than this share of the loss; 0 for never; only with optimizer_type other than 'simulatedannealing' or 'ytpost' (0 to 1)
             initial: a .npy file of the shape to begin with, phases or shares; empty for noise from the seed
-            steps: at most so many optimizer steps in all, shared evenly among the grids (1 to 10000000)
+            steps: the most optimizer steps in all, shared evenly among the grids (1 to 10000000)
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
             lr: learning rate of torch's optimizers; 'lbfgs', 'lbfgsb' and 'tnc' find their own steps; only with optimizer_type other than 'lbfgs' or 'lbfgsb' or 'tnc' or 'simulatedannealing' or 'ytpost' (above 0, at most 1000)
             data: 'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, or MCRpy's .pickle
             val_every: steps between two measurements of the field as it would come out (s2_error); 0 for none; only with no val_every_epochs (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
-            keep_checkpoints: how many of the run's newest whole checkpoints stay on the disk (1 to 10000)
+            keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
             best_metric: validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
-            early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
+            early_stop_patience: validations in a row without a better best_metric after which the run ends; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
-            log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
-            telemetry: write and send each step's numbers; off is for measuring its cost
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            log_every: steps between two records of the numbers; every step is checked for NaN and Inf (1 to 1000000)
+            telemetry: write each step's numbers and send them to the notebook; off is for measuring what that costs
             runs_dir: folder that gets one folder for each run
-            run_name: what the folder of the run, sweep or study is called, between date and number; empty for the recipe
+            run_name: name of the run, sweep or study, which its folder has between date and number; empty for the recipe's name
             tensorboard: write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients
             wandb: log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network
             wandb_project: W&B's project; only with wandb='offline' or 'online'
@@ -931,26 +931,26 @@ class RecipeCalls(ABC):
         wandb_name: str = "",
         profile: str = "",
     ) -> Run:
-        """From a volume to how soon an event is to be expected: a 3D ResNet with Cox's partial likelihood.
+        """Predict from a volume how soon an event is to be expected: a 3D ResNet, Cox's partial likelihood.
 
         Args:
             preset: the name of values for the settings that are not given
             fold: column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out val_fraction; only with data other than 'generated'
             check_time_unit: refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in years; only with data other than 'generated'
             features: columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'; only with data other than 'generated'
-            spread_events: spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: one that has none learns nothing; only with no replace_rate
+            spread_events: spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: a micro-batch without an event teaches nothing; only with no replace_rate
             num_patients: patients generated where data='generated'; only with data='generated' (4 to 10000000)
             image_size: voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; for files the median of their shapes, made smaller until a batch fits into the memory
             spacing: voxel size in mm to which volumes are resampled, one number or three (right, front, top), such as 1.5; their middle of image_size voxels is then taken, filled up where they are smaller; left out: volumes are resized to image_size, whatever the size of their voxels; only with data other than 'generated'
-            hu_min: Hounsfield units that become 0, and all below (-1000000.0 to 1000000.0)
-            hu_max: Hounsfield units that become 1, and all above (-1000000.0 to 1000000.0)
+            hu_min: Hounsfield units that become 0, as do all values below (-1000000.0 to 1000000.0)
+            hu_max: Hounsfield units that become 1, as do all values above (-1000000.0 to 1000000.0)
             resnet: MONAI's 3D ResNet
-            widen_factor: times 64 are the channels of the network's first stage; left out: 0.25 for generated volumes, else 1 (above 0, at most 8)
+            widen_factor: factor on the 64 channels of the network's first stage; left out: 0.25 for generated volumes, else 1 (above 0, at most 8)
             stem_stride: stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory (1 or 2)
             pretrained: file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none
             freeze_epochs: epochs at the beginning in which the last layer learns and the ResNet does not (0 to 1000000)
-            encoder_lr_factor: what the learning rate is multiplied by for the ResNet's weights, such as 0.1 for pretrained ones; the last layer learns at lr (above 0, at most 10)
-            ties: how the partial likelihood takes events at the same time
+            encoder_lr_factor: factor on the learning rate of the ResNet's weights, such as 0.1 for pretrained ones; the last layer learns at lr (above 0, at most 10)
+            ties: how the partial likelihood treats events at the same time
             eval_times: times, in the data's unit, for which the result says how good predictions are; left out: the quartiles of the events' times
             risk_groups: groups of equal size among the training patients whose curves are drawn (2 to 8)
             steps: optimizer steps in all (1 to 10000000)
@@ -960,86 +960,86 @@ class RecipeCalls(ABC):
             epochs: passes over the training data in all; where it is given, steps follows from it; 50 by default with data other than 'generated' (1 to 10000000)
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
-            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); it takes the place of steps, batch_size and what else would make it long
+            smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
             lr: peak learning rate, before lr_scaling; 0.0001 by default with data other than 'generated' (above 0, at most 10)
-            lr_scaling: what lr is multiplied by where a step has more samples than lr_batch_size: nothing, the root of how many times more (for Adam; Malladi et al. 2022), or that number itself (for SGD; Goyal et al. 2017)
+            lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
             weight_decay: weight decay; decoupled from the gradient with adamw; 1e-05 by default with data other than 'generated' (0 to 10)
             clip_norm: largest norm of the whole gradient; 0 leaves it as it is (0 to 1000000.0)
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
-            ema_decay: what each step leaves of an average of the weights over the steps; validation and result are then those of the average, and checkpoints have both; 0 for no average; 0.0 by default with data other than 'generated' (at least 0, below 1)
-            schedule: how the learning rate goes after the warm-up; cosine falls to min_lr at the last step, step and plateau multiply by lr_decay, every lr_decay_every steps or where the validation loss stays
+            ema_decay: share that each step keeps of an average of the weights over the steps; validation and result then use the average, and checkpoints have both; 0 for no average; 0.0 by default with data other than 'generated' (at least 0, below 1)
+            schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
             warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
-            warmup_epochs: the same in epochs, also in parts of one; in place of warmup_steps (above 0, at most 1000000)
-            min_lr: where the schedule stops to lower the learning rate; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
+            warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
+            min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
-            lr_decay_every: steps between two such factors; only with schedule='step' (1 to 10000000)
-            plateau_patience: validations in a row without a better loss before the factor; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
+            plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
             dtype: type of the weights, and of the data on its way through the model
-            tf32: let GPUs from compute capability 8.0 on round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products; left out: as torch does, in convolutions only
+            tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
             on_nonfinite: what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the step before, or leave the step out and go on
             max_nonfinite_skips: steps in a row that are left out before the run ends; only with on_nonfinite='skip' (1 to 10000)
             strategy: 'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone
-            cpu_offload: keep weights, gradients and optimizer state in host memory; only with strategy='fsdp'
+            cpu_offload: keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps; only with strategy='fsdp'
             sync_batchnorm: BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to normalise alike
-            static_graph: the same parameters take part in every step, which DDP may rely on; only with strategy='ddp'
-            find_unused_parameters: look in each step for parameters that took no part; costs time; only with strategy='ddp'
+            static_graph: let DDP rely on the same parameters taking part in every step; only with strategy='ddp'
+            find_unused_parameters: let DDP look in each step for parameters that took no part; costs time; only with strategy='ddp'
             broadcast_buffers: rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step; only with strategy='ddp'
-            gradient_as_bucket_view: gradients stand in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
+            gradient_as_bucket_view: keep gradients in the buckets that are sent, which saves a copy of them; only with strategy='ddp'
             bucket_mb: MiB of gradients that are sent as one message; only with strategy='ddp' (above 0, at most 10000)
-            comm_hook: what is sent of the gradients: rounded to bf16 or fp16, or their main directions (PowerSGD, Vogels et al. 2019); only with strategy='ddp'
+            comm_hook: how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions (PowerSGD, Vogels et al. 2019), which takes fewer bytes; only with strategy='ddp'
             powersgd_rank: directions of each matrix that are sent; only with comm_hook='powersgd' (1 to 1024)
-            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations
-            compile: torch.compile the model; the first step takes a minute or so, and a C++ compiler
-            channels_last: channels_last_3d memory format of weights and volumes
+            checkpoint_activations: compute the model's blocks again in the backward pass, in place of keeping their activations: less memory, more time
+            compile: compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute or so
+            channels_last: keep weights and volumes in the memory format channels_last_3d
             data: 'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'
             dataset: MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, else cache
-            check_voxels: read every file to its end before the first step, but for those that were found good before; off leaves damage, NaN and the like to the step that meets them
-            cache_rate: share of the rank's data kept decoded in host memory; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
-            replace_rate: share of the cache replaced after each epoch; above 0 takes SmartCacheDataset (0 to 1)
+            check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
+            cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
+            replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
-            shards: what to do where the data do not come out even over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: none is used twice, and what does not fill a step is left out
-            num_workers: processes for each rank that read, decode, crop and augment; 0: a thread of the rank does; left out: chosen, and the run says why (0 to 64)
-            persistent_workers: keep worker processes from one epoch to the next; auto: on, but with SmartCacheDataset
-            prefetch: batches made ready ahead, and inputs ahead for each worker process (1 to 64)
+            shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
+            num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
+            persistent_workers: keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset
+            prefetch: batches prepared ahead, and inputs given ahead to each worker process (1 to 64)
             pin_memory: put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU
-            non_blocking: let the copy of a batch to the GPU run beside other work; it does from pinned memory
+            non_blocking: let the copy of a batch to the GPU overlap with other work, as it can from pinned memory
             transforms_on: where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, ThreadDataLoader), with no worker processes
             rotate90_prob: share of the samples that are turned by 90, 180 or 270 degrees in a random plane (0 to 1)
             flip_prob: share of the samples that are mirrored, along each axis by itself (0 to 1)
             intensity_prob: share of the samples whose intensities are scaled, and share of those that are shifted (0 to 1)
             intensity_strength: largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s; only with intensity_prob (0 to 1)
             val_fraction: share of the patients held out for validation; only with no split; only with no fold (at least 0, below 1)
-            test_fraction: share of the samples that the result at the end is about, and that nothing looks at before; 0 for none: the result is then about the validation samples; only with no split; only with no fold (at least 0, below 1)
-            split_seed: seed of which samples are held out, and of generated data; runs with other values of seed have the same (0 to 2147483647)
+            test_fraction: share of the samples that only the result at the end uses; 0 for none: the result then uses the validation samples; only with no split; only with no fold (at least 0, below 1)
+            split_seed: seed that decides which samples are held out, and what generated data look like; independent of seed (0 to 2147483647)
             split: a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of names for each part; in place of val_fraction and test_fraction; only with data other than 'generated'; only with no fold
             val_every: steps between validations; 0 for none; only with no val_every_epochs (0 to 1000000)
             val_every_epochs: epochs between validations, in place of val_every; 1 by default with data other than 'generated' (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
             checkpoint_every_epochs: epochs between checkpoints, beside those of checkpoint_every (0 to 1000000)
-            keep_checkpoints: how many of the run's newest whole checkpoints stay on the disk (1 to 10000)
+            keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
             best_metric: validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none
             best_mode: whether the best value of best_metric is the smallest or the largest; only with best_metric
-            restore_best: the result is that of the weights with the best validation (best_metric), not of the last step's; only with best_metric
-            early_stop_patience: the run ends after so many validations in a row in which best_metric was not better; 0 for never; only with best_metric (0 to 10000)
+            restore_best: compute the result with the weights of the best validation (best_metric), not with those of the last step; only with best_metric
+            early_stop_patience: validations in a row without a better best_metric after which the run ends; 0 for never; only with best_metric (0 to 10000)
             early_stop_min_delta: by how much a value must be better to count for early_stop_patience; only with early_stop_patience (0 to 1000000000.0)
-            resume: where to go on: 'auto' for the newest whole checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
-            log_every: steps between two that are recorded; NaN and Inf are looked for in all (1 to 1000000)
-            telemetry: write and send each step's numbers; off is for measuring its cost
-            work_out_result: say at the end what the recipe finds of the trained model, which may take long; off is for measuring steps
+            resume: where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning
+            log_every: steps between two records of the numbers; every step is checked for NaN and Inf (1 to 1000000)
+            telemetry: write each step's numbers and send them to the notebook; off is for measuring what that costs
+            work_out_result: compute the recipe's result of the trained model at the end, which may take long; off is for measuring steps
             runs_dir: folder that gets one folder for each run
-            run_name: what the folder of the run, sweep or study is called, between date and number; empty for the recipe
+            run_name: name of the run, sweep or study, which its folder has between date and number; empty for the recipe's name
             tensorboard: write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients
             histograms_every: steps between TensorBoard's histograms; 0 for none; only with tensorboard (0 to 1000000)
             wandb: log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network
             wandb_project: W&B's project; only with wandb='offline' or 'online'
             wandb_entity: W&B's user or team; empty for the account's own; only with wandb='offline' or 'online'
             wandb_name: the run's name in W&B; empty for the name of the run's folder; only with wandb='offline' or 'online'
-            profile: steps to profile, such as '10:20' for the steps 10 to 20 and all between; empty for none
+            profile: steps to profile, such as '10:20' for the steps 10 to 20; empty for none
         """
     @overload
     def train(self, recipe: str, **settings: Any) -> Run: ...

@@ -92,7 +92,7 @@ def _transport(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ..
     if cluster.transport.name == SINGLE:
         why = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
         raise ConfigError(
-            f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot talk to each other here. nbgpu "
+            f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot communicate with each other here. nbgpu "
             f"doctor says more\n{why}"
         )
     if cluster.transport in possible:
@@ -164,6 +164,6 @@ def _mend(cluster: Cluster) -> str:
 def _happened(num_before: int, num_now: int) -> str:
     if num_now < num_before:
         left = rank_ranges(range(num_now, num_before))
-        return f"rank {left} left, and what it held is gone; rank {rank_ranges(range(num_now))} kept all variables"
+        return f"rank {left} left, and the variables there are gone; rank {rank_ranges(range(num_now))} kept all variables"
     came = rank_ranges(range(num_before, num_now))
     return f"rank {came} is new and empty; rank {rank_ranges(range(num_before))} kept all variables"

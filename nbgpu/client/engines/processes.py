@@ -167,7 +167,7 @@ class Processes:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
             raise ClusterError(
-                f"the process that starts engines does not answer ({error!r}). Start the cluster anew: %nbgpu "
+                f"the process that starts engines does not answer ({error!r}). Start the cluster again: %nbgpu "
                 "restart"
             ) from None
 

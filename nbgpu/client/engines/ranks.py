@@ -150,17 +150,17 @@ class Ranks:
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     @uninterrupted()
-    def prepare_for(self, transport: Transport, anew: bool) -> None:
+    def prepare_for(self, transport: Transport, with_new_engines: bool) -> None:
         """Give the engines their seats for a transport.
 
         Args:
-            anew: whether the ranks have tried another transport, and get new engines; the remains of a failed
-                transport in an engine cannot be repaired.
+            with_new_engines: whether the ranks have tried another transport, whose remains in an engine
+                cannot be repaired.
         """
-        if anew:
+        if with_new_engines:
             self.end(range(len(self)))
         self._seats = self._seats_for(transport)
-        if anew:
+        if with_new_engines:
             self.seating.generation += 1
             self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
@@ -562,7 +562,7 @@ class Ranks:
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
                 raise ClusterError(
-                    f"what rank {rank} prints does not arrive. {self._processes.log_tail('controller')}"
+                    f"the output of rank {rank} does not arrive. {self._processes.log_tail('controller')}"
                 )
             if how := self.how_ended(rank):
                 raise ClusterError(how)

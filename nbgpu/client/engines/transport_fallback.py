@@ -24,7 +24,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
     """
     failed: dict[str, str] = {}
     for transport in transports:
-        ranks.prepare_for(transport, anew=bool(failed))
+        ranks.prepare_for(transport, with_new_engines=bool(failed))
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
             return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed, config.simulated)
@@ -37,5 +37,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
             failed[transport.name] = str(error)
         ranks.require_reachable()
     reasons = "\n".join(f"{name}: {why}" for name, why in failed.items())
-    advice = "" if config.backend == "auto" else "\nbackend='auto' tries other ways, too"
-    raise ClusterError(f"the ranks cannot talk to each other. nbgpu doctor says more.\n{reasons}{advice}")
+    advice = "" if config.backend == "auto" else "\nbackend='auto' tries the other transports, too"
+    raise ClusterError(
+        f"the ranks cannot communicate with each other. nbgpu doctor says more.\n{reasons}{advice}"
+    )

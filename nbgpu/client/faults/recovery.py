@@ -233,7 +233,9 @@ class Recovery:
         except NbgpuError as error:
             # The person must see the errors that the ranks raised, and not this one.
             self.leave_behind(results)
-            return [f"the process group could not be formed anew, and the next cell tries again: {error}"]
+            return [
+                f"the process group could not be formed again, and the next cell tries once more: {error}"
+            ]
         except KeyboardInterrupt:
             # The cell is over, and reports how it ended.
             return ["the forming of the process group was stopped, and the next cell forms it"]

@@ -50,7 +50,7 @@ def system() -> Finding:
 def cores() -> Finding:
     """Check the cores that the ranks may use, and whether the container has a smaller quota of CPU time."""
     usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    text = f"{usable} of the host's {os.cpu_count()} cores"
+    text = f"{usable} of the machine's {os.cpu_count()} cores"
     if quota is not None and quota < usable:
         return warn(
             "cores",
@@ -58,7 +58,7 @@ def cores() -> Finding:
             f"share them out yourself: threads_per_rank={max(1, int(quota) // 2)} for 2 ranks (--threads-per-rank)",
         )
     if usable < 2:
-        return warn("cores", text, "two CPU ranks take turns on one core; take a host with two or more")
+        return warn("cores", text, "two CPU ranks take turns on one core; take a machine with two or more")
     return ok("cores", text)
 
 
@@ -73,7 +73,7 @@ def memory() -> Finding:
             "keep the ranks below it with memory_limit, so that one raises an error and is not killed",
         )
     if host.available < _MIN_MEMORY_BYTES:
-        return warn("memory", text, "end what else runs here, or take smaller pieces")
+        return warn("memory", text, "end other programs, or take smaller pieces")
     return ok("memory", text)
 
 
@@ -123,7 +123,7 @@ def limits(has_gpus: bool) -> Iterator[Finding]:
         yield warn(
             "locked memory",
             f"{locked / 2**20:.0f} MiB",
-            "InfiniBand needs more: docker run --ulimit memlock=-1; GPUs of one host do without",
+            "InfiniBand needs more: docker run --ulimit memlock=-1; GPUs of one machine do without",
         )
     else:
         yield ok("locked memory", _in_words(locked, "bytes"))

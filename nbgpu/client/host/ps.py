@@ -18,10 +18,11 @@ _TAIL_BYTES = 8192
 
 
 def table() -> str:
-    """A table of all clusters of this user on this host, one in a line."""
+    """A table of all clusters of this user on this machine, one in a line."""
     known = registry.entries()
     notes = [
-        f"{path} is no entry of a cluster, and is passed over: remove it" for path in registry.unreadable()
+        f"{path} is not an entry of a cluster, and is passed over: remove it"
+        for path in registry.unreadable()
     ]
     if not known:
         return "\n".join(["no clusters", *notes])

@@ -177,7 +177,7 @@ def folder() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ClusterError(
-            f"{place} cannot be made ({error.strerror}), and there is noted which cluster has which GPU. Name another "
+            f"{place} cannot be made ({error.strerror}), where nbgpu notes which cluster has which GPU. Name another "
             f"folder in the environment variable {STATE_VARIABLE}"
         ) from None
     found = place.stat()

@@ -44,12 +44,12 @@ def _cell_arguments() -> MagicArgumentParser:
         add_help=False,
     )
     parser.add_argument("--help", action="store_true", help="show this, and run nothing")
-    parser.add_argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
+    parser.add_argument("--ranks", help="which ranks, such as 0,2-3; left out: all")
     parser.add_argument(
         "--into", metavar="NAME", help="notebook variable that gets the last value of each rank"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="interrupt the ranks after so many seconds"
+        "--timeout", type=float, metavar="S", help="seconds after which the ranks are interrupted"
     )
     parser.add_argument("--full", action="store_true", help="show the libraries' part of tracebacks too")
     parser.add_argument(
@@ -190,13 +190,13 @@ class NbgpuMagics(Magics):
             _keep_values(running, arguments)
 
     @magic_arguments()
-    @argument("--ranks", default="1,2", help="numbers of ranks, such as 1,2,4; 1,2 where it is left out")
+    @argument("--ranks", default="1,2", help="numbers of ranks, such as 1,2,4; left out: 1,2")
     @argument(
         "--mode", default="weak", help="'weak': step() is the same work on each rank; 'strong': all share it"
     )
     @argument("--repeats", type=int, default=3, help="how often each number of ranks is measured, in turns")
     @argument("--steps", type=int, default=20, help="calls of step() that are measured in each repeat")
-    @argument("--warm-up", type=int, default=5, help="calls before them that are not")
+    @argument("--warm-up", type=int, default=5, help="calls before them that are not measured")
     @argument("--into", metavar="NAME", help="notebook variable that gets the study, with its frame()")
     @cell_magic
     def scaling(self, line: str, cell: str) -> None:
@@ -274,10 +274,10 @@ class NbgpuMagics(Magics):
             )
 
     @magic_arguments()
-    @argument("--rank", type=int, help="which rank; the whole cluster where it is left out")
-    @argument("--replay", action="store_true", help="run the cells again there that the rank had seen")
+    @argument("--rank", type=int, help="which rank; left out: the whole cluster")
+    @argument("--replay", action="store_true", help="run the lost rank's cells again on the new one")
     def _restart(self, line: str) -> None:
-        """End a rank and put a new process in its place, or start the whole cluster anew."""
+        """End a rank and put a new process in its place, or end the whole cluster and start it again."""
         arguments: Namespace = parse_argstring(self._restart, line)
         if arguments.replay and arguments.rank is None:
             raise UsageError(
@@ -287,13 +287,13 @@ class NbgpuMagics(Magics):
 
     def _resize(self, arguments: list[str]) -> None:
         if len(arguments) != 1 or not arguments[0].isdigit():
-            raise UsageError("%nbgpu resize N: say how many ranks there are to be")
+            raise UsageError("%nbgpu resize N: say how many ranks you want")
         cluster = current()
         print(cluster.resize(int(arguments[0])))  # noqa: T201 - the magic's output
         cluster.tell_news()
 
     @magic_arguments()
-    @argument("--rank", type=int, help="which rank; the one that failed first where it is left out")
+    @argument("--rank", type=int, help="which rank; left out: the one that failed first")
     def _debug(self, line: str) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
         post_mortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
@@ -360,12 +360,12 @@ class NbgpuMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
-    @argument("--rank", type=int, help="which rank; 0 where it is left out")
-    @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; the same where left out")
+    @argument("--rank", type=int, help="which rank; left out: 0")
+    @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; left out: the same")
     @argument(
         "--into", metavar="NAME", help="notebook variable that gets a dict: the value of each rank, by rank"
     )
-    @argument("--ranks", help="which ranks for --into, such as 0,2-3; all where it is left out")
+    @argument("--ranks", help="which ranks for --into, such as 0,2-3; left out: all")
     @line_magic
     def pull(self, line: str) -> None:
         """Copy variables from a rank, or from all ranks, into the notebook."""
@@ -373,7 +373,7 @@ class NbgpuMagics(Magics):
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables of the notebook")
-    @argument("--ranks", help="which ranks, such as 0,2-3; all where it is left out")
+    @argument("--ranks", help="which ranks, such as 0,2-3; left out: all")
     @line_magic
     def push(self, line: str) -> None:
         """Copy variables from the notebook to every rank, or to some."""
@@ -398,8 +398,8 @@ def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
         started = time.strftime("%H:%M on %d %B", time.localtime(entry.started_s))
         run = f", with the run {entry.run.name}" if entry.run is not None else ""
         text = (
-            f"cluster {entry.id} of this notebook goes on since {started}{run}, because it was started with --keep. "
-            f"To take it: {before}%nbgpu attach {entry.id}. To end it: nbgpu stop {entry.id}"
+            f"cluster {entry.id} of this notebook has gone on since {started}{run}, because it was started with --keep. "
+            f"To connect to it: {before}%nbgpu attach {entry.id}. To end it: nbgpu stop {entry.id}"
         )
         print(text, file=sys.stderr)  # noqa: T201
 

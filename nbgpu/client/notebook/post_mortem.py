@@ -33,7 +33,7 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     if not failed:
         raise ClusterError(
             f"{'no rank' if rank is None else f'rank {rank}'} has a failure to look at. It is kept until the next cell "
-            "runs there, and not where memory ran out or the process ended"
+            "runs there, but not where memory ran out or the process ended"
         )
     first = min(failed, key=lambda r: failed[r][0])
     print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output

@@ -25,7 +25,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
     """
     statements = list(dict.fromkeys(made_by(shell.history_manager.input_hist_parsed, shell.user_ns)))
     if not statements:
-        return "the notebook has imported nothing that it still has"
+        return "the notebook has no imports to repeat"
     folders = [os.path.abspath(folder) for folder in sys.path if folder]  # noqa: PTH100 - as text
     by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
         reference(Call.RUN_IMPORTS), statements, folders

@@ -104,8 +104,8 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
         )
     if isinstance(config, OwnConfig) and not asked.trust:
         problems.append(
-            f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, and that file would be "
-            "run with all that you may do. If you trust it, set trust"
+            f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, whose code would run "
+            "with all of your permissions. If you trust it, set trust"
         )
     allowed = config.AT_PREDICTION
     problems += [
@@ -121,7 +121,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
     ]
     checkpoint = _checkpoint(folder, asked.checkpoint)
     if checkpoint is None:
-        problems.append(f"{folder} has no {'whole' if asked.checkpoint == 'newest' else 'best'} checkpoint")
+        problems.append(f"{folder} has no {'intact' if asked.checkpoint == 'newest' else 'best'} checkpoint")
     if not problems:
         try:
             changed = config.counting(**_with_data(config, asked.data), **settings)
@@ -201,9 +201,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
 
 
 def _goes_on(job: Job) -> str:
-    return (
-        f"What was predicted before stays in {job.out}, and the same prediction goes on with what is missing"
-    )
+    return f"The predictions made so far stay in {job.out}, and the same prediction goes on with the missing samples"
 
 
 class _Shown:

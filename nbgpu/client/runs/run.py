@@ -253,7 +253,7 @@ class Run:
         return of_run(title, info.world_size, events, records, profiles, steps)
 
     def result(self) -> Mapping[str, Any] | None:
-        """Return what the recipe says of the trained model, beside its baselines, or None until the run has
+        """Return the recipe's result of the trained model, beside its baselines, or None until the run has
         finished."""
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
@@ -385,13 +385,13 @@ class Run:
         damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
         if newest.checkpoint is None:
             raise RunError(
-                f"{self.folder.name} has no whole checkpoint: {damaged}"
+                f"{self.folder.name} has no intact checkpoint: {damaged}"
                 if damaged
                 else f"{self.folder.name} has no checkpoint yet: one is written at the end, "
                 "and after every `checkpoint_every` steps"
             )
         if damaged:
-            _log.warning("%s; the newest whole checkpoint is %s", damaged, newest.checkpoint.name)
+            _log.warning("%s; the newest intact checkpoint is %s", damaged, newest.checkpoint.name)
         return newest.checkpoint
 
     def _best_checkpoint(self) -> Path:
@@ -409,7 +409,7 @@ class Run:
         if what := checkpoint_files.damage(best.checkpoint):
             raise RunError(
                 f"the best checkpoint of {self.folder.name}, {best.checkpoint}, is damaged ({what}). "
-                "run.checkpoint() is the newest whole one"
+                "run.checkpoint() is the newest intact one"
             )
         return best.checkpoint
 
@@ -433,8 +433,8 @@ class Run:
             send(self._host.folder)
         except OSError as error:
             raise RunError(
-                f"the ranks cannot be asked, because neither {self.folder} nor the cluster's folder can be written: "
-                f"{error.strerror}. Make room, and say it again; %nbgpu stop ends the cluster, and with it the run"
+                f"the ranks cannot be reached, because neither {self.folder} nor the cluster's folder can be written: "
+                f"{error.strerror}. Make room and try again; %nbgpu stop ends the cluster, and with it the run"
             ) from None
 
     def _refuse_if_over(self, what: str) -> None:

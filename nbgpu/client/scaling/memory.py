@@ -27,7 +27,7 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
     stay as they are, and their memory is free afterwards. `cluster.plan` only predicts.
 
     Args:
-        recipe: the workload.
+        recipe: the recipe's name, such as 'autoencoder', or the path of your own.
         cluster: a cluster that runs; None for the current one.
         with_data: whether to read the recipe's data, too, and measure what `cache_rate` keeps of them in host
             memory. It takes as long as the beginning of a run.

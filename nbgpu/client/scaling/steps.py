@@ -17,7 +17,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
     """Time a step of DDP or FSDP with and without the exchange between the ranks, on generated batches.
 
     Args:
-        recipe: the workload.
+        recipe: the recipe's name, such as 'autoencoder', or the path of your own.
         num_steps: the number of timed steps of each kind.
         cluster: a cluster that runs; None for the current one.
         settings: as for `Cluster.train`.

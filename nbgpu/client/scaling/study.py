@@ -203,7 +203,7 @@ class Study:
         """Say in a few sentences what bounds the runs of a point, and what to change first.
 
         Args:
-            value: of what is varied; None for the last point that was measured.
+            value: the value of the varied setting; None for the last point that was measured.
 
         Raises:
             ConfigError: the study has no such point.
@@ -260,7 +260,7 @@ class Study:
         presenter.show_study(self)
 
     def stop(self) -> None:
-        """End after the present step. What was measured stays, and `resume` goes on."""
+        """End after the current step. Measured repeats stay, and `resume` goes on."""
         self._stopping.set()
         run = self._run
         with suppress(RunError):  # the run may end at this very moment, which is just as good
@@ -285,14 +285,14 @@ class Study:
         self._ending.call(lambda: callback(self))
 
     def resume(self) -> Study:
-        """Measure what is missing: repeats that were not come to, and those that failed. Returns at once.
+        """Measure what is missing: repeats that were not reached, and those that failed. Returns at once.
 
         Raises:
             ClusterError: a GPU is in use by a cluster.
-            RunError: the study goes on already, here or in another process.
+            RunError: the study is running already, here or in another process.
         """
         if not self._ending.over:
-            raise RunError(f"{self.folder.name} goes on already")
+            raise RunError(f"{self.folder.name} is running already")
         ranks = max(point.ranks for point in self.points)
         cluster = Cluster.with_config(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:

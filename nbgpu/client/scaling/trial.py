@@ -23,18 +23,19 @@ _CYCLES = 2
 
 
 def try_advice(explained: Run | Study, number: int = 1, links: Links | None = None, **settings: Any) -> Study:
-    """Measure what an advice of `explain` brings: a study with two points, without it and with it. Returns at
-    once. Its table says what was promised and what it brought.
+    """Measure what a piece of advice of `explain` brings, by a study with two points, without it and with it.
+
+    Returns at once. The study's table says what was promised and what it brought.
 
     Args:
         explained: the run or the study whose `explain` gave the advice. Of a study it is the advice for the
             last point that was measured.
-        number: of the advice, counted from 1.
+        number: the number of the advice, counted from 1.
         links: as for `run.explain`.
-        settings: of the study, such as `repeats`, `measured_steps` and `studies_dir`.
+        settings: settings of the study, such as `repeats`, `measured_steps` and `studies_dir`.
 
     Raises:
-        ConfigError: there is no such advice, or it is not one of a setting; nothing was started.
+        ConfigError: there is no such advice, or it is not about a setting; nothing was started.
         RunError: nothing can be explained yet.
         ClusterError: a GPU is in use by a cluster.
     """
@@ -81,9 +82,7 @@ def _chosen(explanation: Explanation, number: int) -> Advice:
         raise ConfigError(f"advice {number}: {there_is}. {explanation.sentences[0]}")
     advice = explanation.advice[number - 1]
     if not advice.settings:
-        raise ConfigError(
-            f"advice {number} is not one of a setting, so that it cannot be tried: {advice.text}"
-        )
+        raise ConfigError(f"advice {number} is not about a setting, so it cannot be tried: {advice.text}")
     return advice
 
 

@@ -30,17 +30,17 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
 
     Args:
         recipe: what is trained; left out with `resume`.
-        settings: fields of the recipe's settings: a list is gone through, in a range (a text, 'LOW..HIGH' or
-            'LOW..HIGH:log') numbers are drawn with `random`, and everything else is the same for all. Besides
-            them `preset`, the name of values for the settings that are not given, `random`,
-            `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
+        settings: settings of the recipe. A list gives a trial for each value. From a range (a text,
+            'LOW..HIGH' or 'LOW..HIGH:log') numbers are drawn with `random`. Everything else is the same for
+            all trials. Besides them `preset`, the name of values for the settings that are not given,
+            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
             is 1 where it is left out. Without a recipe, `resume` is the folder of a sweep.
 
     Raises:
         ConfigError: something is not valid; every combination that cannot run is named, and nothing was
             started.
         ClusterError: a GPU is in use by a cluster.
-        RunError: the sweep that is to be resumed goes on in another process.
+        RunError: the sweep to resume is running in another process.
     """
     return go_on(**settings) if recipe is None else begin(recipe, settings)
 

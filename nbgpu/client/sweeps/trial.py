@@ -179,7 +179,7 @@ class Trial:
             newest = checkpoint_files.newest_whole(folder).checkpoint
             if newest is not None:
                 return newest
-        raise RunError(f"trial {self.number} ({self.label}) has no whole checkpoint yet")
+        raise RunError(f"trial {self.number} ({self.label}) has no intact checkpoint yet")
 
     # The sweep calls the methods below.
 
@@ -221,7 +221,7 @@ class Trial:
         return self.error.failures if isinstance(self.error, RankError) else ()
 
     def ask_to_stop(self) -> None:
-        """Ask its run to end after its present step. Harmless where there is no run."""
+        """Ask its run to end after its current step. Harmless where there is no run."""
         run = self._run
         # The run may end at this very moment, which is just as good.
         with suppress(RunError):

@@ -32,7 +32,7 @@ class Reloading:
             answers = ranks.wait_for(ranks.call(what))
             loaded = _messages(answers) if self.on else []
         state = (
-            "autoreload is on: modules that were edited are loaded anew before each cell"
+            "autoreload is on: modules that were edited are loaded again before each cell"
             if self.on
             else "autoreload is off"
         )
@@ -69,8 +69,8 @@ def _messages(by_rank: dict[int, dict[str, str]]) -> list[str]:
     for (module, failure), ranks in ranks_by_outcome.items():
         where = "" if len(ranks) == len(by_rank) else f" on rank {rank_ranges(ranks)}"
         lines.append(
-            f"{module} could not be loaded anew{where}, and stays as it was: {failure}"
+            f"{module} could not be loaded again{where}, and stays as it was: {failure}"
             if failure
-            else f"{module} was edited, and loaded anew{where}"
+            else f"{module} was edited, and loaded again{where}"
         )
     return lines

@@ -15,7 +15,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class AutoencoderConfig(TrainConfig):
-    """MONAI's 3D AutoencoderKL on random patches of volumes."""
+    """Train MONAI's 3D AutoencoderKL on random patches of volumes."""
 
     IMPLEMENTATION = "nbgpu.recipes.autoencoder.recipe:Autoencoder"
     VALIDATION_VALUES = ("loss", "psnr_db")
@@ -68,7 +68,7 @@ class AutoencoderConfig(TrainConfig):
         ),
     )
 
-    recipe: Literal["autoencoder"] = Field("autoencoder", description="the workload")
+    recipe: Literal["autoencoder"] = Field("autoencoder", description="the recipe")
     lr: float = Field(
         4e-3,
         gt=0,
@@ -96,8 +96,8 @@ class AutoencoderConfig(TrainConfig):
     )
     image_channels: Annotated[tuple[int, ...], Each(ge=0, le=4095)] = Field(
         (),
-        description="channels of files with four dimensions that are trained on, numbered from 0, such as 0 for the first; "
-        "left out: files have one",
+        description="channels to train on of files with four dimensions, numbered from 0, such as 0 for the first; "
+        "left out: files have one channel",
         json_schema_extra=control("Data") | shape_of_model(),
     )
     patches_per_volume: int = Field(
@@ -134,7 +134,7 @@ class AutoencoderConfig(TrainConfig):
         1,
         ge=1,
         le=64,
-        description="groups of each GroupNorm, of which every number among channels is a multiple",
+        description="groups of each GroupNorm; it must divide every number in channels",
         json_schema_extra=shape_of_model(),
     )
     attention_levels: tuple[bool, ...] = Field(
@@ -192,8 +192,8 @@ class AutoencoderConfig(TrainConfig):
         0.5,
         gt=0,
         le=1,
-        description="share of a batch's slices, drawn anew along each of the three axes in each step, that a network of LPIPS "
-        "compares",
+        description="share of a batch's slices, drawn again along each of the three axes in each step, that a network "
+        "of LPIPS compares",
     )
     perceptual_range: Literal["symmetric", "unit"] = Field(
         "symmetric",
@@ -204,8 +204,8 @@ class AutoencoderConfig(TrainConfig):
         0.0,
         ge=0,
         le=100,
-        description="weight of deceiving a discriminator that learns to tell reconstructions from images, such as 0.01; 0 "
-        "for none",
+        description="weight of the loss term for deceiving a discriminator, which learns to tell reconstructions from "
+        "images, such as 0.01; 0 for no discriminator",
     )
     adversarial_after: int = Field(
         100, ge=0, le=10_000_000, description="steps before the discriminator takes part"
@@ -214,7 +214,7 @@ class AutoencoderConfig(TrainConfig):
         None,
         gt=0,
         le=1_000_000,
-        description="the same in epochs, also in parts of one; in place of adversarial_after",
+        description="epochs before the discriminator takes part, also a part of one; in place of adversarial_after",
     )
     discriminator_lr: float = Field(
         1e-3,
@@ -234,7 +234,8 @@ class AutoencoderConfig(TrainConfig):
         None,
         ge=1,
         le=8,
-        description="layers between its first and its last; left out: 3, or as many as a patch has voxels for",
+        description="layers of the discriminator between its first and its last; left out: 3, or as many as a patch "
+        "has voxels for",
         json_schema_extra=shape_of_model(),
     )
 
@@ -296,7 +297,7 @@ class AutoencoderConfig(TrainConfig):
             if self.patient_pattern and not re.compile(self.patient_pattern).groups:
                 yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
         except re.error as error:
-            yield f"patient_pattern={self.patient_pattern!r} is no regular expression: {error}"
+            yield f"patient_pattern={self.patient_pattern!r} is not a regular expression: {error}"
         for name in self.FROM_DATA:
             if self.data in self.WITHOUT_FILES and not getattr(self, name):
                 yield f"{name}={getattr(self, name)} leaves it to files, and data={self.data!r} has none. Give {name}"

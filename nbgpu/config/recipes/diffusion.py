@@ -13,7 +13,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class DiffusionConfig(TrainConfig):
-    """One modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM)."""
+    """Make one modality of a brain from the other three, by diffusion in a few steps (Fast-DDPM)."""
 
     IMPLEMENTATION = "nbgpu.recipes.diffusion.recipe:Diffusion"
     VALIDATION_VALUES = ("loss", "psnr_db")
@@ -37,7 +37,7 @@ class DiffusionConfig(TrainConfig):
         only(one_of("sampler", "posterior"), "variance"),
     )
 
-    recipe: Literal["diffusion"] = Field("diffusion", description="the workload")
+    recipe: Literal["diffusion"] = Field("diffusion", description="the recipe")
     batch_size: int = Field(
         4,
         ge=1,
@@ -82,8 +82,8 @@ class DiffusionConfig(TrainConfig):
     )
     prediction: Literal["epsilon", "x0", "v"] = Field(
         "x0",
-        description="what the network says of a noisy image: its noise, as in the paper, the clean image, which learns faster, "
-        "or their difference v",
+        description="what the network predicts from a noisy image: its noise, as in the paper, the clean image, which "
+        "learns faster, or their difference v",
         json_schema_extra=control("Diffusion"),
     )
     spacing: Literal["uniform", "uniform-from-0", "non-uniform", "all"] = Field(
@@ -96,12 +96,12 @@ class DiffusionConfig(TrainConfig):
         None,
         ge=2,
         le=10_000,
-        description="how often sampling asks the network; left out: 11, and 10 for 'uniform-from-0'",
+        description="how often sampling evaluates the network; left out: 11, and 10 for 'uniform-from-0'",
         json_schema_extra=control("Diffusion"),
     )
     train_times: Literal["sampled", "all"] = Field(
         "sampled",
-        description="times that are trained on: those that sampling visits (Fast-DDPM), or every one (DDPM)",
+        description="times to train on: those that sampling visits (Fast-DDPM), or every one (DDPM)",
     )
     antithetic: bool = Field(
         True,
@@ -122,7 +122,8 @@ class DiffusionConfig(TrainConfig):
         0.0, ge=0, le=1, description="noise of DDIM's steps: 0 for none, 1 for the posterior's"
     )
     variance: Literal["small", "large"] = Field(
-        "small", description="that the posterior is drawn with: its own, or beta of the step, which is larger"
+        "small",
+        description="variance with which the posterior is drawn: its own, or beta of the step, which is larger",
     )
     clip: bool = Field(True, description="cut each predicted image to -1..1 while sampling")
     channels: tuple[int, ...] = Field(
@@ -164,7 +165,7 @@ class DiffusionConfig(TrainConfig):
             yield f"channels={self.channels} must all be multiples of norm_groups={self.norm_groups}"
         edges = [self.edge // 2**level for level in range(len(self.channels))]
         if wrong := sorted(set(self.attention_edges) - set(edges)):
-            yield f"attention_edges={wrong} are no resolutions of the network. It has the edges {edges}"
+            yield f"attention_edges={wrong} are not resolutions of the network. It has the edges {edges}"
         if self.spacing == "non-uniform" and self.num_times != 1000:
             yield f"spacing='non-uniform' names times out of 1000, and num_times is {self.num_times}"
         if (self.sampling_steps or 2) > self.num_times:

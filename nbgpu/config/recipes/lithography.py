@@ -14,7 +14,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class LithographyConfig(TrainConfig):
-    """From a mask to its aerial image: a network that learns a projection lens, and the lens itself."""
+    """Compute the aerial image of a mask by a network that learns a projection lens, and by the lens."""
 
     IMPLEMENTATION = "nbgpu.recipes.lithography.recipe:Lithography"
     VALIDATION_VALUES = ("loss", "mae", "iou")
@@ -44,7 +44,7 @@ class LithographyConfig(TrainConfig):
     # A resist has more to it than the sum of squares that optics has.
     DEFAULTS_WITH: ClassVar[DefaultRules] = (defaults(one_of("image", "resist"), corrections=4, steps=512),)
 
-    recipe: Literal["lithography"] = Field("lithography", description="the workload")
+    recipe: Literal["lithography"] = Field("lithography", description="the recipe")
     steps: int = Field(
         256, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
@@ -64,8 +64,9 @@ class LithographyConfig(TrainConfig):
     )
     image: Literal["aerial", "resist"] = Field(
         "aerial",
-        description="image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a "
-        "resist makes of that, whose response the network is not told; the latter only where images are simulated",
+        description="image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what "
+        "a resist makes of it, whose response the network does not know; 'resist' only where images are "
+        "simulated",
         json_schema_extra=control("Data"),
     )
     num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
@@ -86,9 +87,13 @@ class LithographyConfig(TrainConfig):
     layer: str = Field(
         "", description="layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one"
     )
-    wavelength_nm: float = Field(193.0, gt=1, le=1000, description="of the light, in nm")
+    wavelength_nm: float = Field(193.0, gt=1, le=1000, description="wavelength of the light, in nm")
     numerical_aperture: float = Field(
-        0.85, gt=0.01, lt=2, description="NA of the lens at the wafer", json_schema_extra=control("Optics")
+        0.85,
+        gt=0.01,
+        lt=2,
+        description="numerical aperture (NA) of the lens at the wafer",
+        json_schema_extra=control("Optics"),
     )
     medium_index: float = Field(
         1.0, ge=1, le=2, description="refractive index above the resist: 1 for air, 1.437 for water"
@@ -100,7 +105,10 @@ class LithographyConfig(TrainConfig):
     sigma_outer: float = Field(0.8, gt=0, le=1, description="outer radius of the source, as a share of NA")
     opening_deg: float = Field(40.0, gt=0, le=180, description="width of each pole of the source, in degrees")
     source_angle_deg: float = Field(
-        0.0, ge=-360, le=360, description="turns the source's poles; a dipole lies along x at 0"
+        0.0,
+        ge=-360,
+        le=360,
+        description="angle of the source's poles, in degrees; a dipole lies along x at 0",
     )
     source_cells: int = Field(
         15, ge=1, le=201, description="cells along the source's edge; each one inside its shape is a point"

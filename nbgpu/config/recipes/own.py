@@ -65,7 +65,7 @@ class OwnConfig(TrainConfig):
     METHODS: ClassVar[frozenset[str]] = frozenset()
     """The methods of the recipe's class in the file."""
 
-    dataset: Literal["plain"] = Field("plain", description="samples are read each time")
+    dataset: Literal["plain"] = Field("plain", description="samples are read each time that they are used")
 
     def problems(self) -> Iterator[str]:
         if "optimizer" in self.METHODS and self.strategy == "fsdp":
@@ -77,7 +77,7 @@ class OwnConfig(TrainConfig):
 
 def settings_in(file: RecipeFile) -> type[TrainConfig]:
     fields: dict[str, Any] = {
-        "recipe": (str, Field(str(file.path), description="the file of the workload")),
+        "recipe": (str, Field(str(file.path), description="the recipe file")),
     }
     for setting in file.settings:
         known = OwnConfig.model_fields.get(setting.name)

@@ -13,7 +13,7 @@ from nbgpu.config.training import TrainConfig
 
 
 class SurvivalConfig(TrainConfig):
-    """From a volume to how soon an event is to be expected: a 3D ResNet with Cox's partial likelihood."""
+    """Predict from a volume how soon an event is to be expected: a 3D ResNet, Cox's partial likelihood."""
 
     IMPLEMENTATION = "nbgpu.recipes.survival.recipe:Survival"
     VALIDATION_VALUES = ("loss", "c_index")
@@ -47,7 +47,7 @@ class SurvivalConfig(TrainConfig):
         ),
     )
 
-    recipe: Literal["survival"] = Field("survival", description="the workload")
+    recipe: Literal["survival"] = Field("survival", description="the recipe")
     steps: int = Field(
         1200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
     )
@@ -76,8 +76,8 @@ class SurvivalConfig(TrainConfig):
         0.98,
         ge=0,
         lt=1,
-        description="what each step leaves of an average of the weights over the steps; validation and result are then "
-        "those of the average, and checkpoints have both; 0 for no average",
+        description="share that each step keeps of an average of the weights over the steps; validation and result "
+        "then use the average, and checkpoints have both; 0 for no average",
         json_schema_extra=control("Optimizer"),
     )
     rotate90_prob: float = Field(
@@ -142,8 +142,8 @@ class SurvivalConfig(TrainConfig):
     )
     spread_events: bool = Field(
         True,
-        description="spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: "
-        "one that has none learns nothing",
+        description="spread the patients with the event evenly over the ranks and, in each epoch, over the "
+        "micro-batches: a micro-batch without an event teaches nothing",
         json_schema_extra=control("Data"),
     )
     num_patients: int = Field(
@@ -163,10 +163,10 @@ class SurvivalConfig(TrainConfig):
         json_schema_extra=control("Data"),
     )
     hu_min: float = Field(
-        -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, and all below"
+        -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, as do all values below"
     )
     hu_max: float = Field(
-        1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 1, and all above"
+        1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 1, as do all values above"
     )
     resnet: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = Field(
         "resnet18",
@@ -177,7 +177,8 @@ class SurvivalConfig(TrainConfig):
         None,
         gt=0,
         le=8,
-        description="times 64 are the channels of the network's first stage; left out: 0.25 for generated volumes, else 1",
+        description="factor on the 64 channels of the network's first stage; left out: 0.25 for generated volumes, "
+        "else 1",
         json_schema_extra=shape_of_model(),
     )
     stem_stride: Literal[1, 2] = Field(
@@ -200,12 +201,12 @@ class SurvivalConfig(TrainConfig):
         1.0,
         gt=0,
         le=10,
-        description="what the learning rate is multiplied by for the ResNet's weights, such as 0.1 for pretrained ones; "
-        "the last layer learns at lr",
+        description="factor on the learning rate of the ResNet's weights, such as 0.1 for pretrained ones; the last "
+        "layer learns at lr",
         json_schema_extra=control("Model") | steered("step"),
     )
     ties: Literal["efron", "breslow"] = Field(
-        "efron", description="how the partial likelihood takes events at the same time"
+        "efron", description="how the partial likelihood treats events at the same time"
     )
     eval_times: tuple[float, ...] = Field(
         (),

@@ -147,7 +147,7 @@ class Writer:
 
     Args:
         folder: the run's folder.
-        keep: how many of the newest whole checkpoints stay; the best one stays besides.
+        keep: how many of the newest intact checkpoints stay; the best one stays besides.
         tell: is called with (kind of event, text, step), also on the writing thread.
     """
 

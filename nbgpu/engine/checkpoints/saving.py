@@ -24,7 +24,7 @@ class Saves:
 
     Args:
         folder: the run's folder.
-        keep: how many of the newest whole checkpoints stay; the best one stays besides.
+        keep: how many of the newest intact checkpoints stay; the best one stays besides.
         rank: this rank.
         tell: is called with (kind of event, text, step), also on the writing thread.
     """

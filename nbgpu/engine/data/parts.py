@@ -134,7 +134,7 @@ def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hasha
             problems.append(f"{item['name']} and what belongs to it ({own}) is in two of its parts")
         else:
             (of_group[own],) = found
-    problems += [f"{name} is no sample of the data" for name in listed if name not in used]
+    problems += [f"{name} is not a sample of the data" for name in listed if name not in used]
     if "training" not in of_group.values():
         problems.append("nothing is left to train on")
     if problems:
@@ -186,7 +186,7 @@ def _pairs_of(content: Any, path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, part) of a JSON object with a list for each part."""
     if not isinstance(content, dict):
         raise DataError(
-            f'split={str(path)!r}: is no object with a list for each part, such as {{"train": [...], "test": [...]}}'
+            f'split={str(path)!r}: is not an object with a list for each part, such as {{"train": [...], "test": [...]}}'
         )
     for said, names in content.items():
         # Other entries of such files describe the data.

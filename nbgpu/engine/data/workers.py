@@ -200,7 +200,7 @@ def _how_it_ended(code: int) -> str:
         return f"ended with {code}; standard error has why. Set num_workers=0 to see it here"
     name = signal.Signals(-code).name
     advice = {
-        signal.SIGKILL: "The host was perhaps out of memory: lower num_workers or prefetch",
+        signal.SIGKILL: "The machine was perhaps out of memory: lower num_workers or prefetch",
         signal.SIGBUS: "/dev/shm is full: lower num_workers or prefetch, or give it more (docker run --shm-size)",
     }
     return f"was killed by {name}. {advice.get(-code, 'Set num_workers=0 to see where')}"  # type: ignore[call-overload]

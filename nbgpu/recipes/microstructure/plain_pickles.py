@@ -62,7 +62,7 @@ class _DType:
 
     def __call__(self) -> np.dtype[Any]:
         if not _NUMBERS.fullmatch(self.spec) or self.order not in ("<", ">", "|", "="):
-            raise _Refused(f"an array of {self.spec!r}, which are no numbers")
+            raise _Refused(f"an array of {self.spec!r}, which are not numbers")
         return np.dtype(self.spec if self.order == "|" else self.order + self.spec)
 
 

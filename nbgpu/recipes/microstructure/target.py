@@ -232,7 +232,7 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
     except (OSError, ValueError, BadZipFile) as error:
         raise DataError(f"{config.data}: cannot be read as descriptors: {error}") from None
     if lacking := [name for name in (*_MEASURE_KEYS, "num_phases", "shape") if name not in arrays]:
-        raise DataError(f"{config.data}: is no descriptors.npz of a run: it lacks {', '.join(lacking)}")
+        raise DataError(f"{config.data}: is not a descriptors.npz of a run: it lacks {', '.join(lacking)}")
     problems = [
         f"{name} is {arrays[name].item()!r} there, and {getattr(config, name)!r} in the settings"
         for name in _MEASURE_KEYS

@@ -88,8 +88,8 @@ class OwnRecipe(ABC):
     def parameter_groups(self, model: nn.Module) -> Sequence[Mapping[str, Any]]:
         """Return groups of weights that do not learn as the others do.
 
-        Each group is a dict with `params`, a list of the model's parameters, and any of `lr_factor`, what the
-        rate of each step is multiplied by, `weight_decay` and `name`. Parameters of no group learn as the
+        Each group is a dict with `params`, a list of the model's parameters, and any of `lr_factor`, a factor
+        on the learning rate of each step, `weight_decay` and `name`. Parameters of no group learn as the
         settings say.
 
         Args:
@@ -110,10 +110,10 @@ class OwnRecipe(ABC):
         raise NotImplementedError
 
     def schedule(self, step: int, num_steps: int) -> float:
-        """Return what `lr` is multiplied by in a step, counted from 0 to `num_steps` - 1.
+        """Return the factor on `lr` in a step, counted from 0 to `num_steps` - 1.
 
-        Without this method warm-up and schedule are those of the settings. What it returns must follow from
-        the step alone: a run that is resumed or healed asks again.
+        Without this method warm-up and schedule are those of the settings. The factor must follow from the
+        step alone: a run asks again after it was resumed or a rank was replaced.
         """
         raise NotImplementedError
 

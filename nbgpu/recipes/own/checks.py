@@ -136,7 +136,7 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
         for parameter in parameters:
             if id(parameter) not in names:
                 raise refuse(
-                    f"'params' of entry {number} has {_described(parameter)} that is no parameter of the model",
+                    f"'params' of entry {number} has {_described(parameter)} that is not a parameter of the model",
                     "Give parameters of the `model` that it is called with, such as model[0].parameters()",
                 )
             if id(parameter) in taken:
@@ -210,7 +210,7 @@ def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
         return float(given)
     advice = "Is a `return` missing?" if given is None else "A tensor becomes a number by .item()"
     raise ConfigError(
-        f"{_where(function)}: `{function.__name__}` must return what `lr` is multiplied by, a finite number, 0 or above; for "
+        f"{_where(function)}: `{function.__name__}` must return the factor on `lr`, a finite number, 0 or above; for "
         f"step {step} it returned {_value(given)}."
         + (f" {advice}" if given is None or isinstance(given, Tensor) else "")
     )

@@ -154,7 +154,7 @@ def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
     if path.suffix.lower() != ".csv":
-        raise DataError(f"{path}: is no .csv file. data takes 'generated' or a .csv file")
+        raise DataError(f"{path}: is not a .csv file. data takes 'generated' or a .csv file")
     try:
         # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading.
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -48,7 +48,7 @@ def controls(recipe: str = "autoencoder", cluster: Cluster | None = None, preset
     """Display the control panel of a recipe.
 
     Args:
-        recipe: the workload.
+        recipe: the recipe's name, such as 'autoencoder', or the path of your own.
         cluster: the cluster to use; None for the one that `%nbgpu start` made, or else one that Start makes.
         preset: the name of values to begin with, in place of the defaults.
 

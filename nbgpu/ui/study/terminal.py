@@ -23,7 +23,7 @@ _PERIOD_S = 0.5
 
 
 def follow(study: Study, console: Console) -> None:
-    """Show the points until the study is over. Ctrl-C ends it after the present step, and a second one leaves
+    """Show the points until the study is over. Ctrl-C ends it after the current step, and a second one leaves
     at once.
 
     Where the output is not a terminal, there is one line every few seconds instead, and the table at the end.
@@ -50,7 +50,7 @@ def _wait(study: Study, console: Console, show: Callable[[], None], period_s: fl
                 raise
             is_stopping = True
             study.stop()
-            _print(console, "ends after the present step; nbgpu scaling --resume FOLDER goes on")
+            _print(console, "ends after the current step; nbgpu scaling --resume FOLDER goes on")
 
 
 def _print(console: Console, text: str) -> None:

@@ -51,5 +51,5 @@ def show(sweep: Sweep) -> None:
     Raises:
         RunError: there is no IPython to display anything.
     """
-    tooltip = "Stop all runs of the sweep, each with a checkpoint; it can be gone on with"
+    tooltip = "Stop all runs of the sweep, each with a checkpoint; the sweep can be resumed"
     followed.show(SweepView(sweep), "sweep.describe() and sweep.table()", tooltip)

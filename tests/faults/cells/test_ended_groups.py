@@ -33,7 +33,7 @@ WAYS = {
 
 
 @row(
-    "{who} call dist.destroy_process_group() in a cell",
+    "dist.destroy_process_group() in a cell, by {who}",
     "the group is formed again before the next cell, with one line of notice; variables are kept",
     bound_s=2,
 )

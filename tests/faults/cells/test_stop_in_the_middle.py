@@ -162,7 +162,7 @@ def test_a_stop_while_a_cluster_stops(running: Kernel) -> None:
 @pytest.mark.long
 @row(
     "Stop while a rank is replaced",
-    "the next cell says whose variables are lost, the sum is right, no process is left over",
+    "the next cell names the rank whose variables are lost, the sum is right, no process is left over",
     bound_s=None,
 )
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def _seconds_aside(text: str) -> str:
 
 @row(
     "a collective hangs: {hang}",
-    "a notice under the cell names who waits where and who does not",
+    "a notice under the cell says which ranks wait where, and which do not",
     bound_s=None,
 )
 @pytest.mark.parametrize("hang", HANGS)

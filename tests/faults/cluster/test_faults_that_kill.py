@@ -140,7 +140,7 @@ def test_a_rank_that_died_runs_its_cells_again(notebook: Kernel, measured: Measu
     told = notebook.run(f"%nbgpu restart --rank {dies} --replay", timeout_s=BOUND_S)
     assert f"rank {dies} has a new process" in told.stdout, told.error
     assert "ValueError: on purpose" in told.stdout, "the cell that raised has raised again"
-    assert "what was pushed is not there: %push sent" in told.stdout
+    assert "values that were pushed are missing there: %push sent" in told.stdout
     assert (
         f"the parameters of ddp differed between the ranks: all have those of rank {1 - dies} now"
         in told.stdout

@@ -86,8 +86,11 @@ def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -
         second.run("import nbgpu\n%load_ext nbgpu")
         done = second.run("%nbgpu start --gpus none --ranks 2")
         assert done.status == "ok", done.error
-        assert f"cluster {entry.id} of this notebook goes on since" in done.stderr
-        assert f"To take it: %nbgpu stop, then %nbgpu attach {entry.id}. To end it: nbgpu stop" in done.stderr
+        assert f"cluster {entry.id} of this notebook has gone on since" in done.stderr
+        assert (
+            f"To connect to it: %nbgpu stop, then %nbgpu attach {entry.id}. To end it: nbgpu stop"
+            in done.stderr
+        )
         done = second.run(f"%nbgpu stop\n%nbgpu attach {entry.id}")
         assert done.status == "ok", done.error
         assert second.run("%nbgpu stop").status == "ok"
@@ -133,7 +136,7 @@ def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
 @pytest.mark.long
 @row(
     "A rank raises in a kept run while no kernel is there",
-    "Told after attach; the others are freed then",
+    "After attach the failure is shown, and the others are freed",
     None,
 )
 def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(tmp_path: Path) -> None:
@@ -233,7 +236,7 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
 @pytest.mark.long
 @row(
     "The kernel is killed while the process group is formed again, and only one rank was asked to come",
-    "Whoever attaches has the group, and all variables",
+    "The next notebook that attaches has the group, and all variables",
     bound_s=None,
 )
 def test_a_group_whose_forming_was_cut_off_is_formed_by_who_attaches() -> None:

@@ -178,7 +178,7 @@ def test_whoever_asks_for_a_variable_is_told_of_a_rank_that_stands_still(noteboo
 
 @pytest.mark.long
 @row(
-    "the whole host stands still for 5 s: kernel, controller, engines",
+    "the whole machine stands still for 5 s: kernel, controller, engines",
     "nothing is lost, and the cell goes on",
     bound_s=None,
 )
@@ -236,7 +236,7 @@ def run_in_which_rank_1_is_stopped(notebook: Kernel, runs_dir: Path) -> Iterator
 @pytest.mark.long
 @row(
     "a rank is stopped by SIGSTOP for 5 s, in a step of a run",
-    "the run waits, and says for whom; it goes on when the rank does, and nothing has to be healed",
+    "the run waits, and says for which rank; it goes on when the rank does, and nothing has to be mended",
     bound_s=None,
 )
 def test_a_run_waits_for_a_rank_that_stands_still(notebook: Kernel, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def train():
     assert [(f.rank, f.error_type) for f in error.failures] == [(1, "OutOfMemoryError")]
     lines = [line.strip() for line in error.failures[0].message.splitlines()]
     assert lines[:2] == ["rank 1 ran out of memory", "asked for: 1.0 EiB"]
-    assert re.match(r"peak: [\d.]+ [MG]iB resident; the host has [\d.]+ [GT]iB, of which ", lines[2])
+    assert re.match(r"peak: [\d.]+ [MG]iB resident; the machine has [\d.]+ [GT]iB, of which ", lines[2])
     assert lines[4:7] == [
         "activation in train(): 33554432, float32, 128.0 MiB",
         "weights: 4 x 1048576, float32, 16.0 MiB",

@@ -72,7 +72,7 @@ def test_what_was_predicted_stays(
         assert "This happened on rank 1 with the sample phantom 11" in done.error
     else:
         assert "rank 1 was killed by SIGKILL" in done.error
-    assert f"What was predicted before stays in {out}" in done.error
+    assert f"The predictions made so far stay in {out}" in done.error
     assert "phantom-9.latent.npy" in rows_in(out)
     if action == "kill":
         assert "rank 1" in trained.run("%nbgpu restart --rank 1").stdout

@@ -49,7 +49,7 @@ def train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> Any:
 @pytest.mark.long
 @row(
     "a rank does not come to the end of a step of a run",
-    "a notice names who waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
+    "a notice says which rank waits and where the other is; Stop ends the run with a checkpoint of the step before, the sum is right, "
     "variables are kept",
     bound_s=2,
 )
@@ -289,7 +289,7 @@ def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_l
     assert run.checkpoint().name.endswith("4")
     (told,) = {e.text for e in run.reader.since()[0] if isinstance(e, Event) and e.kind == "heal"}
     assert "all were interrupted for the Stop" in told
-    assert told.endswith("goes on from the newest whole checkpoint, after step 4.")
+    assert told.endswith("goes on from the newest intact checkpoint, after step 4.")
     assert cluster2.execute(SUM_AND_VARIABLE) == {0: "2 3\n", 1: "2 4\n"}
 
 

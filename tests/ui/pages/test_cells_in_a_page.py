@@ -142,7 +142,7 @@ def test_cells_show_what_one_expects_of_them(lab: Lab, page: Page) -> None:
     assert without_labels == ["before", "bar 3", "between", "step 3", "after"]
 
     assert seen["import"] == ["[0-1] 'old'"]
-    assert seen["autoreload"][1:] == ["edited_before was edited, and loaded anew"]
+    assert seen["autoreload"][1:] == ["edited_before was edited, and loaded again"]
     assert seen["answer"] == ["[0-1] 'entirely new'"]
 
 

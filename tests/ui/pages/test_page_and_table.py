@@ -173,8 +173,8 @@ def test_a_past_is_drawn_as_it_was(lab: Lab, page: Page, measured: Measured) -> 
     beside = page.locator(".jp-CodeCell").nth(4)
     expect(beside).to_contain_text(
         re.compile(
-            rf"cluster \w+ of this notebook goes on since .*, with the run {folder.name}, because it was started with --keep\. "
-            r"To take it: %nbgpu stop, then %nbgpu attach \w+\. To end it: nbgpu stop"
+            rf"cluster \w+ of this notebook has gone on since .*, with the run {folder.name}, because it was started with --keep\. "
+            r"To connect to it: %nbgpu stop, then %nbgpu attach \w+\. To end it: nbgpu stop"
         )
     )
 

@@ -107,5 +107,5 @@ def test_many_small_buckets_find_room() -> None:
 
 
 def test_a_link_that_is_none_is_refused() -> None:
-    with pytest.raises(nbgpu.ConfigError, match="is no rate"):
+    with pytest.raises(nbgpu.ConfigError, match="is not a rate"):
         nbgpu.overlap(times(), "fast,1us")

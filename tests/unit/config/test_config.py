@@ -108,7 +108,7 @@ def test_every_bad_value_is_told_at_once() -> None:
         ({"static_graph": True, "find_unused_parameters": True}, "exclude each other"),
         ({"dtype": "float64", "amp": "bf16"}, "amp='bf16' does not go with dtype='float64'"),
         ({"schedule": "plateau", "val_every": 0}, "val_every=0 makes none"),
-        ({"best_metric": "dice"}, r"best_metric='dice' is no value .* Values: loss, psnr_db"),
+        ({"best_metric": "dice"}, r"best_metric='dice' is not a value .* Values: loss, psnr_db"),
         ({"best_metric": "loss", "val_every": 0}, "best_metric='loss' is a value of validations"),
         ({"early_stop_patience": 2}, "counts only with best_metric, and best_metric is not given"),
         ({"min_lr": 1.0}, "min_lr=1.0 must not be above lr"),
@@ -224,7 +224,7 @@ def test_the_table_has_one_row_for_each_field(model: type[ClusterConfig] | type[
 
 
 def test_the_page_in_the_docs_is_what_the_settings_say() -> None:
-    """`make docs` writes it anew."""
+    """`make docs` writes it again."""
     page = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["configuration"]()
     assert (REPOSITORY / "docs" / "configuration.md").read_text() == page
 

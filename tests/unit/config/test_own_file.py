@@ -90,7 +90,7 @@ def test_all_that_is_no_setting_is_told_with_its_line(tmp_path: Path) -> None:
     assert len(told) == 2
     assert "net.py:15: `hidden: int` has no value" in told[0]
     assert (
-        "net.py:18: `negative: dict = {}` is no setting. A setting is an int, float, str, bool or Literal"
+        "net.py:18: `negative: dict = {}` is not a setting. A setting is an int, float, str, bool or Literal"
         in told[1]
     )
 

@@ -69,7 +69,7 @@ def test_help_of_a_sweep_shows_its_file(capsys: pytest.CaptureFixture[str]) -> N
         (["--config"], "--config needs a file"),
         (["--config", "--plan"], "--config needs a file"),
         (["--config="], "--config needs a file"),
-        (["--config", "a.toml", "--config=b.toml"], "--config stands there 2 times"),
+        (["--config", "a.toml", "--config=b.toml"], "--config is given 2 times"),
         (["--plan", "--batch-size", "0", "--lr", "99"], "lr = 99.0 is not valid"),
     ],
 )

@@ -317,7 +317,7 @@ def test_bad_files_and_values_are_told_with_their_keys(ldm: Path) -> None:
         convert([Path("broken.json"), Path("list.json"), Path("gone.json")])
     lines = str(caught.value).splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["broken.json", "list.json", "gone.json"]
-    with pytest.raises(ConfigError, match=r"environment.json: of no tool .*data_base_dir"):
+    with pytest.raises(ConfigError, match=r"environment.json: not the files of a tool .*data_base_dir"):
         convert([Path("environment.json")])
     content = json5.loads(LDM)
     content["autoencoder_train"] |= {"batch_size": "many", "patch_size": [112, 130, 80]}

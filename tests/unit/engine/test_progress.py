@@ -86,7 +86,7 @@ def test_it_goes_on_from_its_state_and_begins_anew_for_another_value() -> None:
 
 
 def test_a_value_that_the_validation_does_not_give_is_named_with_those_that_it_does() -> None:
-    with pytest.raises(RunError, match=r"best_metric='loss' is no value .* Values: dice"):
+    with pytest.raises(RunError, match=r"best_metric='loss' is not a value .* Values: dice"):
         progress().validated(1, {"dice": 0.5})
     with pytest.raises(RunError, match="no sample is held out"):
         progress().validated(1, {})

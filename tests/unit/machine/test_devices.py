@@ -202,7 +202,7 @@ def test_a_memory_limit_in_bytes_of_each_rank(
 @pytest.mark.usefixtures("three_gpus")
 def test_a_memory_limit_that_cannot_be() -> None:
     for text in ("lots", "-1", "0", "4 GB", "1.5", "GiB"):
-        with pytest.raises(ConfigError, match="is no amount of memory"):
+        with pytest.raises(ConfigError, match="is not an amount of memory"):
             ClusterConfig.checked(memory_limit=text)
     for forgotten in ("4096", 4096):
         with pytest.raises(ConfigError, match=r"'4096' is 4\.0 KiB.*Did you mean 4096MiB\?"):

@@ -35,9 +35,9 @@ def test_bits_and_bytes_are_told_apart(text: str, bytes_per_s: float, latency_s:
         ("", "a rate and a latency, or a name"),
         ("fast", "Names: PCIe4x16"),
         ("1Gbit/s", "a rate and a latency, or a name"),
-        ("Gbit/s,0.2ms", "'Gbit/s' is no rate"),
-        ("1Gb/s,0.2ms", "'1Gb/s' is no rate"),
-        ("1gb/s,0.2ms", "'1gb/s' is no rate"),
+        ("Gbit/s,0.2ms", "'Gbit/s' is not a rate"),
+        ("1Gb/s,0.2ms", "'1Gb/s' is not a rate"),
+        ("1gb/s,0.2ms", "'1gb/s' is not a rate"),
         ("0Gbit/s,0.2ms", "the rate '0Gbit/s' is not a number above 0"),
         (
             "-1Gbit/s,-2ms",
@@ -45,8 +45,8 @@ def test_bits_and_bytes_are_told_apart(text: str, bytes_per_s: float, latency_s:
         ),
         ("1Gbit/s,0ms", "the latency '0ms' is not a number above 0"),
         ("1e999GB/s,1ms", "the rate '1e999GB/s' is not a number above 0"),
-        ("1Gbit/s,2", "'2' is no latency"),
-        ("0.2ms,1Gbit/s", "'0.2ms' is no rate"),
+        ("1Gbit/s,2", "'2' is not a latency"),
+        ("0.2ms,1Gbit/s", "'0.2ms' is not a rate"),
     ],
 )
 def test_a_wrong_link_is_refused_with_examples(text: str, message: str) -> None:

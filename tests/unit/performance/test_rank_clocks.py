@@ -17,7 +17,7 @@ def test_ranks_of_one_host_need_no_comparison() -> None:
     clocks = Clocks()
     assert clocks.of_rank_0(3, 12.5) == 12.5
     assert clocks.error_s == 0
-    assert "one host: offset 0" in clocks.in_words()
+    assert "one machine: offset 0" in clocks.in_words()
 
 
 def test_an_offset_is_added() -> None:

@@ -125,7 +125,7 @@ def test_everything_wrong_with_a_prediction_is_said_at_once() -> None:
         "ranks_per_node= and between= go together",
         "ranks = [6] do not fill nodes of 4",
     ]
-    with pytest.raises(ConfigError, match="is no rate"):
+    with pytest.raises(ConfigError, match="is not a rate"):
         times().predict(link="fast,1ms")
     with pytest.raises(ConfigError, match="either links="):
         times().predict()

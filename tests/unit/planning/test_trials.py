@@ -147,7 +147,7 @@ def test_the_file_gives_back_the_same_sweep(tmp_path: Path) -> None:
     assert again.config.parallel == 3
     with pytest.raises(ConfigError, match=r"lr cannot be changed"):
         SweepPlan.read(tmp_path, lr=[1])
-    with pytest.raises(ConfigError, match=r"is no sweep's folder"):
+    with pytest.raises(ConfigError, match=r"is not a sweep's folder"):
         SweepPlan.read(tmp_path / "elsewhere")
     (tmp_path / trials.FILE).write_text("[sweep]\n")
     with pytest.raises(ConfigError, match="is not what nbgpu writes"):

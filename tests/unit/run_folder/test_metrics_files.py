@@ -63,7 +63,7 @@ def test_what_comes_in_pieces_is_put_together() -> None:
 
 
 def test_a_step_that_is_done_again_counts_once() -> None:
-    """A run of fsdp begins anew when a rank is lost."""
+    """A run of fsdp begins again when a rank is lost."""
     table = MetricsTable(2)
     rows = table.add([step(r, s) for s in (1, 2, 3) for r in (0, 1)])
     rows += table.add([state(0, "training", 0), state(1, "failed", 2), state(1, "training", 0)])

@@ -33,7 +33,7 @@ def test_nobody_else_may_rename_in_a_folder_of_ones_own_or_a_sticky_one(folder: 
 def test_everybody_may_in_a_folder_that_all_can_write(folder: Path) -> None:
     (folder / "inner").mkdir()
     folder.chmod(0o777)
-    told = f"every user of this host ({folder} has mode drwxrwxrwx)"
+    told = f"every user of this machine ({folder} has mode drwxrwxrwx)"
     assert runs.who_may_rename(folder) == told
     assert runs.who_may_rename(folder / "inner") == told
 
@@ -46,7 +46,7 @@ def test_a_run_that_begins_in_such_a_folder_says_so(folder: Path, caplog: pytest
     assert runs.create(config, ClusterConfig()).parent == folder
     (said,) = caplog.messages
     assert said.startswith(
-        f"every user of this host ({folder} has mode drwxrwxrwx) may rename what is in runs_dir"
+        f"every user of this machine ({folder} has mode drwxrwxrwx) may rename what is in runs_dir"
     )
     assert "take a folder that only you can write to" in said
 

