@@ -171,7 +171,8 @@ def test_a_run_is_shown_paused_resumed_and_stopped(lab: Lab, cluster_id: str, ru
     def shown() -> Any:
         return told_of(lab, cluster_id)["run"]
 
-    until(lambda: (shown()["progress"] or {}).get("step", 0) > 3, "some steps")
+    # What was read a moment ago may be told once more, and has no run yet.
+    until(lambda: ((shown() or {}).get("progress") or {}).get("step", 0) > 3, "some steps")
     now = shown()
     assert (now["name"], now["title"], now["state"]) == (name, "autoencoder", "training")
     assert now["progress"]["total_steps"] == 50_000
