@@ -53,7 +53,8 @@ def ask(
         with opened(request, timeout=BOUND_S) as answer:
             return Answer(answer.status, answer.read().decode(), answer.headers)
     except urllib.error.HTTPError as error:
-        return Answer(error.code, error.read().decode(), error.headers)
+        with error:
+            return Answer(error.code, error.read().decode(), error.headers)
 
 
 def overview(lab: Lab) -> Any:
