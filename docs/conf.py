@@ -11,7 +11,16 @@ notebook or to the README holds on the site as it does in a checkout.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from nbgpu.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).with_name("_site")))
 
 project = "nbgpu"
 author = "the authors of nbgpu"
@@ -39,6 +48,8 @@ myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 # Notebooks are shown with the outputs that they were saved with: a site is built where no ranks are started.
 nb_execution_mode = "off"
+# By its name, because Sphinx keeps the configuration in a file.
+nb_custom_formats = {".ipynb": ("live_figures.read", {}, False)}
 nb_render_image_options = {"alt": "an output of the cell above"}
 
 # ---- reference -----------------------------------------------------------------------------------------
@@ -54,6 +65,7 @@ html_theme = "furo"
 html_title = f"nbgpu {version}"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_js_files = ["figures.js"]
 html_extra_path = ["_site/root"]
 html_show_sphinx = False
 html_copy_source = False
@@ -63,3 +75,11 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "",
 }
+
+
+def setup(app: Sphinx) -> None:
+    """Let Sphinx call what the site needs beside its extensions."""
+    # Here, because it is found only by the path that stands above.
+    from live_figures import write_plotly
+
+    app.connect("build-finished", write_plotly)

@@ -19,7 +19,8 @@ a terminal (`--batch-size 4`), an argument in Python (`batch_size=4`) and a key 
 
 Written by `make docs` from `nbgpu/config/`; edit the descriptions there. The same models give the command
 line its flags, the control panel its controls and a run's `run.toml` its keys. A bad value is refused before
-any engine starts, with its name, its bounds and what to do.
+any engine starts, with its name, its bounds and what to do. Where a meaning begins with a name in bold, that
+is what the control panel calls the setting.
 """
 
 

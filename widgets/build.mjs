@@ -19,6 +19,7 @@ await build({
     { in: "src/text.ts", out: "text" },
     { in: "src/field.ts", out: "field" },
     { in: "src/device_picker.ts", out: "devices" },
+    { in: "src/copy.ts", out: "copy" },
   ],
   outdir: target,
   bundle: true,

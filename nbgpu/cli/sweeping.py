@@ -42,7 +42,7 @@ def sweep(arguments: list[str]) -> int:
         soft_wrap=True,
     )
     sweep_terminal.follow(sweep, console)
-    sweep.wait()
+    sweep.wait(progress=False)
     return 0 if all(trial.state == "finished" for trial in sweep.trials) else 1
 
 

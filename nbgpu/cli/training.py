@@ -106,7 +106,7 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: _TrainFlags) -> Non
         console.print(f"writes to {run.folder}", soft_wrap=True)
         try:
             terminal.follow(run, console, known=plan.data)
-            run.wait()
+            run.wait(progress=False)
         finally:
             ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
             console.print(ended, soft_wrap=True)

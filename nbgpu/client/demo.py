@@ -52,7 +52,7 @@ def execute(notebook: Path, folder: Path, console: Console) -> bool:
     content = nbformat.read(notebook, as_version=4)
     folder.mkdir(parents=True, exist_ok=True)
     begun_s = time.time()
-    problem = _run_cells(content, folder, console)
+    problem = run_cells(content, folder, console)
     executed = folder / notebook.name
     page = executed.with_suffix(".html")
     nbformat.write(content, executed)
@@ -95,11 +95,14 @@ class _WatchedClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
-def _run_cells(content: Any, folder: Path, console: Console) -> Text | None:
-    """Executes `content` in place; what went wrong, or None."""
+def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
+    """Execute `content` in place, with `folder` as the kernel's. Returns what went wrong, or None."""
     code_cells = [
         i for i, cell in enumerate(content.cells) if cell.cell_type == "code" and cell.source.strip()
     ]
+    # Outputs that it was saved with would look like those of this execution where a cell fails.
+    for i in code_cells:
+        content.cells[i].update(outputs=[], execution_count=None)
     begun_s = noted_s = time.monotonic()
     progress = Progress(
         SpinnerColumn(),

@@ -33,14 +33,14 @@ class ClusterConfig(Settings):
     gpus: str = Field(
         "auto",
         description="GPUs to use: 'auto' for all, 'none' for CPU ranks, or numbers and UUIDs separated by commas",
-        json_schema_extra=control("Devices") | several(),
+        json_schema_extra=control("Devices", "GPUs") | several(),
     )
     ranks: int | None = Field(
         None,
         ge=1,
         le=64,
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices", "Ranks"),
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",
@@ -71,7 +71,7 @@ class ClusterConfig(Settings):
         description="the most memory that a rank may take: bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a "
         "share of its device ('0.5'), which ranks on one device divide among them; on a GPU it bounds what "
         "torch allocates, on the CPU the rank's own memory; empty for no limit",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices", "Memory limit", unit="per rank"),
     )
     allocator: str = Field(
         "",
@@ -104,7 +104,7 @@ class ClusterConfig(Settings):
         le=365 * 86_400,
         description="seconds without any cell, run or typing in the notebook after which the cluster ends and its GPUs "
         "are free; the ranks' variables are lost then, and the next cell says so; left out: never",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices", "Release when idle", unit="s"),
     )
     save_on_release: str = Field(
         "",
@@ -145,13 +145,13 @@ class ClusterConfig(Settings):
         "",
         description="a slower link between CPU ranks to simulate: its name, such as '10GbE', or its rate and latency "
         "one way, such as '1Gbit/s,0.2ms'; empty for the real link",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices", "Simulated link"),
     )
     slow_rank: str = Field(
         "",
         description="CPU ranks that take longer for their own work, such as '1=1.5x' for 1.5 times as long; several "
         "separated by commas; empty for none",
-        json_schema_extra=control("Devices"),
+        json_schema_extra=control("Devices", "Slow ranks"),
     )
 
     @field_validator("gpus", mode="before")

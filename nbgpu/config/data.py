@@ -32,7 +32,7 @@ class DataSettings(Settings):
         "cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; "
         "persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, "
         "else cache",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Dataset"),
     )
     check_voxels: bool = Field(
         True,
@@ -44,14 +44,14 @@ class DataSettings(Settings):
         ge=0,
         le=1,
         description="share of the rank's data kept decoded in host memory, so that a file is decoded only once",
-        json_schema_extra=control("Data") | steered("epoch"),
+        json_schema_extra=control("Data", "Cache rate") | steered("epoch"),
     )
     replace_rate: float = Field(
         0.0,
         ge=0,
         le=1,
         description="share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset",
-        json_schema_extra=control("Data") | steered("epoch"),
+        json_schema_extra=control("Data", "Replace rate", unit="per epoch") | steered("epoch"),
     )
     cache_dir: str = Field(
         "nbgpu_cache",
@@ -69,7 +69,7 @@ class DataSettings(Settings):
         le=64,
         description="worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does "
         "it; left out: nbgpu chooses, and the run says why",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Worker processes", unit="per rank"),
     )
     persistent_workers: Literal["auto", "on", "off"] = Field(
         "auto",
@@ -99,21 +99,21 @@ class DataSettings(Settings):
         ge=0,
         le=1,
         description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
-        json_schema_extra=control("Augmentation"),
+        json_schema_extra=control("Augmentation", "Rotate by 90 degrees"),
     )
     flip_prob: float = Field(
         0.0,
         ge=0,
         le=1,
         description="share of the samples that are mirrored, along each axis by itself",
-        json_schema_extra=control("Augmentation"),
+        json_schema_extra=control("Augmentation", "Mirror"),
     )
     intensity_prob: float = Field(
         0.0,
         ge=0,
         le=1,
         description="share of the samples whose intensities are scaled, and share of those that are shifted",
-        json_schema_extra=control("Augmentation"),
+        json_schema_extra=control("Augmentation", "Change intensities"),
     )
     intensity_strength: float = Field(
         0.1,

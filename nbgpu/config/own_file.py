@@ -132,6 +132,23 @@ def read(path: Path) -> RecipeFile:
     return RecipeFile(path, classes[0].name, summary, tuple(settings), methods)
 
 
+_MOST_FILES = 200
+"""The most files of a folder that are looked into for recipes."""
+
+
+def in_folder(folder: Path) -> list[str]:
+    """The files of a folder that have a recipe which can be used, in alphabetical order."""
+    found = []
+    for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
+        try:
+            # Most files have none, and need not be parsed for that.
+            if BASE_CLASS in read_text(path):
+                found.append(str(read(path).path))
+        except (OSError, UnicodeDecodeError, ConfigError):
+            continue  # it is offered when it can be read
+    return found
+
+
 def _is_recipe(node: ast.ClassDef) -> bool:
     return any(ast.unparse(base).rpartition(".")[2] == BASE_CLASS for base in node.bases)
 

@@ -35,9 +35,17 @@ from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
 
-def control(group: str) -> Any:
-    """Mark a field as shown in the control panel, under the heading `group`."""
-    return {"control": group}
+def control(group: str, label: str = "", *, unit: str = "") -> Any:
+    """Mark a field as shown in the control panel.
+
+    Args:
+        group: the heading under which it stands.
+        label: the setting in a word or two, as a person would say it; left out: that of the class from which
+            the field is inherited, or else its name with spaces.
+        unit: what a number of it counts or measures, such as 'steps'; left out as `label`.
+    """
+    words = {"label": label, "unit": unit}
+    return {"control": group, **{name: word for name, word in words.items() if word}}
 
 
 def shape_of_model() -> Any:
@@ -429,6 +437,26 @@ def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo
             yield str(extra["control"]), name, field
 
 
+def label_of(model: type[BaseModel], name: str) -> str:
+    """A setting in a word or two, such as 'Mixed precision' for `amp`."""
+    return _word(model, name, "label") or name.replace("_", " ").capitalize()
+
+
+def unit_of(model: type[BaseModel], name: str) -> str:
+    """What a setting's number counts or measures; empty for a share, a word and the like."""
+    return _word(model, name, "unit")
+
+
+def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
+    """What the field, or the one that it replaces, says in `control(...)`; empty where none does."""
+    for known in model.__mro__:
+        field = getattr(known, "model_fields", {}).get(name)
+        extra = getattr(field, "json_schema_extra", None)
+        if isinstance(extra, dict) and kind in extra:
+            return str(extra[kind])
+    return ""
+
+
 def unused(model: type[BaseModel]) -> frozenset[str]:
     """The fields without meaning in a recipe (`UNUSED` of its settings), which get no flag, control or row in
     the docs."""
@@ -462,5 +490,8 @@ def markdown_table(model: type[BaseModel]) -> str:
         if name in unused(model):
             continue
         values = bounds(field).replace("|", "\\|")
-        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {meaning(model, name)} |")
+        # The panel shows a word in place of the name, and who reads it there must find the setting here.
+        label = label_of(model, name)
+        shown = "" if label.lower() == name.replace("_", " ") else f"**{label}**: "
+        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {shown}{meaning(model, name)} |")
     return "\n".join(rows)

@@ -27,21 +27,25 @@ class LoopSettings(Settings):
 
     recipe: str = Field("autoencoder", description="the recipe")
     steps: int = Field(
-        200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
+        200,
+        ge=1,
+        le=10_000_000,
+        description="optimizer steps in all",
+        json_schema_extra=control("Run", "Steps"),
     )
     batch_size: int = Field(
         2,
         ge=1,
         le=4096,
         description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run") | steered("epoch"),
+        json_schema_extra=control("Run", "Batch size", unit="per rank") | steered("epoch"),
     )
     accumulate: int = Field(
         1,
         ge=1,
         le=1024,
         description="micro-batches whose gradients are added up before each optimizer step",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Accumulate over", unit="micro-batches"),
     )
     global_batch_size: int | None = Field(
         None,
@@ -55,7 +59,7 @@ class LoopSettings(Settings):
         ge=1,
         le=10_000_000,
         description="passes over the training data in all; where it is given, steps follows from it",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Epochs"),
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
     threads: int | None = Field(
@@ -69,7 +73,7 @@ class LoopSettings(Settings):
         description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all "
         "checks on (docs/training.md); overrides steps, batch_size and everything else that would make it "
         "long",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Smoke test"),
     )
 
     def samples_per_step(self, world_size: int) -> int:
@@ -98,14 +102,14 @@ class OptimizerSettings(Settings):
     optimizer: Literal["adamw", "adam", "sgd"] = Field(
         "adamw",
         description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
-        json_schema_extra=control("Optimizer") | shape_of_model(),
+        json_schema_extra=control("Optimizer", "Optimizer") | shape_of_model(),
     )
     lr: float = Field(
         1e-3,
         gt=0,
         le=10,
         description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Learning rate") | steered("step"),
     )
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
@@ -124,14 +128,14 @@ class OptimizerSettings(Settings):
         ge=0,
         le=10,
         description="weight decay; decoupled from the gradient with adamw",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Weight decay") | steered("step"),
     )
     clip_norm: float = Field(
         1.0,
         ge=0,
         le=1e6,
         description="largest norm of the whole gradient; 0 leaves it as it is",
-        json_schema_extra=control("Optimizer") | steered("step"),
+        json_schema_extra=control("Optimizer", "Clip gradient norm at") | steered("step"),
     )
     clip_value: float = Field(
         0.0,
@@ -146,14 +150,14 @@ class OptimizerSettings(Settings):
         lt=1,
         description="share that each step keeps of an average of the weights over the steps, such as 0.999; validation "
         "and result then use the average, and checkpoints have both; 0 for no average",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer", "Average of the weights", unit="decay"),
     )
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
         "cosine",
         description="how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; "
         "step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the "
         "validation loss no longer falls",
-        json_schema_extra=control("Optimizer"),
+        json_schema_extra=control("Optimizer", "Learning rate schedule"),
     )
     warmup_steps: int | None = Field(
         None,
@@ -211,7 +215,7 @@ class PrecisionSettings(Settings):
         "off",
         description="automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most "
         "GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Mixed precision") | steered("step"),
     )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="type of the weights, and of the data on its way through the model"
@@ -266,7 +270,7 @@ class ParallelSettings(Settings):
         "ddp",
         description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
         "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
-        json_schema_extra=control("Parallel"),
+        json_schema_extra=control("Parallel", "Strategy"),
     )
     cpu_offload: bool = Field(
         False,
@@ -302,7 +306,7 @@ class ParallelSettings(Settings):
         False,
         description="compute the model's blocks again in the backward pass, in place of keeping their activations: "
         "less memory, more time",
-        json_schema_extra=control("Parallel"),
+        json_schema_extra=control("Parallel", "Recompute activations"),
     )
     compile: bool = Field(
         False,
@@ -331,7 +335,7 @@ class CheckpointSettings(Settings):
         ge=0,
         le=1_000_000,
         description="steps between checkpoints; 0 for one at the end only",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Checkpoint every", unit="steps") | steered("step"),
     )
     checkpoint_every_epochs: int = Field(
         0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
@@ -342,7 +346,7 @@ class CheckpointSettings(Settings):
     best_metric: str = Field(
         "",
         description="validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Keep the best by"),
     )
     best_mode: Literal["min", "max"] = Field(
         "min", description="whether the best value of best_metric is the smallest or the largest"
@@ -357,7 +361,7 @@ class CheckpointSettings(Settings):
         ge=0,
         le=10_000,
         description="validations in a row without a better best_metric after which the run ends; 0 for never",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Stop early after", unit="validations"),
     )
     early_stop_min_delta: float = Field(
         0.0, ge=0, le=1e9, description="by how much a value must be better to count for early_stop_patience"
@@ -366,7 +370,7 @@ class CheckpointSettings(Settings):
         "",
         description="where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of "
         "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
-        json_schema_extra=control("Run"),
+        json_schema_extra=control("Run", "Resume from"),
     )
 
 
@@ -383,7 +387,7 @@ class LogSettings(Settings):
         ge=1,
         le=1_000_000,
         description="steps between two records of the numbers; every step is checked for NaN and Inf",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Record every", unit="steps") | steered("step"),
     )
     telemetry: bool = Field(
         True,
@@ -401,12 +405,12 @@ class LogSettings(Settings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
         description="name of the run, sweep or study, which its folder has between date and number; empty for the "
         "recipe's name",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Name of the run"),
     )
     tensorboard: bool = Field(
         False,
         description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "TensorBoard"),
     )
     histograms_every: int = Field(
         100,
@@ -417,7 +421,7 @@ class LogSettings(Settings):
     wandb: Literal["off", "offline", "online"] = Field(
         "off",
         description="log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Weights & Biases"),
     )
     wandb_project: str = Field("nbgpu", min_length=1, description="W&B's project")
     wandb_entity: str = Field("", description="W&B's user or team; empty for the account's own")
@@ -425,7 +429,7 @@ class LogSettings(Settings):
     profile: str = Field(
         "",
         description="steps to profile, such as '10:20' for the steps 10 to 20; empty for none",
-        json_schema_extra=control("Logs"),
+        json_schema_extra=control("Logs", "Profile", unit="steps"),
     )
 
     @property
@@ -486,6 +490,14 @@ class TrainConfig(
     FROM_DATA: ClassVar[tuple[str, ...]] = ()
     """Settings that are chosen when the files are known, by these and by the memory, where they are left
     out."""
+
+    @property
+    def why_losses_differ(self) -> str:
+        """Why the loss of a validation is not comparable with that of a step, in a sentence; else empty.
+
+        Where it is not, every chart gives the two an axis of its own each, and says this.
+        """
+        return ""
 
     @property
     def left_to_data(self) -> tuple[str, ...]:

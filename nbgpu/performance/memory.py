@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.text.palette import TEXT_COLOR
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
@@ -28,6 +30,8 @@ NAMES = {
 """The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
 _CACHE = "cache of the data"
+_TITLE_WIDTH = 80
+_GRID = "rgba(128, 128, 128, 0.25)"
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Memory:
         if self.predicted.tensors is not None:
             bars["predicted"] = {_named(k): v for k, v in self.predicted.tensors.items()}
             title += " (the last bar is predicted: tensors only)"
-        return _stacked(title, bars)
+        return _stacked(title, bars, "rank")
 
     def _predicted(self, name: str) -> float:
         tensors = self.predicted.tensors or {}
@@ -228,7 +232,7 @@ class Predictions:
             for row in self.rows
             if row.tensors is not None
         }
-        return _stacked(f"Memory of the tensors of a rank, predicted from: {self.title}", bars)
+        return _stacked(f"Memory of the tensors of a rank, predicted from: {self.title}", bars, "setting")
 
     def __str__(self) -> str:
         names = [key for key in NAMES if any((row.tensors or {}).get(key) for row in self.rows)]
@@ -270,7 +274,7 @@ def _signed(num_bytes: int) -> str:
     return f"-{in_words(-num_bytes)}" if num_bytes < 0 else in_words(num_bytes)
 
 
-def _stacked(title: str, bars: Mapping[str, Mapping[str, int]]) -> go.Figure:
+def _stacked(title: str, bars: Mapping[str, Mapping[str, int]], x_title: str) -> go.Figure:
     import plotly.graph_objects as go
 
     names = [
@@ -280,5 +284,14 @@ def _stacked(title: str, bars: Mapping[str, Mapping[str, int]]) -> go.Figure:
         go.Bar(name=name, x=list(bars), y=[bar.get(name, 0) / 2**20 for bar in bars.values()])
         for name in names
     ]
-    layout = {"barmode": "relative", "title": {"text": title}, "yaxis": {"title": {"text": "MiB"}}}
+    layout = {
+        "barmode": "relative",
+        "title": {"text": "<br>".join(wrap(title, _TITLE_WIDTH)), "font": {"size": 14}},
+        "xaxis": {"title": {"text": x_title}},
+        "yaxis": {"title": {"text": "memory, MiB"}, "gridcolor": _GRID},
+        # A page may be light or dark, which is not known here.
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": TEXT_COLOR},
+    }
     return go.Figure(traces, layout)

@@ -64,10 +64,12 @@ def figure(
         "font": {"color": TEXT_COLOR},
         "margin": {"l": 130, "r": 20, "t": 70, "b": 50},
         "legend": {"orientation": "h", "y": -0.25},
-        "xaxis": {"title": {"text": "ms"}, "gridcolor": _GRID_COLOR, "zeroline": False},
+        "xaxis": {"title": {"text": "time, ms"}, "gridcolor": _GRID_COLOR, "zeroline": False},
         "yaxis": {
             "tickvals": [_y(rank, lane) for rank, lane in lanes],
             "ticktext": [f"rank {rank}, computation" if lane == 0 else _LANES[lane] for rank, lane in lanes],
+            "title": {"text": "rank, and what it does", "standoff": 8},
+            "automargin": True,
             "fixedrange": True,
             "showgrid": False,
             "zeroline": False,

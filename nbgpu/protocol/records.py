@@ -391,6 +391,8 @@ class RunInfo:
     versions."""
     name: str = ""
     """The name that the user gave to the run; empty for none."""
+    epochs: int = 0
+    """The run's length in epochs where it was given in epochs; otherwise 0."""
 
     @property
     def title(self) -> str:
@@ -434,6 +436,7 @@ class RunInfo:
                 info.batch_size,
                 info.global_batch_size,
                 info.parameters,
+                info.epochs,
             ),
             *(device.memory_bytes for device in info.devices),
             *(count for section in info.epochs_from for count in section),

@@ -14,13 +14,13 @@ from torch import nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.volumes import SUFFIXES
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import precision
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.prediction import Concluding, Predicting, file_stems
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.planning.volume_files import SUFFIXES
 from nbgpu.recipes.trained import model_of, require_trust
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Row, RowWriter

@@ -43,6 +43,8 @@ class ProgressBar:
     total_steps: int
     epoch: int
     num_epochs: int
+    """The run's length in epochs. It is 0, too, where the length was given in steps and a change of the batch
+    size has changed how many of them an epoch has: then it is no fixed number."""
     samples_per_s: float
     """The throughput over all ranks; 0 until it is known."""
     eta_s: float | None
@@ -60,10 +62,17 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
         step=step,
         total_steps=info.total_steps,
         epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
-        num_epochs=info.epoch_at(max(1, info.total_steps)).epoch if info.steps_per_epoch else 0,
+        num_epochs=_num_epochs(info),
         samples_per_s=samples_per_s,
         eta_s=samples_left / samples_per_s if moving else None,
     )
+
+
+def _num_epochs(info: RunInfo) -> int:
+    if not info.steps_per_epoch:
+        return 0
+    last = info.epoch_at(max(1, info.total_steps)).epoch
+    return last if len(info.epochs_from) <= 1 or last == info.epochs else 0
 
 
 def state_of_slowest(states: Iterable[RunState]) -> RunState:

@@ -49,7 +49,8 @@ def overlap(times: StepTimes, link: str = "10GbE") -> None:
     shown = OverlapView(times, parse_link(link))
     require_notebook("times.predict")
     data = shown.box._repr_mimebundle_()
-    display({**data, "text/plain": shown.drawn.title}, raw=True)
+    # The picture is for a notebook that is opened without its kernel; a page with widgets shows these.
+    display({**data, "text/html": svg(shown.drawn), "text/plain": shown.drawn.title}, raw=True)
 
 
 class OverlapView:

@@ -6,7 +6,7 @@ The widgets are imported when one is shown, because that takes half a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,20 @@ def show(run: Run) -> None:
         panel.show(run, PlanView(run).refresh)
         if run.config.LIVE_PICTURES:
             picture_view.show(run)
+
+
+def describe(run: Run) -> str:
+    """Return one line about the progress of a run: its state, step, epoch, losses, throughput, time left."""
+    from nbgpu.ui.run import wording
+
+    return wording.summary(run.info, run.status, run.statuses())
+
+
+def show_result(run: Run, result: Mapping[str, Any]) -> None:
+    """Display a run's result: its sentence, its table and its pictures."""
+    from nbgpu.ui.run import result_view
+
+    result_view.show(run, result)
 
 
 def prepare() -> None:

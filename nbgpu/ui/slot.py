@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import display
+from IPython.display import display, update_display
 from ipywidgets import DOMWidget
 
 from nbgpu.errors import RunError
@@ -15,6 +15,21 @@ from nbgpu.errors import RunError
 def new_slot() -> str:
     """An id for an output that will be replaced."""
     return f"nbgpu-{uuid.uuid4().hex}"
+
+
+def head_of(slot: str) -> str:
+    """The id of the output above the one called `slot`: the head of a run that stands above its curves."""
+    return f"{slot}-head"
+
+
+def open_head(slot: str) -> None:
+    """Display the place for the head above an output: an empty bundle, of which a page shows nothing."""
+    display({}, metadata=slot_metadata(head_of(slot)), raw=True, display_id=head_of(slot))
+
+
+def clear_head(slot: str) -> None:
+    """Empty the place for the head again, before another run begins."""
+    update_display({}, metadata=slot_metadata(head_of(slot)), raw=True, display_id=head_of(slot))
 
 
 def require_notebook(instead: str) -> None:

@@ -22,8 +22,9 @@ from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.loader import SampleLoader, grid_patches, shard
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import check_headers, find_volumes, load_volume, scale_intensity
+from nbgpu.engine.data.volumes import check_headers, load_volume, scale_intensity
 from nbgpu.errors import DataError
+from nbgpu.planning.volume_files import find_volumes
 
 EDGE = 12
 PATCH = 8

@@ -1,4 +1,4 @@
-"""notebooks/10_autoencoder.ipynb runs to its end, and draws volumes, reconstructions and errors."""
+"""notebooks/09_autoencoder.ipynb runs to its end, and draws volumes, reconstructions and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_notebook_trains_against_a_discriminator_and_encodes_a_volume(tmp_pa
         '"steps": 600, "val_every": 100': '"steps": 30, "val_every": 15',
         '"adversarial_after": 300': '"adversarial_after": 15',
     }
-    content = executed("10_autoencoder.ipynb", tmp_path, shorter)
+    content = executed("09_autoencoder.ipynb", tmp_path, shorter)
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
     drawn = [s for s, outputs in cells.items() if any("image/png" in o.get("data", {}) for o in outputs)]
     assert len(drawn) == 3

@@ -101,13 +101,18 @@ def test_the_page_opens_with_no_network(executed: tuple[Path, str]) -> None:
 
 
 def test_a_failing_cell_ends_it_with_its_traceback(tmp_path: Path) -> None:
-    done = _execute(_notebook(tmp_path, "1 / 0", "print('never')"), tmp_path / "out")
+    path = _notebook(tmp_path, "1 / 0", "print('never')")
+    saved = nbformat.read(path, as_version=4)
+    saved.cells[-1].outputs = [v4.new_output("stream", text="of another day")]
+    nbformat.write(saved, path)
+    done = _execute(path, tmp_path / "out")
     assert done.returncode == 1
     assert "cell 4/5  1 / 0  raised" in done.stdout
     assert "ZeroDivisionError: division by zero" in done.stdout
     assert "cell 5/5" not in done.stdout
     content = nbformat.read(tmp_path / "out" / "tried.ipynb", as_version=4)
     assert content.cells[1].outputs[0].text == "42\n", "what ran before is kept to look at"
+    assert content.cells[-1].outputs == [], "what did not run has no outputs"
 
 
 def test_a_dying_kernel_ends_it_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""notebooks/11_diffusion.ipynb runs to its end and draws what it says."""
+"""notebooks/10_diffusion.ipynb runs to its end and draws what it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notebook_run import executed
 @pytest.mark.long
 def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
     content = executed(
-        "11_diffusion.ipynb", tmp_path, {"steps=200": "steps=40, num_phantoms=64, val_cases=4"}
+        "10_diffusion.ipynb", tmp_path, {"steps=200": "steps=40, num_phantoms=64, val_cases=4"}
     )
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     assert len([output for output in outputs if "image/png" in output.get("data", {})]) == 2

@@ -1,4 +1,4 @@
-"""notebooks/15_lithography.ipynb runs to its end and draws what it says."""
+"""notebooks/13_lithography.ipynb runs to its end and draws what it says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notebook_run import executed
 
 @pytest.mark.long
 def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -> None:
-    content = executed("15_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
+    content = executed("13_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]
     drawn = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(drawn) == 4

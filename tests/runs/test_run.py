@@ -133,6 +133,30 @@ def test_a_run_records_itself_in_its_folder(cluster2: nbgpu.Cluster, tmp_path: P
     assert cluster2.execute("print(world_size)")[1] == "2\n"
 
 
+def test_show_result_shows_what_result_returns(
+    cluster2: nbgpu.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **SMALL)
+    with pytest.raises(nbgpu.RunError, match=r"has no result yet: it is .*run\.wait\(\) waits for the end"):
+        run.show_result()
+    run.wait(120)
+    capsys.readouterr()
+    run.show_result()  # there is no notebook here, so it prints
+    told = capsys.readouterr().out
+    result = run.result()
+    assert result is not None
+    assert result["note"] in told
+    assert "trilinear" in told
+    assert f"pictures: {', '.join(result['images'])}" in told
+
+    stopped = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "steps": 100_000})
+    wait_for(stopped, "training")
+    stopped.stop()
+    stopped.wait(60)
+    with pytest.raises(nbgpu.RunError, match="has no result, because it was stopped"):
+        stopped.show_result()
+
+
 def test_pause_resume_and_stop_reach_all_ranks_at_the_same_step(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.errors import RunError
+from nbgpu.errors import NbgpuError, RunError
 from nbgpu.protocol.records import Device, RankFailure, RankStatus, RunInfo
 from nbgpu.run_folder.commands import CommandWatch, send_command
 from nbgpu.run_folder.reader import Reader
@@ -59,6 +59,7 @@ class RecordedRun:
         self.hang = ""
         self.outlives_kernel = False
         self.failures: list[RankFailure] = []
+        self.error: NbgpuError | None = None
         self.reader = Reader(folder, num_ranks)
         self._step_s = step_s
         self._cuda = cuda

@@ -8,6 +8,8 @@ from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 def run_cell(kernel: BlockingKernelClient, code: str) -> list[dict[str, Any]]:
     """Runs a cell as a page would; returns what came on iopub."""
@@ -32,8 +34,10 @@ def new_subshell(kernel: BlockingKernelClient) -> str:
 
 
 def widget_id(came: list[dict[str, Any]]) -> str:
-    (shown,) = [m["content"] for m in came if m["msg_type"] == "display_data"]
-    return str(shown["data"]["application/vnd.jupyter.widget-view+json"]["model_id"])
+    """The id of the one widget that was displayed; a run's panel has an empty output above it."""
+    displayed = [m["content"]["data"] for m in came if m["msg_type"] == "display_data"]
+    (shown,) = [data[WIDGET] for data in displayed if WIDGET in data]
+    return str(shown["model_id"])
 
 
 def say(kernel: BlockingKernelClient, comm_id: str, subshell_id: str, content: dict[str, Any]) -> None:

@@ -74,6 +74,7 @@ HOUSE = [
     "config.prediction",
     "config.characterization",
     "config.signatures",
+    "config.written",
     "config.flags",
     "config.toml",
     "config.recipes",

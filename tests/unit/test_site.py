@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, chromium
 
 CHECK = REPOSITORY / "docs" / "_site" / "check_links.py"
 
@@ -19,18 +19,35 @@ def _check(site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
-def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", str(site)]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors."""
+    folder = tmp_path_factory.mktemp("docs")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-c",
+        "docs",
+        ".",
+        str(folder / "site"),
+    ]
     built = subprocess.run(
-        [*command, "-d", str(tmp_path / "doctrees")],
+        [*command, "-d", str(folder / "doctrees")],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
     assert built.returncode == 0, built.stderr
+    return folder / "site"
+
+
+@pytest.mark.long
+def test_the_site_is_whole(site: Path) -> None:
     checked = _check(site)
     assert checked.returncode == 0, checked.stderr
     # Every notebook, how-to page and recipe is a page, and every public name stands in the reference.
@@ -48,6 +65,37 @@ def test_the_site_is_built_and_whole(tmp_path: Path) -> None:
         (site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")")
     )
     assert {"checkpoint", "gloo"} <= {word for word in index["terms"] if word in ("checkpoint", "gloo")}
+
+
+@pytest.mark.long
+@pytest.mark.browser
+def test_figures_and_search_work_from_a_disk_with_no_network(site: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    asked: list[str] = []
+    problems: list[str] = []
+    notebook = json.loads((REPOSITORY / "notebooks" / "04_what_ddp_does.ipynb").read_text())
+    num_figures = sum(
+        "application/vnd.plotly.v1+json" in output.get("data", {})
+        for cell in notebook["cells"]
+        for output in cell.get("outputs", ())
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_context(offline=True).new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto((site / "notebooks" / "04_what_ddp_does.html").as_uri())
+        page.locator(".nbgpu-figure .main-svg").first.wait_for()
+        assert num_figures > 3
+        assert page.locator(".nbgpu-figure .plot-container").count() == num_figures
+        assert problems == []
+        # The search works without the excerpts, which a browser does not let it read from a disk.
+        page.goto((site / "search.html").as_uri() + "?q=gloo")
+        page.locator(".search li a").first.wait_for()
+        assert "Devices" in page.locator(".search li a").all_inner_texts()
+        browser.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:

@@ -23,23 +23,39 @@ interface Line {
 export interface ChartSpec {
   id: string;
   title: string;
-  /** For the row of buttons, where the title is too long for it. */
-  short?: string;
   unit: string;
   lines: (store: RunStore) => Line[];
-  shownAtFirst: boolean;
   mayBeLogarithmic?: boolean;
   fromZero: boolean;
   worse: (a: number, b: number) => boolean;
+  /** A sentence that keeps the chart from being misread; else empty. */
+  note?: (store: RunStore) => string;
   /** A limit worth a line of its own, in the chart's unit. */
   ceilings?: (store: RunStore) => number[];
   top?: number;
+}
+
+/** The charts that one button of the panel shows. */
+export interface ChartGroup {
+  id: string;
+  /** On the button. */
+  label: string;
+  /** What the button says on hover. */
+  title: string;
+  shownAtFirst: boolean;
+  /** The button is there before there is anything to draw. */
+  always?: boolean;
+  charts: (store: RunStore) => ChartSpec[];
 }
 
 const more = (a: number, b: number) => a > b;
 const less = (a: number, b: number) => a < b;
 const plain = (name: string) => (): Line[] => [{ name, style: "solid" }];
 
+const LOSS_OF_VALIDATION = "val_loss";
+const RATE_OF = "lr_of_";
+
+/** Series with charts of their own. All others are the recipe's. */
 const KNOWN = new Set([
   "loss",
   "lr",
@@ -54,124 +70,173 @@ const KNOWN = new Set([
   "utilization_percent",
 ]);
 
-const DASHES: Style[] = ["solid", "dash", "dot"];
+const UNITS: Record<string, string> = { db: "dB", s: "s", percent: "%", bytes: "bytes", nm: "nm", mm: "mm" };
 
-/** Series that no other chart shows; the recipe names them. */
-function others(store: RunStore, validation: boolean): Line[] {
-  const names = new Set(store.series.map((s) => s.name));
-  return [...names]
-    .filter((n) => !KNOWN.has(n) && n !== "val_loss" && n.startsWith("val_") === validation)
-    .sort()
-    .map((name, i) => ({
-      name,
-      style: DASHES[i % DASHES.length],
-      label: name.replace(/^val_/, "").replaceAll("_", " "),
-      shared: validation,
-    }));
+/** The name of a series as words, and its unit: 'val_psnr_db' becomes 'psnr' and 'dB'. */
+export function readable(name: string): { words: string; unit: string } {
+  const words = name.replace(/^val_/, "").split("_");
+  const unit = words.length > 1 ? UNITS[words[words.length - 1]] : undefined;
+  return { words: (unit === undefined ? words : words.slice(0, -1)).join(" "), unit: unit ?? "" };
 }
 
-export const CHARTS: readonly ChartSpec[] = [
-  {
-    id: "loss",
-    title: "Loss",
-    unit: "",
-    lines: () => [
-      { name: "loss", style: "raw", label: "raw" },
-      { name: "loss", style: "bold", label: "smoothed" },
-      { name: "val_loss", style: "dot", label: "validation", shared: true },
-    ],
-    mayBeLogarithmic: true,
-    shownAtFirst: true,
-    fromZero: false,
-    worse: more,
-  },
-  {
-    id: "memory",
-    title: "Memory",
-    unit: "GiB",
-    lines: () => [
-      { name: "memory_reserved_bytes", style: "solid", label: "reserved", scale: 1 / GIB },
-      { name: "memory_allocated_bytes", style: "dash", label: "allocated", scale: 1 / GIB },
-      { name: "memory_rss_bytes", style: "solid", label: "resident", scale: 1 / GIB },
-    ],
-    shownAtFirst: true,
-    fromZero: true,
-    worse: more,
-    ceilings: (store) => [
-      ...new Set(store.ranks.filter((r) => r.kind === "cuda").map((r) => r.memory_bytes / GIB)),
-    ],
-  },
-  {
-    id: "utilization",
-    title: "Utilization",
-    unit: "%",
-    lines: plain("utilization_percent"),
-    shownAtFirst: true,
-    fromZero: true,
-    worse: less,
-    top: 105,
-  },
-  {
-    id: "throughput",
-    title: "Throughput",
-    unit: "samples/s",
-    lines: plain("samples_per_s"),
-    shownAtFirst: true,
-    fromZero: true,
-    worse: less,
-  },
+function namesOf(store: RunStore, isMeant: (name: string) => boolean): string[] {
+  return [...new Set(store.series.map((s) => s.name))].filter(isMeant).sort();
+}
+
+function differ(store: RunStore): boolean {
+  return (store.run?.why_losses_differ ?? "") !== "";
+}
+
+/** A chart for each value of the validations, under its name: their scales differ. */
+function ofValidation(store: RunStore): ChartSpec[] {
+  const isMeant = (name: string) => name.startsWith("val_") && (name !== LOSS_OF_VALIDATION || differ(store));
+  return namesOf(store, isMeant).map((name) => {
+    const { words, unit } = readable(name);
+    return {
+      id: name,
+      title: `Validation: ${words}`,
+      unit,
+      lines: () => [{ name, style: "dot", label: "validation", shared: true }],
+      note: (now: RunStore) => (name === LOSS_OF_VALIDATION ? (now.run?.why_losses_differ ?? "") : ""),
+      mayBeLogarithmic: true,
+      fromZero: false,
+      worse: more,
+    };
+  });
+}
+
+/** A chart for each other number that the recipe names, such as the terms of its loss: their scales differ. */
+function ofRecipe(store: RunStore): ChartSpec[] {
+  const isMeant = (name: string) => !KNOWN.has(name) && !name.startsWith("val_") && !name.startsWith(RATE_OF);
+  return namesOf(store, isMeant).map((name) => {
+    const { words, unit } = readable(name);
+    return { id: name, title: words, unit, lines: () => noisy(name), mayBeLogarithmic: true, fromZero: false, worse: more };
+  });
+}
+
+function noisy(name: string): Line[] {
+  return [
+    { name, style: "raw", label: "raw" },
+    { name, style: "bold", label: "smoothed" },
+  ];
+}
+
+const LOSS: ChartSpec = {
+  id: "loss",
+  title: "Loss",
+  unit: "",
+  lines: (store) => [
+    ...noisy("loss"),
+    ...(differ(store) ? [] : [{ name: LOSS_OF_VALIDATION, style: "dot" as const, label: "validation", shared: true }]),
+  ],
+  mayBeLogarithmic: true,
+  fromZero: false,
+  worse: more,
+};
+
+const MEMORY: ChartSpec = {
+  id: "memory",
+  title: "Memory",
+  unit: "GiB",
+  lines: () => [
+    { name: "memory_reserved_bytes", style: "solid", label: "reserved", scale: 1 / GIB },
+    { name: "memory_allocated_bytes", style: "dash", label: "allocated", scale: 1 / GIB },
+    { name: "memory_rss_bytes", style: "solid", label: "resident", scale: 1 / GIB },
+  ],
+  fromZero: true,
+  worse: more,
+  ceilings: (store) => [
+    ...new Set(store.ranks.filter((r) => r.kind === "cuda").map((r) => r.memory_bytes / GIB)),
+  ],
+};
+
+const UTILIZATION: ChartSpec = {
+  id: "utilization",
+  title: "Utilization",
+  unit: "%",
+  lines: plain("utilization_percent"),
+  fromZero: true,
+  worse: less,
+  top: 105,
+};
+
+const THROUGHPUT: ChartSpec = {
+  id: "throughput",
+  title: "Throughput",
+  unit: "samples/s",
+  lines: plain("samples_per_s"),
+  fromZero: true,
+  worse: less,
+};
+
+const STEP_TIME: ChartSpec = {
+  id: "step_time",
+  title: "Step time",
+  unit: "ms",
+  lines: () => [
+    { name: "step_s", style: "solid", label: "whole step", scale: 1000 },
+    { name: "data_s", style: "dot", label: "waiting for data", scale: 1000 },
+  ],
+  fromZero: true,
+  worse: more,
+};
+
+const GRADIENT: ChartSpec = {
+  id: "grad_norm",
+  title: "Gradient norm",
+  unit: "",
+  lines: plain("grad_norm"),
+  mayBeLogarithmic: true,
+  fromZero: true,
+  worse: more,
+};
+
+const DASHES: Style[] = ["dash", "dot"];
+
+const RATE: ChartSpec = {
+  id: "lr",
+  title: "Learning rate",
+  unit: "",
+  lines: (store) => [
+    { name: "lr", style: "solid", shared: true, label: "lr" },
+    ...namesOf(store, (name) => name.startsWith(RATE_OF)).map((name, i) => ({
+      name,
+      style: DASHES[i % DASHES.length],
+      shared: true,
+      label: name.slice(RATE_OF.length),
+    })),
+  ],
+  fromZero: true,
+  worse: more,
+};
+
+function just(spec: ChartSpec, label: string, shownAtFirst: boolean): ChartGroup {
+  const charts = () => [spec];
+  return { id: spec.id, label, title: spec.title, shownAtFirst, always: shownAtFirst, charts };
+}
+
+export const GROUPS: readonly ChartGroup[] = [
+  just(LOSS, "Loss", true),
   {
     id: "validation",
-    title: "Validation",
-    unit: "",
-    lines: (store) => others(store, true),
-    shownAtFirst: false,
-    fromZero: false,
-    worse: more,
+    label: "Validation",
+    title: "What the validations measure, each value with an axis of its own",
+    shownAtFirst: true,
+    charts: ofValidation,
   },
+  just(MEMORY, "Memory", true),
+  just(UTILIZATION, "Utilization", true),
+  just(THROUGHPUT, "Throughput", true),
   {
     id: "terms",
-    title: "Loss terms",
-    unit: "",
-    lines: (store) => others(store, false),
-    mayBeLogarithmic: true,
+    label: "Terms",
+    title: "The terms of the loss, and what else the recipe measures in each step, each with an axis of its own",
     shownAtFirst: false,
-    fromZero: false,
-    worse: more,
+    charts: ofRecipe,
   },
-  {
-    id: "step_time",
-    title: "Step time",
-    unit: "ms",
-    lines: () => [
-      { name: "step_s", style: "solid", label: "whole step", scale: 1000 },
-      { name: "data_s", style: "dot", label: "waiting for data", scale: 1000 },
-    ],
-    shownAtFirst: false,
-    fromZero: true,
-    worse: more,
-  },
-  {
-    id: "grad_norm",
-    title: "Gradient norm",
-    short: "Gradient",
-    unit: "",
-    lines: plain("grad_norm"),
-    mayBeLogarithmic: true,
-    shownAtFirst: false,
-    fromZero: true,
-    worse: more,
-  },
-  {
-    id: "lr",
-    title: "Learning rate",
-    short: "LR",
-    unit: "",
-    lines: () => [{ name: "lr", style: "solid", shared: true }],
-    shownAtFirst: false,
-    fromZero: true,
-    worse: more,
-  },
+  just(STEP_TIME, "Step time", false),
+  just(GRADIENT, "Gradient", false),
+  just(RATE, "LR", false),
 ];
 
 export const MAX_POINTS_ON_SCREEN = 48_000;
@@ -197,6 +262,8 @@ export function hasData(store: RunStore, chart: ChartSpec): boolean {
   return chart.lines(store).some((line) => store.named(line.name).length > 0);
 }
 
+/** Thin is faint enough: a line that is fainter, too, cannot be seen on a dark page. */
+const RAW_OPACITY = 0.85;
 const DASH: Record<Style, string> = { raw: "solid", bold: "solid", solid: "solid", dash: "6px,3px", dot: "2px,3px" };
 const WIDTH: Record<Style, number> = { raw: 1, bold: 2.5, solid: 1.8, dash: 1.5, dot: 2 };
 
@@ -216,6 +283,8 @@ export interface Frame {
   columns?: number;
   /** What the person zoomed to, if they did. */
   range?: [number, number];
+  /** Counts how often the person has taken a zoom back. */
+  resets?: number;
 }
 
 /** What Plotly draws for one chart. */
@@ -249,7 +318,8 @@ export function drawing(
       }
     }
   }
-  for (const ceiling of chart.ceilings?.(store) ?? []) {
+  const isEmpty = traces.length === 0;
+  for (const ceiling of isEmpty ? [] : (chart.ceilings?.(store) ?? [])) {
     traces.push({
       type: "scatter",
       mode: "lines",
@@ -259,7 +329,16 @@ export function drawing(
       hoverinfo: "skip",
     });
   }
-  return { traces, layout: layoutOf(store, chart, axis, theme, height, started, logarithmic, xEnd) };
+  const layout = layoutOf(store, chart, axis, theme, height, started, logarithmic, xEnd, frame.resets ?? 0);
+  return { traces, layout: isEmpty ? { ...layout, ...nothingIn(store, theme) } : layout };
+}
+
+/** In place of axes over numbers that nobody has measured. */
+function nothingIn(store: RunStore, theme: Theme): object {
+  const text = (store.status?.step ?? 0) > 0 ? "nothing recorded" : "no step yet";
+  const place = { xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false };
+  const axis = { visible: false, fixedrange: true };
+  return { xaxis: axis, yaxis: axis, shapes: [], annotations: [{ ...place, text, font: { color: theme.muted, size: 13 } }] };
 }
 
 function shownValues(line: Line, series: Series): readonly number[] {
@@ -285,7 +364,8 @@ function lineTrace(
   const color = line.shared ? theme.text : (store.ranks[series.rank]?.color ?? theme.text);
   const who = line.shared ? (line.label ?? line.name) : `rank ${series.rank}${line.label ? `, ${line.label}` : ""}`;
   // Few points far apart, as validation has, are hard to see without dots.
-  const sparse = kept.length === 1 || (line.shared && kept.length < 60);
+  const sparse = kept.length === 1 || (line.shared === true && kept.length < 60);
+  if (line.style === "raw") return rawTrace(series, kept, x, y, scale, color);
   return {
     type: "scatter",
     mode: sparse ? "lines+markers" : "lines",
@@ -294,11 +374,35 @@ function lineTrace(
     name: who,
     x: kept.map((i) => x[i]),
     y: kept.map((i) => y[i] * scale),
-    opacity: line.style === "raw" ? 0.45 : 1,
-    hoverinfo: line.style === "raw" ? "skip" : "all",
-    hovertemplate: line.style === "raw" ? "" : `${who}: %{y:.4g}<extra></extra>`,
+    // The raw line says what this one has beside it.
+    ...(line.style === "bold" ? { hoverinfo: "skip" } : { hovertemplate: `${who}: %{y:.4g}<extra></extra>` }),
     marker: { size: 5, color },
     line: { color, width: WIDTH[line.style], dash: DASH[line.style] },
+  };
+}
+
+/** What was measured, thin, with a dot at the newest value, which the smoothed line never hides. */
+function rawTrace(
+  series: Series,
+  kept: readonly number[],
+  x: readonly number[],
+  y: readonly number[],
+  scale: number,
+  color: string,
+): object {
+  const line = smoothed(series.value);
+  const who = `rank ${series.rank}`;
+  return {
+    type: "scatter",
+    mode: "lines+markers",
+    cliponaxis: false,
+    name: `${who}, raw`,
+    x: kept.map((i) => x[i]),
+    y: kept.map((i) => y[i] * scale),
+    customdata: kept.map((i) => line[i] * scale),
+    hovertemplate: `${who}: %{y:.4g}, smoothed %{customdata:.4g}<extra></extra>`,
+    marker: { size: kept.map((_, i) => (i === kept.length - 1 ? 7 : 0)), color },
+    line: { color: faded(color, RAW_OPACITY), width: WIDTH.raw },
   };
 }
 
@@ -315,7 +419,11 @@ function bandTraces(
   const scaled = (y: number[]) => y.map((v) => v * (line.scale ?? 1));
   const worst = worstOf(chart, series);
   const fill = { mode: "lines", type: "scatter", line: { width: 0 }, hoverinfo: "skip", x: band.x };
-  const hover = (who: string) => ({ name: who, hovertemplate: `${who}: %{y:.4g}<extra></extra>` });
+  const hover = (who: string) => ({
+    name: who,
+    hoverinfo: "all",
+    hovertemplate: `${who}${line.style === "bold" ? ", smoothed" : ""}: %{y:.4g}<extra></extra>`,
+  });
   return [
     { ...fill, y: scaled(band.low) },
     { ...fill, y: scaled(band.high), fill: "tonexty", fillcolor: faded("#808080", 0.25) },
@@ -351,6 +459,7 @@ function layoutOf(
   started: number,
   logarithmic: boolean,
   xEnd: number,
+  resets: number,
 ): object {
   const marks = store.marks.slice(-MAX_MARKS).map((mark) => ({
     x: axis === "step" ? mark.step : mark.time_s - started,
@@ -370,19 +479,25 @@ function layoutOf(
     autosize: true,
     margin: MARGIN,
     paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    // Plotly puts a stripe of this colour behind the line at the pointer; of a transparent one it makes white.
+    plot_bgcolor: theme.surface,
     font: { color: theme.muted, family: theme.font, size: 12 },
     showlegend: false,
     hovermode: "x unified",
     hoverlabel: { bgcolor: theme.surface, bordercolor: theme.grid, font: { color: theme.text, size: 11 } },
     // While this stays the same, Plotly keeps the range to which the person zoomed.
-    uirevision: `${axis} ${logarithmic}`,
+    uirevision: `${axis} ${logarithmic} ${resets}`,
     xaxis: {
       ...common,
       rangemode: "tozero",
       // No room behind the last point, so that the columns of points are those of the pixels.
       ...(xEnd > 0 ? { autorangeoptions: { clipmin: 0, clipmax: xEnd } } : {}),
       nticks: 7,
+      // The line where the pointer is.
+      spikecolor: theme.muted,
+      spikethickness: 1,
+      spikedash: "solid",
+      unifiedhovertitle: { text: axis === "step" ? "step %{x}" : "%{x:.1f} s" },
       title: { text: axis === "step" ? "step" : "seconds since the start", standoff: 4, font: { size: 11 } },
     },
     yaxis: {

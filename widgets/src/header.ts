@@ -141,6 +141,7 @@ export function progressInWords(store: RunStore): string {
   }
   const parts = [`step ${status.step} of ${run.total_steps}`];
   if (status.num_epochs > 1) parts.push(`epoch ${status.epoch} of ${status.num_epochs}`);
+  else if (status.num_epochs === 0 && status.epoch > 0) parts.push(`epoch ${status.epoch}`);
   if (status.samples_per_s > 0) {
     const ranks = store.ranks.length;
     parts.push(`${number(Number(status.samples_per_s.toPrecision(3)))} samples/s on ${ranks} rank${ranks > 1 ? "s" : ""}`);

@@ -35,6 +35,7 @@ export class Link {
   private readonly stopWatching: () => void;
   private readonly listening: ReturnType<typeof setInterval>;
   private heardMs = performance.now();
+  private isKept = false;
 
   constructor(private readonly model: Model) {
     model.on("msg:custom", this.receive);
@@ -62,6 +63,14 @@ export class Link {
     this.model.send({ type: "command", command });
   }
 
+  /** Adds to the head that the notebook keeps what only the page has, and saves it: once, when the kernel is gone. */
+  keepWithoutKernel(html: string): void {
+    if (this.isKept) return;
+    this.isKept = true;
+    findPlace(this.model.widget_manager, `${this.slot}-head`)?.append(html);
+    saveNotebook(this.model.widget_manager);
+  }
+
   private readonly receive = (message: KernelMessage, buffers: ArrayBufferView[]): void => {
     this.heardMs = performance.now();
     this.store.silent_s = 0;
@@ -85,7 +94,9 @@ export class Link {
         setTimeout(() => this.checkPicture(), PICTURE_PATIENCE_MS);
         return;
       case "bundle":
-        findPlace(this.model.widget_manager, this.slot)?.put(message.data, message.metadata);
+        for (const { slot, data, metadata } of message.outputs) {
+          findPlace(this.model.widget_manager, slot)?.put(data, metadata);
+        }
         this.model.send({ type: "stored" });
         return;
     }

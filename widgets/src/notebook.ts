@@ -9,6 +9,7 @@
 import type { MimeBundle } from "./wire";
 
 interface OutputModel {
+  data?: Record<string, unknown>;
   metadata: { nbgpu?: { slot?: string; final?: string; button?: boolean } };
 }
 
@@ -22,6 +23,8 @@ export interface Place {
   /** The id of the run whose picture it is; empty where it is none. */
   final: string;
   put(data: MimeBundle, metadata: MimeBundle): void;
+  /** Adds HTML below what is there. */
+  append(html: string): void;
 }
 
 function isOutputList(value: unknown): value is OutputList {
@@ -76,12 +79,15 @@ export function findPlace(manager: unknown, slot: string): Place | undefined {
     const outputs = cell.outputs;
     if (!isOutputList(outputs)) continue;
     for (let index = 0; index < outputs.length; index++) {
-      const mark = outputs.get(index).metadata?.nbgpu;
+      const { data: before = {}, metadata: about } = outputs.get(index);
+      const mark = about?.nbgpu;
       if (mark?.slot !== slot) continue;
-      return {
-        final: mark.final ?? "",
-        put: (data, metadata) => outputs.set(index, { output_type: "display_data", data, metadata }),
+      const put: Place["put"] = (data, metadata) => outputs.set(index, { output_type: "display_data", data, metadata });
+      const append = (html: string): void => {
+        const above = before["text/html"] ?? "";
+        put({ ...before, "text/html": `${Array.isArray(above) ? above.join("") : above}${html}` }, { nbgpu: { ...mark } });
       };
+      return { final: mark.final ?? "", put, append };
     }
   }
   return undefined;

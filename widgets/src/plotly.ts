@@ -1,15 +1,22 @@
 // Plotly, once for each page. It is not part of this script: 400 kB come from the kernel the first time that
 // a page needs them.
 
+interface DrawnAxis {
+  autorange?: boolean;
+  range?: [number, number];
+}
+
 /** An element that Plotly draws into; what it adds is there from the first time on. */
 export interface Plot extends HTMLElement {
-  layout?: { xaxis?: { autorange?: boolean; range?: [number, number] } };
+  layout?: { xaxis?: DrawnAxis; yaxis?: DrawnAxis };
   on?(event: "plotly_relayout", callback: () => void): void;
 }
 
 export interface PlotlyApi {
   react(div: HTMLElement, traces: object[], layout: object, config: object): Promise<unknown>;
   purge(div: HTMLElement): void;
+  /** The chart as a data URL. */
+  toImage(div: HTMLElement, options: { format: "svg"; width: number; height: number }): Promise<string>;
 }
 
 interface Shelf {

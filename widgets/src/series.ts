@@ -47,18 +47,57 @@ export function keepExtremes(x: ArrayLike<number>, values: ArrayLike<number>, co
   return kept;
 }
 
-/** An exponential moving average over about `span` points, unbiased at the start; NaN is stepped over. */
+/**
+ * A smoothed line that does not lag behind the values: at each point a straight line is fitted to the points around it,
+ * whose weights fall exponentially to both sides. `nbgpu/ui/run/smoothing.py` says why, and does the same. NaN is
+ * skipped, and gets the value of the line there.
+ */
 export function smoothed(values: readonly number[], span = 15): number[] {
   const keep = 1 - 2 / (span + 1);
-  let total = 0;
-  let weight = 0;
-  return values.map((value) => {
-    if (Number.isFinite(value)) {
-      total = keep * total + (1 - keep) * value;
-      weight = keep * weight + (1 - keep);
-    }
-    return weight > 0 ? total / weight : NaN;
+  if (!values.some(Number.isFinite)) return values.map(() => NaN);
+  const past = sums(values, keep);
+  const future = sums([...values].reverse(), keep);
+  return values.map((value, i) => {
+    const p = 5 * i;
+    const f = 5 * (values.length - 1 - i);
+    // The point itself is in both, and counts once. Distances into the past are negative.
+    const own = Number.isFinite(value);
+    const s0 = past[p] + future[f] - (own ? 1 : 0);
+    const s1 = future[f + 1] - past[p + 1];
+    const s2 = past[p + 2] + future[f + 2];
+    const t0 = past[p + 3] + future[f + 3] - (own ? value : 0);
+    const t1 = future[f + 4] - past[p + 4];
+    const spread = s0 * s2 - s1 * s1;
+    // Too few points, or all of them at one place, define no slope.
+    return spread > 1e-9 * s0 * s0 ? (s2 * t0 - s1 * t1) / spread : t0 / s0;
   });
+}
+
+/**
+ * For each point the sums over it and all before it, with the weight keep^distance: of 1, of the distance, of its
+ * square, of the value, and of distance x value.
+ */
+function sums(values: readonly number[], keep: number): Float64Array {
+  const out = new Float64Array(5 * values.length);
+  let [w0, w1, w2, y0, y1] = [0, 0, 0, 0, 0];
+  values.forEach((value, i) => {
+    // The moments first, because each moves by the one below it.
+    w2 = keep * (w2 + 2 * w1 + w0);
+    w1 = keep * (w1 + w0);
+    w0 *= keep;
+    y1 = keep * (y1 + y0);
+    y0 *= keep;
+    if (Number.isFinite(value)) {
+      w0 += 1;
+      y0 += value;
+    }
+    out[5 * i] = w0;
+    out[5 * i + 1] = w1;
+    out[5 * i + 2] = w2;
+    out[5 * i + 3] = y0;
+    out[5 * i + 4] = y1;
+  });
+  return out;
 }
 
 export class Series {

@@ -2,10 +2,11 @@
 
 import {
   type Axis,
+  type ChartGroup,
   type ChartSpec,
-  CHARTS,
   drawing,
   type Frame,
+  GROUPS,
   hasData,
   inWords,
   keyOf,
@@ -15,7 +16,7 @@ import {
 } from "./charts";
 import { Chips } from "./chips";
 import { element, setAttribute, setText } from "./dom";
-import { Header } from "./header";
+import { Header, progressInWords } from "./header";
 import type { Link } from "./link";
 import { type Plot, type PlotlyApi, whenPlotly } from "./plotly";
 import { onThemeChange, themeOf } from "./theme";
@@ -25,12 +26,18 @@ const MIN_INTERVAL_MS = 200;
 const REST_PER_PAINT = 3;
 const HEIGHT_PX = 210;
 const ENLARGED_HEIGHT_PX = 420;
+const MIN_KEPT_WIDTH_PX = 400;
 
 interface Card {
   spec: ChartSpec;
   root: HTMLElement;
   key: HTMLElement;
+  note: HTMLElement;
   enlarge: HTMLButtonElement;
+  reset: HTMLButtonElement;
+  resets: number;
+  /** The same at the last drawing: where it was less, the range on the screen is one that was taken back. */
+  resetsDrawn: number;
   picture: HTMLElement;
   plot: Plot;
   /** Whether zooming repaints it, with the points that it then needs. */
@@ -49,9 +56,10 @@ export class View {
   private readonly eventsTitle = element("summary", "");
   private readonly eventsList = element("ol", "");
   private readonly events = element("details", "nbgpu-events", {}, this.eventsTitle, this.eventsList);
-  private readonly cards: Card[];
+  /** By the chart's id, in the order in which they came. */
+  private readonly cards = new Map<string, Card>();
   private readonly toggleOf = new Map<string, HTMLButtonElement>();
-  private readonly shown = new Set(CHARTS.filter((c) => c.shownAtFirst).map((c) => c.id));
+  private readonly shown = new Set(GROUPS.filter((g) => g.shownAtFirst).map((g) => g.id));
   private readonly logarithmic = new Set<string>();
   private axis: Axis = "step";
   private enlarged: string | undefined;
@@ -70,7 +78,6 @@ export class View {
   ) {
     this.header = new Header(link.store, (command) => link.command(command));
     this.header.showButtons(showButtons);
-    this.cards = CHARTS.map((spec) => this.makeCard(spec));
     this.makeToggles();
     this.root.append(
       this.header.root,
@@ -81,13 +88,13 @@ export class View {
       this.pace,
       this.events,
     );
-    this.grid.append(...this.cards.map((card) => card.root));
     el.append(this.root);
     this.endings.push(
       link.listen((change) => {
         if (change === "refused") this.header.refuse(link.refusal);
         // Words cost next to nothing, and a person who pressed a button waits for them.
         else if (this.visible) this.paintWords();
+        if (change === "kernel" && link.store.kernelIsGone) void this.keepPictures();
         this.changed();
       }),
       onThemeChange(() => this.changed()),
@@ -105,7 +112,7 @@ export class View {
     this.closed = true;
     clearTimeout(this.timer);
     for (const end of this.endings) end();
-    for (const card of this.cards) this.plotly?.purge(card.plot);
+    for (const card of this.cards.values()) this.plotly?.purge(card.plot);
     this.root.remove();
   }
 
@@ -152,27 +159,53 @@ export class View {
       const text = mark.text && mark.text !== name ? `: ${mark.text}` : "";
       this.eventsList.append(element("li", "", {}, `step ${mark.step}, ${name}${text}`));
     }
-    for (const spec of CHARTS) {
-      const toggle = this.toggleOf.get(spec.id);
-      if (toggle) toggle.hidden = !hasData(store, spec) && !spec.shownAtFirst;
+    for (const group of GROUPS) {
+      const toggle = this.toggleOf.get(group.id);
+      if (toggle) toggle.hidden = this.chartsOf(group).length === 0;
     }
+  }
+
+  /** The charts of a group that have something to show, or a place of their own before. */
+  private chartsOf(group: ChartGroup): ChartSpec[] {
+    const { store } = this.link;
+    return group.charts(store).filter((spec) => group.always === true || hasData(store, spec));
+  }
+
+  /** The cards on the page, in order; one that is new gets its place among the others. */
+  private visibleCards(): Card[] {
+    const specs = GROUPS.filter((group) => this.shown.has(group.id)).flatMap((group) => this.chartsOf(group));
+    const visible = specs.map((spec) => {
+      const card = this.cards.get(spec.id) ?? this.makeCard(spec);
+      this.cards.set(spec.id, card);
+      return card;
+    });
+    visible.forEach((card, i) => {
+      if (this.grid.contains(card.root)) return;
+      const next = visible.slice(i + 1).find((other) => this.grid.contains(other.root));
+      this.grid.insertBefore(card.root, next?.root ?? null);
+    });
+    return visible;
   }
 
   private async paintCharts(): Promise<void> {
     const { store } = this.link;
     const theme = themeOf(this.root);
-    const visible = this.cards.filter((card) => this.shown.has(card.spec.id));
+    const visible = this.visibleCards();
     const maxPoints = pointsPerSeries(store, visible.map((card) => card.spec));
-    for (const card of this.cards) {
+    for (const card of this.cards.values()) {
       const shown = visible.includes(card);
       card.root.hidden = !shown;
       if (!shown) continue;
       const large = this.enlarged === card.spec.id;
       card.root.classList.toggle("nbgpu-large", large);
       this.paintKey(card);
+      setText(card.note, card.spec.note?.(store) ?? "");
       setAttribute(card.picture, "aria-label", inWords(store, card.spec));
       if (!this.plotly) continue;
       const height = large ? ENLARGED_HEIGHT_PX : HEIGHT_PX;
+      const frame = { ...frameOf(card.plot), resets: card.resets };
+      if (card.resetsDrawn < card.resets) delete frame.range;
+      card.resetsDrawn = card.resets;
       const { traces, layout } = drawing(
         store,
         card.spec,
@@ -181,14 +214,31 @@ export class View {
         height,
         maxPoints,
         this.logarithmic.has(card.spec.id),
-        frameOf(card.plot),
+        frame,
       );
-      await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false });
+      card.reset.hidden = !hasData(store, card.spec) || !isZoomed(card);
+      await this.plotly.react(card.plot, traces, layout, { displayModeBar: false, responsive: false, showTips: false });
       if (!card.followsZoom && card.plot.on) {
         card.followsZoom = true;
         card.plot.on("plotly_relayout", () => this.changed());
       }
     }
+  }
+
+  /** Leaves the curves in the notebook as pictures: with the kernel, the panel is gone after the next reload. */
+  private async keepPictures(): Promise<void> {
+    const { store } = this.link;
+    const words = element("p", "", {}, `${store.run?.recipe} ${store.run?.id}. ${progressInWords(store)}`);
+    const kept = element("div", "nbgpu-still nbgpu-still-live", {}, words);
+    for (const card of this.cards.values()) {
+      if (card.root.hidden || !this.plotly || !hasData(store, card.spec)) continue;
+      const size = { width: Math.max(card.plot.clientWidth, MIN_KEPT_WIDTH_PX), height: HEIGHT_PX };
+      const src = await this.plotly.toImage(card.plot, { format: "svg", ...size });
+      const { title, unit } = card.spec;
+      const about = inWords(store, card.spec);
+      kept.append(element("p", "", {}, unit ? `${title} (${unit})` : title), element("img", "", { src, alt: about }));
+    }
+    this.link.keepWithoutKernel(kept.outerHTML);
   }
 
   private paintKey(card: Card): void {
@@ -210,7 +260,7 @@ export class View {
     enlarge.setAttribute("aria-label", `Enlarge ${spec.title}`);
     enlarge.addEventListener("click", () => {
       this.enlarged = this.enlarged === spec.id ? undefined : spec.id;
-      for (const card of this.cards) {
+      for (const card of this.cards.values()) {
         const large = this.enlarged === card.spec.id;
         setText(card.enlarge, large ? "Shrink" : "Enlarge");
         setAttribute(card.enlarge, "aria-label", `${large ? "Shrink" : "Enlarge"} ${card.spec.title}`);
@@ -218,7 +268,10 @@ export class View {
       }
       this.changed();
     });
-    const tools = element("span", "nbgpu-tools", {}, enlarge);
+    const reset = element("button", "nbgpu-toggle", { type: "button" }, "Reset zoom");
+    reset.setAttribute("aria-label", `Reset the zoom of ${spec.title}`);
+    reset.hidden = true;
+    const tools = element("span", "nbgpu-tools", {}, reset, enlarge);
     if (spec.mayBeLogarithmic) {
       const log = makeToggle("Log", false, (pressed) => {
         if (pressed) this.logarithmic.add(spec.id);
@@ -226,33 +279,43 @@ export class View {
         this.changed();
       });
       log.setAttribute("aria-label", `${spec.title} on a logarithmic scale`);
-      tools.prepend(log);
+      enlarge.before(log);
     }
     const key = element("span", "nbgpu-key", { "aria-hidden": "true" });
     const title = element("h4", "nbgpu-chart-title", {}, spec.title);
     if (spec.unit) title.append(element("span", "nbgpu-unit", {}, spec.unit));
     const plot = element("div", "nbgpu-plot");
     const picture = element("div", "nbgpu-picture", { role: "img", "aria-label": spec.title }, plot);
+    const note = element("p", "nbgpu-note");
     const root = element(
       "section",
       "nbgpu-chart",
       { "aria-label": spec.title },
       element("div", "nbgpu-chart-head", {}, title, key, tools),
+      note,
       picture,
     );
     root.dataset["chart"] = spec.id;
-    return { spec, root, key, enlarge, picture, plot, followsZoom: false };
+    const card: Card = { spec, root, key, note, enlarge, reset, resets: 0, resetsDrawn: 0, picture, plot, followsZoom: false };
+    reset.addEventListener("click", () => {
+      card.resets += 1;
+      reset.hidden = true;
+      // The button goes with the zoom, and the keyboard stays at this chart.
+      enlarge.focus();
+      this.changed();
+    });
+    return card;
   }
 
   private makeToggles(): void {
-    for (const spec of CHARTS) {
-      const toggle = makeToggle(spec.short ?? spec.title, this.shown.has(spec.id), (pressed) => {
-        if (pressed) this.shown.add(spec.id);
-        else this.shown.delete(spec.id);
+    for (const group of GROUPS) {
+      const toggle = makeToggle(group.label, this.shown.has(group.id), (pressed) => {
+        if (pressed) this.shown.add(group.id);
+        else this.shown.delete(group.id);
         this.changed();
       });
-      toggle.title = spec.title;
-      this.toggleOf.set(spec.id, toggle);
+      toggle.title = group.title;
+      this.toggleOf.set(group.id, toggle);
       this.toggles.append(toggle);
     }
     this.axes.append(element("span", "nbgpu-label", { "aria-hidden": "true" }, "over"));
@@ -305,6 +368,14 @@ function frameOf(plot: Plot): Frame {
   const axis = plot.layout?.xaxis;
   if (axis?.autorange === false && axis.range) frame.range = axis.range;
   return frame;
+}
+
+/** Whether the person sees a part of the chart only. */
+function isZoomed(card: Card): boolean {
+  const { xaxis, yaxis } = card.plot.layout ?? {};
+  const [low, high] = yaxis?.range ?? [0, 0];
+  const isOtherRange = card.spec.top === undefined ? yaxis?.autorange === false : low !== 0 || high !== card.spec.top;
+  return xaxis?.autorange === false || (yaxis !== undefined && isOtherRange);
 }
 
 function makeToggle(label: string, pressed: boolean, onChange: (pressed: boolean) => void): HTMLButtonElement {

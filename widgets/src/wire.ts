@@ -23,6 +23,8 @@ export interface RunMeta {
   started_s: number;
   /** Whether the run goes on when the kernel ends. */
   kept: boolean;
+  /** Why the losses of steps and of validations are not comparable, in a sentence; else empty. */
+  why_losses_differ: string;
 }
 
 export interface RankMeta {
@@ -45,7 +47,7 @@ export interface Status {
   state: RunState;
   step: number;
   epoch: number;
-  /** 0 until the ranks have looked at the data. */
+  /** 0 until the ranks have looked at the data, and where a change of the batch size has changed it. */
   num_epochs: number;
   samples_per_s: number;
   /** In words; empty where it cannot be said. */
@@ -90,7 +92,7 @@ export type KernelMessage =
   | { type: "plotly" }
   | { type: "refused"; text: string }
   | { type: "end" }
-  | { type: "bundle"; data: MimeBundle; metadata: MimeBundle };
+  | { type: "bundle"; outputs: { slot: string; data: MimeBundle; metadata: MimeBundle }[] };
 
 export type PageMessage =
   | { type: "ready"; plotly: boolean }

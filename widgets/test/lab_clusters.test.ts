@@ -65,7 +65,7 @@ describe("words", () => {
 
   it("leaves out of the progress what is not known", () => {
     expect(progressInWords(run().progress!)).toBe("step 120 of 400, epoch 2 of 5, 3 min left");
-    const begun = { ...run().progress!, num_epochs: 0, eta_s: null };
+    const begun = { ...run().progress!, epoch: 0, num_epochs: 0, eta_s: null };
     expect(progressInWords(begun)).toBe("step 120 of 400");
   });
 

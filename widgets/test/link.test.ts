@@ -81,8 +81,10 @@ describe("the last picture", () => {
     const model = linkAtEnd(manager);
     expect(model.sent).toEqual([{ type: "bundle" }]);
     const metadata = { nbgpu: { slot: "slot-1", final: "run-1" } };
-    model.kernelSays({ type: "bundle", data: { "text/plain": "over" }, metadata });
-    expect(outputs[0]).toEqual({ output_type: "display_data", data: { "text/plain": "over" }, metadata });
+    const data = { "text/plain": "over" };
+    const elsewhere = { slot: "slot-2", data, metadata: {} };
+    model.kernelSays({ type: "bundle", outputs: [elsewhere, { slot: "slot-1", data, metadata }] });
+    expect(outputs).toEqual([{ output_type: "display_data", data, metadata }]);
     expect(model.sent.at(-1)).toEqual({ type: "stored" });
   });
 

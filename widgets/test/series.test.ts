@@ -44,6 +44,8 @@ describe("keepExtremes", () => {
   });
 });
 
+const SAME = ["2.6316","2.2860","2.0735","1.8278","1.5247","0.9303","0.4419"];
+
 describe("smoothed", () => {
   it("starts at the first value and steps over NaN", () => {
     expect(smoothed([4, NaN, 4])).toEqual([4, 4, 4]);
@@ -51,7 +53,21 @@ describe("smoothed", () => {
 
   it("is calmer than what it is made of", () => {
     const noisy = Array.from({ length: 100 }, (_, i) => (i % 2 ? 1 : -1));
-    expect(Math.abs(smoothed(noisy).at(-1) as number)).toBeLessThan(0.2);
+    expect(Math.abs(smoothed(noisy).at(50) as number)).toBeLessThan(0.05);
+    expect(Math.abs(smoothed(noisy).at(-1) as number)).toBeLessThan(0.4);
+  });
+
+  it("does not lag behind a trend, not even at its ends", () => {
+    const falling = Array.from({ length: 80 }, (_, i) => 10 - i / 10);
+    smoothed(falling).forEach((value, i) => expect(value).toBeCloseTo(falling[i], 9));
+    const curved = Array.from({ length: 200 }, (_, i) => Math.exp(-i / 60));
+    const errors = smoothed(curved).map((value, i) => Math.abs(value - curved[i]));
+    expect(Math.max(...errors)).toBeLessThan(0.02);
+  });
+
+  it("gives the same numbers as the kernel's, which tests/ui/panels/test_smoothing.py has, too", () => {
+    const line = smoothed([3, 1, NaN, 2, 5, -1, 0]).map((value) => value.toFixed(4));
+    expect(line).toEqual(SAME);
   });
 });
 

@@ -25,7 +25,7 @@ beforeEach(() => {
       disconnect() {}
     },
   );
-  const shelf = { api: { react, purge: vi.fn() }, waiting: [], loading: false };
+  const shelf = { api: { react, purge: vi.fn(), toImage: async () => "data:image/svg+xml,x" }, waiting: [], loading: false };
   Object.assign(globalThis, { [Symbol.for("nbgpu.plotly.4")]: shelf });
 });
 
@@ -35,8 +35,8 @@ afterEach(() => {
   document.body.replaceChildren();
 });
 
-function open(state: Record<string, unknown> = {}) {
-  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state });
+function open(state: Record<string, unknown> = {}, manager?: unknown) {
+  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state }, manager);
   const el = document.createElement("div");
   document.body.append(el);
   const destroy = panel.initialize({ model });
@@ -146,6 +146,27 @@ describe("a panel", () => {
     expect([button(el, "Pause").disabled, button(el, "Stop").disabled]).toEqual([true, true]);
   });
 
+  it("leaves its curves in the notebook as pictures when the kernel is gone, once", async () => {
+    const metadata = { nbgpu: { slot: "s-head", final: "" } };
+    let output: any = { data: { "text/html": "<b>as it was</b>" }, metadata };
+    const set = vi.fn((_: number, next: object) => void (output = next));
+    const outputs = { length: 1, get: () => output, set };
+    const save = vi.fn(async () => {});
+    const { model, el } = open({}, { context: { model: { cells: [{ outputs }], dirty: true }, save } });
+    await say(model);
+    model.tell("comm_live_update");
+    model.tell("comm_live_update");
+    await vi.advanceTimersByTimeAsync(500);
+    expect(set).toHaveBeenCalledOnce();
+    expect(output.metadata).toEqual(metadata);
+    const html = output.data["text/html"];
+    expect(html).toContain("<b>as it was</b><div");
+    expect(html).toContain("Last heard: step 3 of 10");
+    expect(html).toContain('<p>Loss</p><img src="data:image/svg+xml,x" alt="Loss: rank 0 5">');
+    expect(html).not.toContain("Throughput"); // nothing was drawn there
+    expect(el.isConnected).toBe(true);
+  });
+
   it("can leave the buttons to others", () => {
     const { el } = open({ show_buttons: false });
     expect(el.querySelector<HTMLElement>(".nbgpu-buttons")?.hidden).toBe(true);
@@ -203,6 +224,41 @@ describe("a panel", () => {
     expect(card("loss").classList.contains("nbgpu-large")).toBe(true);
     expect(button(el, "time").getAttribute("aria-pressed")).toBe("true");
     expect(button(el, "step").getAttribute("aria-pressed")).toBe("false");
+  });
+
+  it("takes a zoom back with a button that is there while it lasts", async () => {
+    const { model, el } = open();
+    await say(model);
+    const card = el.querySelector<HTMLElement>("[data-chart=loss]") as HTMLElement;
+    const plot = card.querySelector(".nbgpu-plot") as HTMLElement & { layout?: object };
+    const reset = button(card, "Reset the zoom of Loss");
+    expect(reset.hidden).toBe(true);
+    plot.layout = { xaxis: { autorange: false, range: [2, 3] } };
+    await say(model, { step: 4 });
+    expect(reset.hidden).toBe(false);
+    const revision = () => (react.mock.calls.filter(([div]) => div === plot).at(-1) as unknown as [unknown, unknown, any])[2].uirevision;
+    const before = revision();
+    reset.click();
+    expect(document.activeElement).toBe(button(card, "Enlarge Loss"));
+    await vi.advanceTimersByTimeAsync(500);
+    // Plotly keeps a zoom for as long as this stays the same.
+    expect(revision()).not.toBe(before);
+  });
+
+  it("says the epoch alone where a change of the batch size has changed how many there are", async () => {
+    const { model, el } = open();
+    await say(model, { epoch: 3, num_epochs: 0 });
+    expect(el.querySelector(".nbgpu-words")?.textContent).toContain("step 3 of 10 · epoch 3 · 40 samples/s");
+  });
+
+  it("shows a new value of the validations as soon as there is one", async () => {
+    const { model, el } = open();
+    await say(model);
+    expect(el.querySelector("[data-chart=val_psnr_db]")).toBe(null);
+    model.kernelSays({ type: "delta", series: [[0, "val_psnr_db"]] }, buffers(points([1, 1002, 2, 20])));
+    await vi.advanceTimersByTimeAsync(1500);
+    const order = [...el.querySelectorAll<HTMLElement>(".nbgpu-chart")].map((c) => c.dataset["chart"]);
+    expect(order.slice(0, 3)).toEqual(["loss", "val_psnr_db", "memory"]);
   });
 
   it("draws the same run in two places, and leaves nothing when it is closed", async () => {

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.client.ipykernel.progress_line import ProgressLine
 from nbgpu.client.runs import explaining
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
@@ -50,24 +52,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
-
-
-class Presenter(Protocol):
-    """The object that shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects
-    them."""
-
-    def show(self, run: Run) -> None:
-        """Display the live panel of a run."""
-        ...
-
-    def prepare(self) -> None:
-        """Do the work that would take `report` a second at its first call; this runs on a thread while a run
-        trains."""
-        ...
-
-    def report(self, run: Run) -> None:
-        """Write `report.html` into the folder of a run that is over."""
-        ...
 
 
 presenter: Presenter | None = None
@@ -258,6 +242,23 @@ class Run:
         results = [event.detail for event in self.reader.events() if event.kind == "result"]
         return results[-1] if results else None
 
+    def show_result(self) -> None:
+        """Display the result: what the recipe says of the trained model, its table beside the baselines, and
+        its pictures. The saved notebook keeps them. `result` returns the same as a dict.
+
+        Raises:
+            RunError: there is no result, because the run goes on, did not finish, or its recipe has none.
+        """
+        result = self.result()
+        if result is None:
+            raise RunError(why_no_result(self))
+        if presenter is None:
+            raise RunError(
+                "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
+                "run.result()"
+            )
+        presenter.show_result(self, result)
+
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.
 
@@ -346,10 +347,15 @@ class Run:
         """
         self._ask("stop")
 
-    def wait(self, timeout_s: float | None = None) -> Run:
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
         """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
 
-        Ranks that were replaced are reported on stderr, with what was lost.
+        Meanwhile a line says how far the run is, in a notebook and in a terminal. Ranks that were replaced
+        are reported on stderr, with what was lost.
+
+        Args:
+            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            progress: whether to show the line.
 
         Raises:
             RankError: the run failed; it shows the ranks' own tracebacks.
@@ -357,8 +363,10 @@ class Run:
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
+        line = ProgressLine(lambda: progress_of(self, presenter), progress and presenter is not None)
 
         def tell() -> None:
+            line.refresh()
             notice.show(self.hang)
             for text in self.unreported_heals():
                 print(text, file=sys.stderr)  # noqa: T201 - the cell's output
@@ -368,6 +376,7 @@ class Run:
         finally:
             tell()
             notice.show("")
+            line.finish()
         if (error := self.error) is not None:
             raise error
         return self

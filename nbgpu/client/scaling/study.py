@@ -369,7 +369,7 @@ class Study:
                 self._run = run
             if self._stopping.is_set():
                 self.stop()
-            run.wait()
+            run.wait(progress=False)
             if run.status == "stopped":
                 return None
             found = measured_runs.read(run.reader, repeat, point, self.plan.config)

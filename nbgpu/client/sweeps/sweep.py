@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
@@ -185,19 +186,34 @@ class Sweep:
         for trial in self.trials:
             trial.ask_to_stop()
 
-    def wait(self, timeout_s: float | None = None) -> Sweep:
-        """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised. A
-        trial that
-        fails raises nothing here: its error is in the table and in `trial.error`.
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> Sweep:
+        """Wait for the end. An interrupt of the kernel stops all runs, waits for them, and is then raised.
+
+        Meanwhile a line says how far the sweep is, in a notebook and in a terminal. A trial that fails raises
+        nothing here: its error is in the table and in `trial.error`.
+
+        Args:
+            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            progress: whether to show the line.
 
         Raises:
             ClusterError: trials are left, and no engines could be started for them.
             TimeoutError: the sweep goes on after `timeout_s` seconds.
         """
-        self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S)
+        line = ProgressLine(self._progress, progress)
+        try:
+            self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S, meanwhile=line.refresh)
+        finally:
+            line.finish()
         if self.status == "failed":
             raise self._lost[0]
         return self
+
+    def _progress(self) -> Progress:
+        parts = [
+            t.step / t.total_steps if t.total_steps and not t.over else float(t.over) for t in self.trials
+        ]
+        return Progress(self.describe(), sum(parts) / len(parts))
 
     def on_end(self, callback: Callable[[Sweep], None]) -> None:
         """Call back once when the sweep is over, before `wait` returns; at once where it is over already."""
@@ -273,7 +289,7 @@ class Sweep:
             trial.began(run)
             if self._stopping.is_set():
                 trial.ask_to_stop()
-            run.wait()
+            run.wait(progress=False)
             trial.ended(run.status)
         except NbgpuError as error:
             trial.ended("failed", error)

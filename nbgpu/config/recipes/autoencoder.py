@@ -13,6 +13,9 @@ from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, left_o
 from nbgpu.config.settings import Each, control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
+_NEGLIGIBLE_KL_WEIGHT = 1e-6
+"""Up to this weight the KL term is a few per cent of the loss, which no chart shows."""
+
 
 class AutoencoderConfig(TrainConfig):
     """Train MONAI's 3D AutoencoderKL on random patches of volumes."""
@@ -80,25 +83,25 @@ class AutoencoderConfig(TrainConfig):
         "mni152",
         description="'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI "
         "files, or a CSV or JSON list of them",
-        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
+        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
     )
     patch_size: Annotated[int | tuple[int, ...], Each(ge=0, le=512, multiple_of=4)] = Field(
         32,
         description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80; 0 "
         "for cubes as large as the files' volumes and the memory allow",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Patch size", unit="voxels"),
     )
     spacing: Annotated[float | tuple[float, ...] | None, Each(gt=0, le=100)] = Field(
         None,
         description="voxel size in mm to which volumes are resampled, or one number for each axis (right, front, top), such "
         "as 1.1; left out: as each file has it",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Voxel size", unit="mm"),
     )
     image_channels: Annotated[tuple[int, ...], Each(ge=0, le=4095)] = Field(
         (),
         description="channels to train on of files with four dimensions, numbered from 0, such as 0 for the first; "
         "left out: files have one channel",
-        json_schema_extra=control("Data") | shape_of_model(),
+        json_schema_extra=control("Data", "Image channels") | shape_of_model(),
     )
     patches_per_volume: int = Field(
         16, ge=1, le=4096, description="random patches that one volume gives in one epoch"
@@ -161,7 +164,7 @@ class AutoencoderConfig(TrainConfig):
         "",
         description="file with the network's first weights, .safetensors or of torch.save: of MONAI's AutoencoderKL, also "
         "MAISI's or of MONAI's older package generative; empty for none",
-        json_schema_extra=control("Model") | read_from(),
+        json_schema_extra=control("Model", "Pretrained weights") | read_from(),
     )
     recon_loss: Literal["l1", "l2"] = Field(
         "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
@@ -238,6 +241,20 @@ class AutoencoderConfig(TrainConfig):
         "has voxels for",
         json_schema_extra=shape_of_model(),
     )
+
+    @property
+    def why_losses_differ(self) -> str:
+        added = {
+            "the KL term": self.kl_weight > _NEGLIGIBLE_KL_WEIGHT,
+            "the perceptual distance": self.perceptual != "none",
+            "the adversarial term": self.adversarial_weight > 0,
+        }
+        terms = " and ".join(name for name, is_in in added.items() if is_in)
+        return (
+            f"The loss of a step also has {terms}; that of a validation is the reconstruction's alone."
+            if terms
+            else ""
+        )
 
     @property
     def patch(self) -> tuple[int, int, int]:

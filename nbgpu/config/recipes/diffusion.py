@@ -56,17 +56,19 @@ class DiffusionConfig(TrainConfig):
         "phantoms",
         min_length=1,
         description="'phantoms' (generated heads with a tumour and noise), or a folder of BraTS",
-        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
+        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
     )
     target: Literal["t1n", "t1c", "t2w", "t2f"] = Field(
-        "t2f", description="the modality that is made from the others", json_schema_extra=control("Data")
+        "t2f",
+        description="the modality that is made from the others",
+        json_schema_extra=control("Data", "Modality to make"),
     )
     size: int | None = Field(
         None,
         ge=8,
         le=512,
         description="edge of the cubic volumes in voxels; left out: 16 for phantoms, 128 for files",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Edge of the volumes", unit="voxels"),
     )
     fit: Literal["resize", "crop"] = Field(
         "resize",
@@ -84,20 +86,20 @@ class DiffusionConfig(TrainConfig):
         "x0",
         description="what the network predicts from a noisy image: its noise, as in the paper, the clean image, which "
         "learns faster, or their difference v",
-        json_schema_extra=control("Diffusion"),
+        json_schema_extra=control("Diffusion", "Network predicts"),
     )
     spacing: Literal["uniform", "uniform-from-0", "non-uniform", "all"] = Field(
         "uniform",
         description="times that sampling visits: 0, 99, 199, ..., 999 (11); 0, 100, ..., 900 (10); 0, 199, 399, 599, 699, 799, "
         "849, 899, 949, 999 (10); or every one",
-        json_schema_extra=control("Diffusion"),
+        json_schema_extra=control("Diffusion", "Times of sampling"),
     )
     sampling_steps: int | None = Field(
         None,
         ge=2,
         le=10_000,
         description="how often sampling evaluates the network; left out: 11, and 10 for 'uniform-from-0'",
-        json_schema_extra=control("Diffusion"),
+        json_schema_extra=control("Diffusion", "Sampling steps"),
     )
     train_times: Literal["sampled", "all"] = Field(
         "sampled",

@@ -60,14 +60,14 @@ class LithographyConfig(TrainConfig):
         min_length=1,
         description="'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts "
         "(.glp, .gds, .oas, several separated by commas), which are cut into tiles",
-        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES, several=True),
+        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES, several=True),
     )
     image: Literal["aerial", "resist"] = Field(
         "aerial",
         description="image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what "
         "a resist makes of it, whose response the network does not know; 'resist' only where images are "
         "simulated",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Image to learn"),
     )
     num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
     size: int = Field(
@@ -75,7 +75,7 @@ class LithographyConfig(TrainConfig):
         ge=16,
         le=4096,
         description="edge of each mask, in pixels; pictures in files are averaged down to it",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Edge of the masks", unit="pixels"),
     )
     pixel_nm: float | None = Field(
         None,
@@ -93,13 +93,15 @@ class LithographyConfig(TrainConfig):
         gt=0.01,
         lt=2,
         description="numerical aperture (NA) of the lens at the wafer",
-        json_schema_extra=control("Optics"),
+        json_schema_extra=control("Optics", "Numerical aperture"),
     )
     medium_index: float = Field(
         1.0, ge=1, le=2, description="refractive index above the resist: 1 for air, 1.437 for water"
     )
     source: Literal["point", "conventional", "annular", "quadrupole", "quasar", "dipole"] = Field(
-        "annular", description="shape of the illumination", json_schema_extra=control("Optics")
+        "annular",
+        description="shape of the illumination",
+        json_schema_extra=control("Optics", "Illumination"),
     )
     sigma_inner: float = Field(0.4, ge=0, lt=1, description="inner radius of the source, as a share of NA")
     sigma_outer: float = Field(0.8, gt=0, le=1, description="outer radius of the source, as a share of NA")
@@ -118,7 +120,7 @@ class LithographyConfig(TrainConfig):
         ge=-10_000,
         le=10_000,
         description="how far the resist is out of focus, in nm",
-        json_schema_extra=control("Optics"),
+        json_schema_extra=control("Optics", "Defocus", unit="nm"),
     )
     zernikes: str = Field(
         "",

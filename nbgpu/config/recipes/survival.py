@@ -116,13 +116,13 @@ class SurvivalConfig(TrainConfig):
         "generated",
         min_length=1,
         description="'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'",
-        json_schema_extra=control("Data") | read_from(*WITHOUT_FILES),
+        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
     )
     fold: str = Field(
         "",
         description="column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out "
         "val_fraction",
-        json_schema_extra=control("Data") | divides_the_data(),
+        json_schema_extra=control("Data", "Column of the parts") | divides_the_data(),
     )
     check_time_unit: bool = Field(
         True,
@@ -131,7 +131,7 @@ class SurvivalConfig(TrainConfig):
     features: tuple[str, ...] = Field(
         (),
         description="columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'",
-        json_schema_extra=control("Data") | shape_of_model(),
+        json_schema_extra=control("Data", "Columns of features") | shape_of_model(),
     )
     val_fraction: float = Field(
         0.2857,
@@ -144,7 +144,7 @@ class SurvivalConfig(TrainConfig):
         True,
         description="spread the patients with the event evenly over the ranks and, in each epoch, over the "
         "micro-batches: a micro-batch without an event teaches nothing",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Spread events evenly"),
     )
     num_patients: int = Field(
         1400, ge=4, le=10_000_000, description="patients generated where data='generated'"
@@ -153,14 +153,14 @@ class SurvivalConfig(TrainConfig):
         (),
         description="voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; "
         "for files the median of their shapes, made smaller until a batch fits into the memory",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Size of the volumes", unit="voxels"),
     )
     spacing: tuple[float, ...] = Field(
         (),
         description="voxel size in mm to which volumes are resampled, one number or three (right, front, top), such as 1.5; "
         "their middle of image_size voxels is then taken, filled up where they are smaller; left out: volumes are resized "
         "to image_size, whatever the size of their voxels",
-        json_schema_extra=control("Data"),
+        json_schema_extra=control("Data", "Voxel size", unit="mm"),
     )
     hu_min: float = Field(
         -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, as do all values below"
@@ -171,7 +171,7 @@ class SurvivalConfig(TrainConfig):
     resnet: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = Field(
         "resnet18",
         description="MONAI's 3D ResNet",
-        json_schema_extra=control("Model") | shape_of_model(),
+        json_schema_extra=control("Model", "Network") | shape_of_model(),
     )
     widen_factor: float | None = Field(
         None,
@@ -188,14 +188,14 @@ class SurvivalConfig(TrainConfig):
     pretrained: str = Field(
         "",
         description="file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none",
-        json_schema_extra=control("Model") | read_from(),
+        json_schema_extra=control("Model", "Pretrained weights") | read_from(),
     )
     freeze_epochs: int = Field(
         0,
         ge=0,
         le=1_000_000,
         description="epochs at the beginning in which the last layer learns and the ResNet does not",
-        json_schema_extra=control("Model"),
+        json_schema_extra=control("Model", "Freeze the network for", unit="epochs"),
     )
     encoder_lr_factor: float = Field(
         1.0,
@@ -203,7 +203,7 @@ class SurvivalConfig(TrainConfig):
         le=10,
         description="factor on the learning rate of the ResNet's weights, such as 0.1 for pretrained ones; the last "
         "layer learns at lr",
-        json_schema_extra=control("Model") | steered("step"),
+        json_schema_extra=control("Model", "Learning rate of the network", unit="times") | steered("step"),
     )
     ties: Literal["efron", "breslow"] = Field(
         "efron", description="how the partial likelihood treats events at the same time"
@@ -239,6 +239,13 @@ class SurvivalConfig(TrainConfig):
         if self.widen_factor is not None:
             return self.widen_factor
         return 0.25 if self.data == "generated" else 1.0
+
+    @property
+    def why_losses_differ(self) -> str:
+        return (
+            "The loss grows with the number of patients at risk: in a step those of the batch, in a validation all who "
+            "are held out. Compare the C-index."
+        )
 
     def problems(self) -> Iterator[str]:
         if self.image_size and (

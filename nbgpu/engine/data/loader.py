@@ -1,6 +1,6 @@
 """From volumes to batches: distribute over ranks, decode, cache, crop, augment and prefetch.
 
-    find_volumes -> check_headers (volumes.py) -> split (parts.py) -> SampleLoader
+    find_volumes (planning/volume_files.py) -> check_headers (volumes.py) -> split (parts.py) -> SampleLoader
 
 A SampleLoader needs three things of a recipe: items (decoding.py), the steps that decode one, and what a
 decoded volume gives (sampling.py). Its other parts are planning/epochs.py (how volumes are divided over ranks

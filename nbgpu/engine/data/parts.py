@@ -19,9 +19,11 @@ import numpy as np
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import DataError
+from nbgpu.planning.parts import held_out
 
 Part = Literal["training", "validation", "test"]
 
+_HELD_OUT: tuple[Part, Part] = ("validation", "test")
 _WORDS: Mapping[str, Part] = {
     **dict.fromkeys(("train", "training"), "training"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
@@ -105,15 +107,8 @@ def _at_random(groups: Sequence[Hashable], config: TrainConfig) -> dict[Hashable
         )
     of_group: dict[Hashable, Part] = dict.fromkeys(groups, "training")
     order = np.random.RandomState(config.split_seed).permutation(len(groups)).tolist()
-    num_left = len(groups) - 1
-    part: Part
-    for part in ("validation", "test"):
-        fraction = fractions[part]
-        # Each of the parts that follow gets one at least.
-        spared = 1 if part == "validation" and config.test_fraction else 0
-        number = min(max(1, round(fraction * len(groups))), num_left - spared) if fraction else 0
-        chosen, order = order[: max(0, number)], order[max(0, number) :]
-        num_left -= len(chosen)
+    for part, number in zip(_HELD_OUT, held_out(len(groups), config), strict=True):
+        chosen, order = order[:number], order[number:]
         of_group |= dict.fromkeys([groups[index] for index in chosen], part)
     return of_group
 

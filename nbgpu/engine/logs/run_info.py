@@ -60,5 +60,6 @@ def write(
         epochs_from=(*sections, (*began, steps_per_epoch)),
         parameters=parameters,
         name=config.run_name,
+        epochs=config.epochs or 0,
     )
     write_whole(path, json.dumps(info.to_json(), indent=2) + "\n")

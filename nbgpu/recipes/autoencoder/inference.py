@@ -24,13 +24,12 @@ from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.spacing import affine_of
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
-    SUFFIXES,
     check_headers,
-    find_volumes,
     first_line,
 )
 from nbgpu.engine.group.consensus import together
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.autoencoder.reading import Reader, scaled
 from nbgpu.recipes.image_quality import psnr_db

@@ -18,12 +18,12 @@ from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.grids import save_like
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
-    find_volumes,
     first_line,
     intensity_range,
 )
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.errors import DataError
+from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.autoencoder.reading import Reader, labels, scaled

@@ -27,12 +27,12 @@ from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader, grid_patches
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import VolumeList, find_volumes
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
+from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes.autoencoder.choices import networks_for
 from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence

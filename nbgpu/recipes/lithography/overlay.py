@@ -31,7 +31,7 @@ ERROR_COLOURS = "PuOr_r"
 _INCHES, _DPI = 6.0, 110
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Overlay:
     """A comparison of the printed image with the intended layout.
 
@@ -130,12 +130,22 @@ class Overlay:
         axes.set_aspect("equal")
         return colours
 
+    def __repr__(self) -> str:
+        """One line, because a saved notebook keeps it beside the picture."""
+        found = self.table
+        widths = ", ".join(f"{width:.1f}" for own in self.widths_nm for width in own)
+        return (
+            f"<Overlay: {found['num_sites']:.0f} sites at edges, mean error {found['mean_nm']:.1f} nm, "
+            f"worst {found['worst_nm']:.1f} nm, {found['num_lost']:.0f} with no contour; widths in nm: {widths or 'none'}>"
+        )
+
     def _repr_png_(self) -> bytes:
         figure = Figure(figsize=(_INCHES, _INCHES * 0.85), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         colours = self.draw(axes)
-        axes.set_xlabel("nm")
+        axes.set_xlabel("x, nm")
+        axes.set_ylabel("y, nm")
         bar = figure.colorbar(ScalarMappable(colours, ERROR_COLOURS), ax=axes, extend="both")
         bar.set_label("edge placement error, nm (positive: prints beyond the edge)")
         buffer = io.BytesIO()

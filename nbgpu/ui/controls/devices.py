@@ -11,7 +11,6 @@ from nbgpu.config import ClusterConfig
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
-from nbgpu.ui.controls.layout import GRID, grouped, heading
 
 
 class DeviceControls:
@@ -27,11 +26,8 @@ class DeviceControls:
         self.release_after_s = Field(ClusterConfig, "release_after_s")
         self.link = Field(ClusterConfig, "link")
         self.slow_rank = Field(ClusterConfig, "slow_rank")
-        made = {"gpus": self.gpus, **self.fields}
-        # A field of another group would be missing here, and a KeyError says which.
-        ((group, (cards, *members)),) = grouped(ClusterConfig, made).items()
         self.note = w.HTML()
-        self.box = w.VBox([heading(group), cards, w.GridBox(members, layout=GRID), self.note])
+        self.box = w.VBox([self.gpus, self.note])
 
     def _show_ranks(self) -> None:
         """Show the number of ranks that the choice gives, unless a person has typed another one."""

@@ -1,4 +1,4 @@
-"""The fields of the control panel: a control for each setting, with a message beside it if the typed value is
+"""The fields of the control panel: a control for each setting, with a message beside it if the typed text is
 not valid.
 
 All values are text in the page, just as it was typed, and the settings' own checks parse it. The number boxes
@@ -8,6 +8,7 @@ number; its text boxes show the meaning of a setting neither to the mouse nor to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,14 +17,95 @@ import traitlets
 from pydantic import BaseModel
 
 from nbgpu.config.conditions import meaning
-from nbgpu.config.settings import as_text, bounds, from_text, types_of
+from nbgpu.config.settings import as_text, bounds, from_text, label_of, types_of, unit_of
 from nbgpu.errors import ConfigError
 from nbgpu.package import STATIC
 
 EMPTY = "left out"
+_MOST_REMEMBERED = 8
+"""The most texts of a field of which the value is remembered."""
 
 
-class Field(anywidget.AnyWidget):
+class Control(anywidget.AnyWidget):
+    """A labelled control with its help, and a place for what is wrong with its value."""
+
+    _esm = STATIC / "field.js"
+    _css = STATIC / "field.css"
+    kind = traitlets.Enum(["text", "choice", "switch"]).tag(sync=True)
+    """The kind of control: a text box, a list of choices, or a check box."""
+    label = traitlets.Unicode().tag(sync=True)
+    """What the page calls it."""
+    name = traitlets.Unicode().tag(sync=True)
+    """The name in code; empty where there is none."""
+    unit = traitlets.Unicode().tag(sync=True)
+    value = traitlets.Unicode().tag(sync=True)
+    """The value as text; 'True' or 'False' for a switch."""
+    draft = traitlets.Unicode().tag(sync=True)
+    """What is typed so far. It becomes the value when the person leaves the field or presses Enter."""
+    choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    choice_labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    """What the page shows in place of the choices; left out: themselves."""
+    meaning = traitlets.Unicode().tag(sync=True)
+    """The meaning of the control, with the bounds of its value."""
+    standard = traitlets.Unicode().tag(sync=True)
+    """The value that it has where nobody changes it, as text."""
+    changed = traitlets.Bool(False).tag(sync=True)
+    """Whether the person has changed it, so that the page marks it and offers to reset it."""
+    note = traitlets.Unicode().tag(sync=True)
+    """What follows from the value, below the control."""
+    warns = traitlets.Bool(False).tag(sync=True)
+    """Whether the note is a warning."""
+    problem = traitlets.Unicode().tag(sync=True)
+    """The reason why the value is not valid; empty where it is valid."""
+    disabled = traitlets.Bool(False).tag(sync=True)
+    empty = traitlets.Unicode().tag(sync=True)
+    """The placeholder for an empty text."""
+
+    def show(self, value: Any) -> None:
+        """Put a value into the field."""
+        with self.hold_sync():
+            self.draft = self.value = as_text(value)
+
+    def focus(self) -> None:
+        """Move the page's keyboard to the field."""
+        self.send({"type": "focus"})
+
+    def on_reset(self, reset: Callable[[], None]) -> None:
+        """Call `reset` when the person asks for the default."""
+
+        def hear(_widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
+            if content.get("type") == "reset":
+                reset()
+
+        self.on_msg(hear)
+
+
+class Choice(Control):
+    """A list from which one thing is chosen that is no setting.
+
+    Args:
+        label: what the page calls it.
+        choices: the choices by value, each with the text that is shown.
+        value: the one that is chosen.
+    """
+
+    def __init__(self, label: str, choices: Mapping[str, str], value: str) -> None:
+        super().__init__(
+            kind="choice",
+            label=label,
+            choices=list(choices),
+            choice_labels=list(choices.values()),
+            value=value,
+            draft=value,
+        )
+
+    def offer(self, choices: Mapping[str, str]) -> None:
+        """Replace the choices."""
+        with self.hold_sync():
+            self.choices, self.choice_labels = list(choices), list(choices.values())
+
+
+class Field(Control):
     """One setting in the control panel.
 
     Args:
@@ -31,34 +113,23 @@ class Field(anywidget.AnyWidget):
         name: the name of the setting in the model.
     """
 
-    _esm = STATIC / "field.js"
-    _css = STATIC / "field.css"
-    kind = traitlets.Enum(["text", "choice", "switch"]).tag(sync=True)
-    """The kind of control: a text box, a list of choices, or a check box."""
-    label = traitlets.Unicode().tag(sync=True)
-    """The setting's name as the page shows it."""
-    value = traitlets.Unicode().tag(sync=True)
-    """The value of the field as text; 'True' or 'False' for a switch."""
-    choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    meaning = traitlets.Unicode().tag(sync=True)
-    """The meaning of the setting, with its bounds."""
-    problem = traitlets.Unicode().tag(sync=True)
-    """The reason why the value is not valid; empty where it is valid."""
-    disabled = traitlets.Bool(False).tag(sync=True)
-    empty = traitlets.Unicode().tag(sync=True)
-    """The placeholder for an empty text."""
-
     def __init__(self, model: type[BaseModel], name: str) -> None:
         self._model = model
-        self._name = name
+        self._read: dict[str, Any] = {}
+        """By text: its value, or the error of one that is not valid."""
         field = model.model_fields[name]
         allowed = bounds(field)
         types = types_of(field)
         choices = _choices(types)
+        text = as_text(field.default)
         super().__init__(
             kind="switch" if types == (bool,) else "choice" if choices else "text",
-            label=name.replace("_", " "),
-            value=as_text(field.default),
+            label=label_of(model, name),
+            name=name,
+            unit=unit_of(model, name),
+            value=text,
+            draft=text,
+            standard=text,
             choices=choices,
             meaning=f"{meaning(model, name)}{f' ({allowed})' if allowed else ''}",
             empty=EMPTY if NoneType in types or field.default == () else "",
@@ -72,20 +143,35 @@ class Field(anywidget.AnyWidget):
                 beside the field as well, and the text stays.
         """
         try:
-            value = from_text(self._model, self._name, self.value)
+            value = self.parsed(self.value)
         except ConfigError as error:
             self.problem = str(error)
             raise
         self.problem = ""
         return value
 
-    def show(self, value: Any) -> None:
-        """Put a value into the field."""
-        self.value = as_text(value)
+    def parsed(self, text: str) -> Any:
+        """Return what this text would be as the setting's value; nothing is shown.
 
-    def focus(self) -> None:
-        """Move the page's keyboard to the field."""
-        self.send({"type": "focus"})
+        Raises:
+            ConfigError: as `read`.
+        """
+        # All fields are read whenever something changes, and most of them have not.
+        if text not in self._read:
+            if len(self._read) > _MOST_REMEMBERED:
+                self._read.clear()
+            try:
+                self._read[text] = from_text(self._model, self.name, text)
+            except ConfigError as error:
+                self._read[text] = error
+        found = self._read[text]
+        if isinstance(found, ConfigError):
+            raise ConfigError(str(found))
+        return found
+
+    @traitlets.observe("value")
+    def _begin_from_value(self, change: Any) -> None:
+        self.draft = change["new"]
 
 
 def _choices(types: tuple[Any, ...]) -> list[str]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -17,9 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from nbgpu.protocol.records import Event, RunInfo
+from nbgpu.protocol.records import Event, RunInfo, is_learning_rate
 from nbgpu.text.palette import TEXT_COLOR, rank_color
 from nbgpu.ui.run.history import History, Series
+from nbgpu.ui.run.smoothing import smoothed
 
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
@@ -28,9 +31,36 @@ pixels."""
 MAX_SMOOTHED_POINTS = 400
 """The points of a smoothed curve, which has no spikes."""
 
+RAW_OPACITY = 0.75
+"""Raw lines are thin, and faint no further than that they can be seen on a dark page."""
+
+_ROW_PX = 250
+_ROW_GAP_PX = 80
+_BOTTOM_PX = 45
+_NOTE_WIDTH = 64
+
 GIB = 2.0**30
 
 _SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
+
+
+_SYSTEM = frozenset(
+    {
+        "loss",
+        "step_s",
+        "data_s",
+        "compute_s",
+        "samples_per_s",
+        "grad_norm",
+        "memory_reserved_bytes",
+        "memory_allocated_bytes",
+        "memory_rss_bytes",
+        "utilization_percent",
+    }
+)
+"""Series with charts of their own, or that only the live panel shows. All others are the recipe's."""
+
+_UNITS = {"db": "dB", "s": "s", "percent": "%", "bytes": "bytes", "nm": "nm", "mm": "mm"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +72,9 @@ class Curve:
     x: list[float]
     y: list[float]
     style: str
-    """The style of the line: 'raw' (faint), 'bold', 'solid', 'dashed' or 'dotted'."""
+    """The style of the line: 'raw' (thin), 'bold', 'solid', 'dashed' or 'dotted'."""
+    smoothed: list[float] | None = None
+    """The values of the smoothed line at the same points, of a raw curve."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +83,16 @@ class Chart:
 
     title: str
     curves: list[Curve]
+    note: str = ""
+    """A sentence that keeps the chart from being misread; usually empty."""
+    from_zero: bool = False
 
 
-def smoothed(values: list[float], span: int = 15) -> list[float]:
-    """An exponential moving average over about `span` points, unbiased at the start. NaN is skipped."""
-    keep = 1 - 2 / (span + 1)
-    total = weight = 0.0
-    out: list[float] = []
-    for value in values:
-        if math.isfinite(value):
-            total = keep * total + (1 - keep) * value
-            weight = keep * weight + (1 - keep)
-        out.append(total / weight if weight else math.nan)
-    return out
+def readable(name: str) -> str:
+    """The name of a series as words with its unit: 'val_psnr_db' becomes 'psnr (dB)'."""
+    words = name.removeprefix("val_").split("_")
+    unit = _UNITS.get(words[-1]) if len(words) > 1 else None
+    return " ".join(words) if unit is None else f"{' '.join(words[:-1])} ({unit})"
 
 
 def _curve(rank: int | None, label: str, series: Series, style: str, scale: float = 1.0) -> Curve:
@@ -71,15 +100,55 @@ def _curve(rank: int | None, label: str, series: Series, style: str, scale: floa
     return Curve(rank, label, [float(s) for s in thin.steps], [v * scale for v in thin.values], style)
 
 
-def _loss(history: History) -> Chart:
-    curves: list[Curve] = []
+def _raw_and_smoothed(rank: int, series: Series, max_points: int = MAX_POINTS) -> list[Curve]:
+    average = Series(series.times_s, series.steps, smoothed(series.values))
+    raw = _curve(rank, f"rank {rank}", series.thinned(max_points, over_time=False), "raw")
+    beside = dict(zip(average.steps, average.values, strict=True))
+    return [
+        replace(raw, smoothed=[beside[round(step)] for step in raw.x]),
+        _curve(rank, f"rank {rank}, smoothed", average, "bold"),
+    ]
+
+
+def _losses(history: History, why_losses_differ: str) -> list[Chart]:
+    """The chart of the loss, and that of the validation's where the two are not comparable."""
+    of_steps: list[Curve] = []
     for rank, series in history.ranks_of("loss").items():
-        average = Series(series.times_s, series.steps, smoothed(series.values))
-        curves.append(_curve(rank, f"rank {rank}", series, "raw"))
-        curves.append(_curve(rank, f"rank {rank}, smoothed", average, "bold"))
+        of_steps += _raw_and_smoothed(rank, series)
     validation = list(history.ranks_of("val_loss").values())[:1]
-    curves += [_curve(None, "validation", series, "dotted") for series in validation]
-    return Chart("Loss", curves)
+    held_out = [_curve(None, "validation", series, "dotted") for series in validation]
+    if not why_losses_differ:
+        return [Chart("Loss", of_steps + held_out)]
+    return [Chart("Loss", of_steps), Chart("Validation loss", held_out, why_losses_differ)]
+
+
+def _validation(history: History) -> list[Chart]:
+    """A chart for each value of the validations beside the loss, under its name."""
+    names = sorted({n for _, n in history.series if n.startswith("val_") and n != "val_loss"})
+    return [
+        Chart(
+            f"Validation: {readable(name)}",
+            [_curve(None, "validation", next(iter(history.ranks_of(name).values())), "dotted")],
+        )
+        for name in names
+    ]
+
+
+def _others(history: History) -> list[Chart]:
+    """A chart for each other number that the recipe names, such as the terms of its loss: their scales
+    differ."""
+    names = {n for _, n in history.series if not n.startswith("val_") and not is_learning_rate(n)}
+    return [
+        Chart(
+            readable(name),
+            [
+                curve
+                for rank, series in history.ranks_of(name).items()
+                for curve in _raw_and_smoothed(rank, series, MAX_SMOOTHED_POINTS)
+            ],
+        )
+        for name in sorted(names - _SYSTEM)
+    ]
 
 
 def _memory(history: History) -> Chart:
@@ -91,29 +160,32 @@ def _memory(history: History) -> Chart:
     ):
         for rank, series in history.ranks_of(name).items():
             curves.append(_curve(rank, f"rank {rank}, {label}", series, style, 1 / GIB))
-    return Chart("Memory (GiB)", curves)
+    return Chart("Memory (GiB)", curves, from_zero=True)
 
 
-def _plain(title: str, name: str) -> Callable[[History], Chart]:
-    def chart(history: History) -> Chart:
-        by_rank = history.ranks_of(name)
-        return Chart(title, [_curve(rank, f"rank {rank}", s, "solid") for rank, s in by_rank.items()])
-
-    return chart
+def _plain(history: History, title: str, name: str) -> Chart:
+    curves = [_curve(rank, f"rank {rank}", s, "solid") for rank, s in history.ranks_of(name).items()]
+    return Chart(title, curves, from_zero=True)
 
 
 _THROUGHPUT = "Throughput (samples/s)"
-_CHARTS = (
-    _loss,
-    _memory,
-    _plain("Utilization (%)", "utilization_percent"),
-    _plain(_THROUGHPUT, "samples_per_s"),
-)
 
 
-def charts(history: History) -> list[Chart]:
-    """The charts that have data, over the optimizer steps."""
-    drawn = [make(history) for make in _CHARTS]
+def charts(history: History, why_losses_differ: str = "") -> list[Chart]:
+    """The charts that have data, over the optimizer steps.
+
+    Args:
+        history: the run's numbers.
+        why_losses_differ: why the losses of steps and validations are not comparable; else empty.
+    """
+    drawn = [
+        *_losses(history, why_losses_differ),
+        *_validation(history),
+        _memory(history),
+        _plain(history, "Utilization (%)", "utilization_percent"),
+        _plain(history, _THROUGHPUT, "samples_per_s"),
+        *_others(history),
+    ]
     return [chart for chart in drawn if chart.curves]
 
 
@@ -128,32 +200,50 @@ def _titled(chart: Chart, info: RunInfo) -> str:
     )
 
 
+def _of_y(chart: Chart) -> str:
+    """The name of a chart's y axis: the unit, which stands in its title, or else the title itself."""
+    unit = re.search(r"\((.+)\)$", chart.title)
+    return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
+
+
+def _last_step(drawn: Sequence[Chart]) -> float:
+    return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
+
+
+def _wrapped(note: str) -> str:
+    return "<br>".join(f"<i>{line}</i>" for line in wrap(note, _NOTE_WIDTH))
+
+
 def _rounded(values: list[float]) -> list[float | None]:
     """Round to five digits, which are more than a screen shows, and replace NaN, which JSON lacks, by None,
     for which Plotly leaves a gap."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
-def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
-    """The charts as a dict of the type `application/vnd.plotly.v1+json`."""
-    drawn = charts(history)
+def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> dict[str, Any]:
+    """The charts that `charts` returned, as a dict of the type `application/vnd.plotly.v1+json`."""
     num_rows = max(math.ceil(len(drawn) / 2), 1)
-    gap = 0.16 if num_rows > 1 else 0.0
+    gap = _ROW_GAP_PX / (_ROW_PX * num_rows) if num_rows > 1 else 0.0
     height = (1 - gap * (num_rows - 1)) / num_rows
+    plot_px = _ROW_PX * num_rows
+    num_note_lines = max((len(wrap(chart.note, _NOTE_WIDTH)) for chart in drawn[:2]), default=0)
+    top_px = 60 + 16 * num_note_lines
     layout: dict[str, Any] = {
-        "height": 80 + 250 * num_rows,
+        "height": plot_px + top_px + _BOTTOM_PX,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": TEXT_COLOR, "size": 12},
-        "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
-        "legend": {"orientation": "h", "x": 0, "y": 1.08, "yanchor": "bottom"},
+        "margin": {"l": 60, "r": 20, "t": top_px, "b": _BOTTOM_PX},
+        # Right above the title of the first row, however many rows there are.
+        "legend": {"orientation": "h", "x": 0, "y": 1 + (top_px - 38) / plot_px, "yanchor": "bottom"},
         "hovermode": "x",
         "annotations": [],
         "shapes": [],
     }
     data: list[dict[str, Any]] = []
     in_legend: set[int | None] = set()
+    last_step = _last_step(drawn)
     for i, chart in enumerate(drawn):
         suffix = str(i + 1) if i else ""
         column, row = i % 2, i // 2
@@ -164,20 +254,29 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
         layout[f"xaxis{suffix}"] = {
             **axis,
             "domain": [left, right],
+            # All charts over the same steps. Markers would make Plotly leave room at the ends of some.
+            "range": [0, last_step],
             "anchor": f"y{suffix}",
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
-        layout[f"yaxis{suffix}"] = {**axis, "domain": [max(top - height, 0.0), top], "anchor": f"x{suffix}"}
-        if chart.title != "Loss":
+        layout[f"yaxis{suffix}"] = {
+            **axis,
+            "domain": [max(top - height, 0.0), top],
+            "anchor": f"x{suffix}",
+            "title": {"text": _of_y(chart), "standoff": 4, "font": {"size": 11}},
+        }
+        if chart.from_zero:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
         layout["annotations"].append(
             {
-                "text": f"<b>{_titled(chart, info)}</b>",
+                "text": f"<b>{_titled(chart, info)}</b>"
+                + (f"<br>{_wrapped(chart.note)}" if chart.note else ""),
                 "x": left,
                 "y": top,
                 "xref": "paper",
                 "yref": "paper",
                 "xanchor": "left",
+                "align": "left",
                 "yanchor": "bottom",
                 "showarrow": False,
                 "font": {"size": 13},
@@ -190,21 +289,34 @@ def plotly_figure(info: RunInfo, history: History) -> dict[str, Any]:
             shown = curve.style != "raw" and curve.rank not in in_legend
             if shown:
                 in_legend.add(curve.rank)
+            is_raw = curve.style == "raw"
+            dotted = len(curve.x) == 1 or curve.style == "dotted"
             data.append(
                 {
                     "type": "scatter",
-                    "mode": "lines+markers" if len(curve.x) == 1 or curve.style == "dotted" else "lines",
+                    "mode": "lines+markers" if dotted or is_raw else "lines",
                     "name": "validation" if curve.rank is None else f"rank {curve.rank}",
                     "legendgroup": "validation" if curve.rank is None else f"rank {curve.rank}",
                     "showlegend": shown,
-                    "hovertemplate": f"{curve.label}: %{{y:.4g}}<extra></extra>",
-                    "hoverinfo": "skip" if curve.style == "raw" else "all",
-                    "opacity": 0.3 if curve.style == "raw" else 1.0,
+                    # The raw line says what the smoothed one has beside it.
+                    **(
+                        {"hoverinfo": "skip"}
+                        if curve.style == "bold"
+                        else {
+                            "hovertemplate": f"step %{{x}}, {curve.label}: %{{y:.4g}}"
+                            + (", smoothed %{customdata:.4g}" if is_raw else "")
+                            + "<extra></extra>"
+                        }
+                    ),
+                    **({"customdata": _rounded(curve.smoothed)} if curve.smoothed is not None else {}),
+                    "opacity": RAW_OPACITY if is_raw else 1.0,
                     "x": curve.x,
                     "y": _rounded(curve.y),
                     "xaxis": f"x{suffix}",
                     "yaxis": f"y{suffix}",
-                    "marker": {"size": 5},
+                    # The newest raw value is never hidden behind the smoothed line.
+                    "cliponaxis": not (dotted or is_raw),
+                    "marker": {"size": 5 if dotted else [0] * (len(curve.x) - 1) + [6] if is_raw else 5},
                     "line": {
                         "color": TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
                         "width": _WIDTH[curve.style],
@@ -251,9 +363,8 @@ def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
 _MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dashed": "--", "dotted": ":"}
 
 
-def svg(info: RunInfo, history: History) -> str:
-    """The charts as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
-    drawn = charts(history)
+def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
+    """The same as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     figure = Figure(figsize=(10, 0.6 + 2.7 * num_rows), layout="constrained")
     figure.patch.set_alpha(0)
@@ -266,15 +377,19 @@ def svg(info: RunInfo, history: History) -> str:
                 curve.y,
                 _MPL_STYLE[curve.style],
                 color=TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
-                alpha=0.3 if curve.style == "raw" else 1.0,
+                alpha=RAW_OPACITY if curve.style == "raw" else 1.0,
                 linewidth=_WIDTH[curve.style] * 0.8,
-                marker="." if len(curve.x) == 1 or curve.style == "dotted" else None,
+                marker="." if len(curve.x) == 1 or curve.style in ("dotted", "raw") else None,
+                markevery=[-1] if curve.style == "raw" else None,
             )
             if curve.style != "raw":
                 ranks.setdefault(curve.rank, line)
         for mark in history.marks:
             axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
-        style_axes(axes, _titled(chart, info))
+        title = _titled(chart, info)
+        axes.set_xlim(0, 1.01 * _last_step(drawn))
+        style_axes(axes, "\n".join([title, *wrap(chart.note, _NOTE_WIDTH)]), chart.from_zero)
+        axes.set_ylabel(_of_y(chart), color=TEXT_COLOR, fontsize=9)
     if ranks:
         names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
         legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
@@ -283,7 +398,7 @@ def svg(info: RunInfo, history: History) -> str:
     return render_svg(figure, title=f"{info.title}, run {info.run_id}")
 
 
-def style_axes(axes: Axes, title: str) -> None:
+def style_axes(axes: Axes, title: str, from_zero: bool = True) -> None:
     """Give a chart the same style as all others."""
     axes.patch.set_alpha(0)
     axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
@@ -293,7 +408,7 @@ def style_axes(axes: Axes, title: str) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(TEXT_COLOR)
-    if title != "Loss":
+    if from_zero:
         axes.set_ylim(bottom=0)
 
 

@@ -10,7 +10,7 @@ The page and the kernel exchange these custom messages of one widget:
     kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is
                      ready {type: 'delta', ...} + points      what is new {type: 'plotly'} + one buffer
                      the gzipped Plotly bundle {type: 'refused', text}            why a command could not be
-                     carried out {type: 'end'}, {type: 'bundle', data, metadata}
+                     carried out {type: 'end'}, {type: 'bundle', outputs: [{slot, data, metadata}]}
 
 The buffers of points are described in `comm_protocol.py`. Nothing here ever waits for a page's answer.
 """
@@ -21,24 +21,25 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import anywidget
 import traitlets
-from IPython.display import DisplayHandle, display, update_display
+from IPython.display import display, update_display
 
+from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
-from nbgpu.errors import NbgpuError
+from nbgpu.errors import NbgpuError, NoClusterError
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import FINAL_STATES, Event
 from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
-from nbgpu.ui.run import wording
+from nbgpu.ui.run import head_view, wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
 from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
-from nbgpu.ui.run.snapshot import PLOTLY_GZ, bundle, summary
-from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
+from nbgpu.ui.run.snapshot import PLOTLY_GZ, bundle, history_of, summary
+from nbgpu.ui.slot import display_in, head_of, new_slot, open_head, require_notebook, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
@@ -48,6 +49,8 @@ STATUS_PERIOD_S = 0.6
 """The period in which steps, memory and warnings are sent. A change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
+HEAD_PERIOD_S = 10.0
+"""The period in which the notebook gets the head that remains where the kernel dies."""
 POINTS_PER_TICK = 4
 """The number of points of each series that a message may always have."""
 
@@ -189,6 +192,8 @@ class Panel(anywidget.AnyWidget):
         if self._gone:
             return
         self._ticks += 1
+        if not last and self._ticks % round(HEAD_PERIOD_S / TICK_S) == round(1 / TICK_S):
+            self._put(_head(self._run, self._follower.history, self.slot))
         state = self._run.status
         state_changed, self._last_state = state != self._last_state, state
         if self._should_send_all():
@@ -261,6 +266,7 @@ class Panel(anywidget.AnyWidget):
                     "total_steps": info.total_steps,
                     "started_s": info.started_s,
                     "kept": self._run.outlives_kernel,
+                    "why_losses_differ": self._run.config.why_losses_differ,
                 },
                 "ranks": [
                     {
@@ -305,14 +311,14 @@ class Panel(anywidget.AnyWidget):
 
     def _leave_picture(self) -> None:
         """Replace the widget in the notebook with the still picture."""
-        data, metadata = self._final_output()
-        update_display(data, metadata=metadata, raw=True, display_id=self.slot)
+        for output in _last_outputs(self._run, self._follower.history, self.slot):
+            self._put(output)
         # A page that was reloaded no longer knows the display, and asks for the picture itself.
         self.send({"type": "end"})
 
-    def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        data = bundle(self._run, self._follower.history)
-        return data, slot_metadata(self.slot, self._run.info.run_id)
+    @staticmethod
+    def _put(output: _Output) -> None:
+        update_display(output["data"], metadata=output["metadata"], raw=True, display_id=output["slot"])
 
     # Messages from the page. ipywidgets calls this on the thread of a subshell while a cell is running.
 
@@ -330,8 +336,8 @@ class Panel(anywidget.AnyWidget):
                 self._obey(str(content.get("command")))
             case "bundle":
                 with self._lock:
-                    data, metadata = self._final_output()
-                    self.send({"type": "bundle", "data": data, "metadata": metadata})
+                    outputs = _last_outputs(self._run, self._follower.history, self.slot)
+                    self.send({"type": "bundle", "outputs": outputs})
             case "stored":
                 with self._lock:
                     self._gone = True
@@ -344,6 +350,39 @@ class Panel(anywidget.AnyWidget):
             asked[command]()
         except NbgpuError as error:
             self.send({"type": "refused", "text": str(error)})
+
+
+class _Output(TypedDict):
+    """An output of the notebook: the id under which it is displayed, and what it shows."""
+
+    slot: str
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def _head(run: Run, history: History, slot: str) -> _Output:
+    """The head of a run as it is now, for the output above its panel."""
+    final = run.info.run_id if run.status in FINAL_STATES else ""
+    data = head_view.bundle(run, history, _handle_of(run))
+    return {"slot": head_of(slot), "data": data, "metadata": slot_metadata(head_of(slot), final)}
+
+
+def _last_outputs(run: Run, history: History, slot: str) -> list[_Output]:
+    """The outputs that stay in the notebook: the head, and the curves in the panel's place."""
+    # Without curves there is nothing to say that the head does not.
+    curves = bundle(run, history)
+    if "image/svg+xml" not in curves:
+        curves = {}
+    metadata = slot_metadata(slot, run.info.run_id)
+    return [_head(run, history, slot), {"slot": slot, "data": curves, "metadata": metadata}]
+
+
+def _handle_of(run: Run) -> str:
+    """An expression whose value is this run, for a later cell of this kernel; empty where there is none."""
+    try:
+        return "nbgpu.current().run" if clusters.current().run is run else ""
+    except NoClusterError:
+        return ""
 
 
 def _mark(event: Event) -> dict[str, Any]:
@@ -360,9 +399,9 @@ class _TextLine:
     """Follows a run where there is no page, with a few lines of text every few seconds and the picture at the
     end."""
 
-    def __init__(self, run: Run, handle: DisplayHandle, on_state: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, slot: str, on_state: Callable[[str], None]) -> None:
         self._run = run
-        self._handle = handle
+        self._slot = slot
         self._on_state = on_state
         self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
         self._follower.start()
@@ -371,10 +410,12 @@ class _TextLine:
         history = self._follower.history
         self._on_state(self._run.status)
         if last:
-            self._handle.update(bundle(self._run, history), raw=True)
+            for output in _last_outputs(self._run, history, self._slot):
+                Panel._put(output)
             return
         lines = [summary(self._run, history), *wording.recent(history), self._run.hang]
-        self._handle.update({"text/plain": "\n".join(filter(None, lines))}, raw=True)
+        told = {"text/plain": "\n".join(filter(None, lines))}
+        update_display(told, raw=True, display_id=head_of(self._slot))
 
 
 def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:
@@ -389,11 +430,15 @@ def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None
     require_notebook("run.status and run.metrics()")
     slot = new_slot()
     if run.status in FINAL_STATES:
-        display(bundle(run), raw=True)
+        for output in _last_outputs(run, history_of(run), slot):
+            if output["data"]:
+                display(output["data"], metadata=output["metadata"], raw=True)
     elif has_frontend():
+        open_head(slot)
         panel = Panel(run, slot, on_state=on_state)
         display_in(slot, panel, text=panel.text())
         panel.follow()
     else:
-        handle = display({"text/plain": "starting"}, raw=True, display_id=slot)
-        _TextLine(run, handle, on_state)
+        display({"text/plain": "starting"}, raw=True, display_id=head_of(slot))
+        display({}, raw=True, display_id=slot)
+        _TextLine(run, slot, on_state)

@@ -9,8 +9,8 @@ from IPython.display import display, update_display
 
 from nbgpu.protocol.records import Event
 from nbgpu.ui.run.history import Series, SeriesKey
+from nbgpu.ui.run.html_parts import pictures
 from nbgpu.ui.run.panel import Follower
-from nbgpu.ui.run.snapshot import picture
 from nbgpu.ui.slot import new_slot
 
 if TYPE_CHECKING:
@@ -24,10 +24,8 @@ def bundle(event: Event | None) -> dict[str, Any]:
     if event is None:
         return {"text/html": "", "text/plain": "no pictures yet"}
     images = event.detail["images"]
-    figures = "".join(picture(f"step {event.step}: {caption}", source) for caption, source in images.items())
-    style = "display:flex;flex-wrap:wrap;gap:8px;align-items:flex-end"
-    text = f"step {event.step}: {', '.join(images)}"
-    return {"text/html": f'<div style="{style}">{figures}</div>', "text/plain": text}
+    captioned = {f"step {event.step}: {caption}": source for caption, source in images.items()}
+    return {"text/html": pictures(captioned), "text/plain": f"step {event.step}: {', '.join(images)}"}
 
 
 class PictureView:

@@ -3,11 +3,8 @@ folder."""
 
 from __future__ import annotations
 
-import base64
 import gzip
-import html
 import json
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import Any, Protocol
 
 from nbgpu.config import TrainConfig
 from nbgpu.config.conditions import meaning
-from nbgpu.errors import RunError
+from nbgpu.errors import NbgpuError, RunError
 from nbgpu.machine.files import write_whole
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import (
@@ -33,9 +30,10 @@ from nbgpu.run_folder.metrics_table import EpochSummary, epochs_of
 from nbgpu.run_folder.reader import Reader
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.cell.ansi import to_html
-from nbgpu.ui.run import wording
+from nbgpu.ui.run import result_view, wording
 from nbgpu.ui.run.charts import charts, plotly_figure, svg
 from nbgpu.ui.run.history import History
+from nbgpu.ui.run.html_parts import escape, table
 
 
 class Reportable(Protocol):
@@ -48,6 +46,9 @@ class Reportable(Protocol):
 
     @property
     def failures(self) -> Sequence[RankFailure]: ...
+
+    @property
+    def error(self) -> NbgpuError | None: ...
 
     @property
     def info(self) -> RunInfo: ...
@@ -83,11 +84,12 @@ def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
     It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
     """
     history = history or history_of(run)
-    if not charts(history):
+    drawn = charts(history, run.config.why_losses_differ)
+    if not drawn:
         return {"text/plain": summary(run, history)}
     return {
-        "application/vnd.plotly.v1+json": plotly_figure(run.info, history),
-        "image/svg+xml": svg(run.info, history),
+        "application/vnd.plotly.v1+json": plotly_figure(run.info, history, drawn),
+        "image/svg+xml": svg(run.info, history, drawn),
         "text/plain": summary(run, history),
     }
 
@@ -116,8 +118,8 @@ def report_html(run: Reportable) -> str:
     sections = [
         _section("Result", _result(history.result)) if history.result else "",
         _section("Failures", _failures(run)) if run.failures else "",
-        _section("Curves", '<div id="charts" role="img" aria-label="' + _escape(headline) + '"></div>'),
-        _section("Pace", f"<p>{_escape(wording.pace(history))}</p>") if wording.pace(history) else "",
+        _section("Curves", '<div id="charts" role="img" aria-label="' + escape(headline) + '"></div>'),
+        _section("Pace", f"<p>{escape(wording.pace(history))}</p>") if wording.pace(history) else "",
         _section("Epochs", _epochs(epochs)) if epochs else "",
         _section("Where the time went", _profiles(history)) if history.profiles else "",
         _section("Settings", _settings(run)),
@@ -130,14 +132,14 @@ def report_html(run: Reportable) -> str:
         if run.status in FINAL_STATES
         else "<p>No rank has said how it ended: the run goes on, or was killed.</p>"
     )
-    damage = "".join(f"<p>{_escape(sentence)}.</p>" for sentence in run.reader.damage())
+    damage = "".join(f"<p>{escape(sentence)}.</p>" for sentence in run.reader.damage())
     return page(
         title=f"{info.title} {info.run_id}",
-        heading=f"{_escape(info.title)} <small>{_escape(info.run_id)}</small>",
+        heading=f"{escape(info.title)} <small>{escape(info.run_id)}</small>",
         headline=headline,
         body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
-        f"({_escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
-        figure=plotly_figure(info, history),
+        f"({escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
+        figure=plotly_figure(info, history, charts(history, run.config.why_losses_differ)),
     )
 
 
@@ -160,13 +162,13 @@ def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_escape(title)}</title>
+<title>{escape(title)}</title>
 <style>{_CSS}</style>
 </head>
 <body>
 <main>
 <h1>{heading}</h1>
-<p class="headline">{_escape(headline)}</p>
+<p class="headline">{escape(headline)}</p>
 {body}
 </main>
 <script>{plotly}</script>
@@ -195,30 +197,14 @@ img { max-width: 100%; image-rendering: pixelated; }
 """
 
 
-def _escape(text: object) -> str:
-    return html.escape(str(text))
-
-
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{title}</h2>{body}</section>"
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    head = "".join(f'<th scope="col">{_escape(cell)}</th>' for cell in header)
-    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f'<td class="number">{value:.4g}</td>' if math.isfinite(value) else f"<td>{value}</td>"
-    return f"<td>{_escape(value)}</td>"
 
 
 def _settings(run: Reportable) -> str:
     model = type(run.config)
     rows = [(name, value, meaning(model, name)) for name, value in run.config.model_dump().items()]
-    return _table(("setting", "value", "meaning"), rows)
+    return table(("setting", "value", "meaning"), rows)
 
 
 def _devices(devices: Iterable[Device]) -> str:
@@ -226,7 +212,7 @@ def _devices(devices: Iterable[Device]) -> str:
         (f"rank {rank}", device.name, device.uuid or "-", f"{device.memory_bytes / 2**30:.1f} GiB")
         for rank, device in enumerate(devices)
     ]
-    return _table(("rank", "device", "UUID", "memory"), rows)
+    return table(("rank", "device", "UUID", "memory"), rows)
 
 
 def _versions(folder: Path) -> str:
@@ -238,7 +224,7 @@ def _versions(folder: Path) -> str:
             ("host", environment["platform"]),
             ("git", environment["git"] or "no repository"),
         ]
-        return _table(("what", "version"), [*rows, *environment["packages"].items()])
+        return table(("what", "version"), [*rows, *environment["packages"].items()])
     except FileNotFoundError:
         return "<p>There is no env.json in the run's folder.</p>"
     except (RunError, KeyError, TypeError, AttributeError):
@@ -250,7 +236,7 @@ def _events(events: Iterable[Event], info: RunInfo) -> str:
         (wording.duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
         for e in events
     ]
-    return _table(("after", "step", "rank", "what", "in words"), rows)
+    return table(("after", "step", "rank", "what", "in words"), rows)
 
 
 def _epochs(epochs: Sequence[EpochSummary]) -> str:
@@ -272,7 +258,7 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
     ]
     header = ["epoch", "steps", "took", "samples/s", *names, *(f"val {name}" for name in held_out), "slowest"]
     left_out = f"<p>The last {MAX_EPOCHS} of {len(epochs)}.</p>" if len(epochs) > MAX_EPOCHS else ""
-    return left_out + _table(header, rows)
+    return left_out + table(header, rows)
 
 
 def _profiles(history: History) -> str:
@@ -288,40 +274,17 @@ def _profiles(history: History) -> str:
         f"<p>Steps {first} to {last}. Communication is the time in which a rank does nothing but wait for others; "
         "what is hidden goes on beside the other parts.</p>"
     )
-    return about + _table(header, rows)
+    return about + table(header, rows)
 
 
 def _failures(run: Reportable) -> str:
     return "".join(
-        f"<p>rank {f.rank}: {_escape(f.error_type)}: {_escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
+        f"<p>rank {f.rank}: {escape(f.error_type)}: {escape(f.message)}</p><pre>{to_html(f.traceback)}</pre>"
         for f in run.failures
     )
 
 
 def _result(event: Event) -> str:
-    """A recipe's result as HTML: dicts of dicts become tables, `images` become pictures, and everything else
-    a line."""
-    parts = [f"<p>{_escape(event.text)}</p>"] if event.text else []
-    for name, value in event.detail.items():
-        if name == "images" and isinstance(value, Mapping):
-            parts += [picture(str(caption), source) for caption, source in value.items()]
-        elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
-            columns = list(dict.fromkeys(column for row in value.values() for column in row))
-            rows = [[key, *(row.get(column, "") for column in columns)] for key, row in value.items()]
-            parts.append(_table(["", *columns], rows))
-        else:
-            parts.append(f"<p>{_escape(name)}: {_escape(value)}</p>")
-    return "".join(parts)
-
-
-def picture(caption: str, source: object) -> str:
-    """A PNG data URI as a figure with its caption. Anything else is mentioned and not shown."""
-    prefix = "data:image/png;base64,"
-    try:
-        if not (isinstance(source, str) and source.startswith(prefix)):
-            raise ValueError(source)
-        # Decoding and encoding again leaves nothing in the page but base64.
-        clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
-    except ValueError:
-        return f"<p>{_escape(caption)}: this picture is not a PNG as a data URL.</p>"
-    return f'<figure><img src="{prefix}{clean}" alt="{_escape(caption)}"><figcaption>{_escape(caption)}</figcaption></figure>'
+    """A recipe's result, after the text of its event."""
+    about = f"<p>{escape(event.text)}</p>" if event.text else ""
+    return about + result_view.html(event.detail)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbgpu.errors import RunError
+from nbgpu.errors import NbgpuError, RunError
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import metrics_files
@@ -22,6 +22,7 @@ class StoredRun:
     Attributes:
         failures: the failures of the ranks, the original one first, and after it those of ranks that were
             freed.
+        error: nothing, because a folder keeps the failures of ranks alone.
 
     Raises:
         ConfigError: there is no `run.toml` in the folder.
@@ -46,6 +47,7 @@ class StoredRun:
             (outcome for outcome in outcomes.values() if isinstance(outcome, RankFailure)),
             key=lambda failure: failed_s.get(failure.rank, math.inf),
         )
+        self.error: NbgpuError | None = None
         self.status: RunState = self._status()
         if self.status in FINAL_STATES:
             metrics_files.complete(self.folder, max(s.step for s in self.statuses()))

@@ -22,6 +22,7 @@ from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
+from nbgpu.ui.run.html_parts import columns_of, is_table
 
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
@@ -131,8 +132,8 @@ class _Screen:
         head = Table.grid(padding=(0, 2))
         left = f", {wording.duration(now.eta_s)} left" if now.eta_s is not None else ""
         parts = []
-        if now.num_epochs > 1:
-            parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+        if in_epochs := wording.epochs(now):
+            parts.append(in_epochs)
         if now.samples_per_s > 0:
             parts.append(f"{now.samples_per_s:.3g} samples/s")
         if info.simulated:
@@ -193,9 +194,9 @@ def _tables(detail: Mapping[str, Any]) -> list[Table]:
     """The tables of a recipe's result: dicts of dicts."""
     found = []
     for value in detail.values():
-        if not (isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values())):
+        if not is_table(value):
             continue
-        columns = list(dict.fromkeys(column for row in value.values() for column in row))
+        columns = columns_of(value)
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("")
         for column in columns:

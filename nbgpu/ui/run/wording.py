@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
-from nbgpu.run_folder.progress import progress
+from nbgpu.run_folder.progress import ProgressBar, progress
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.run.history import History
 
@@ -19,6 +19,13 @@ MEMORY_WORTH_SAYING = 0.9
 _RECENT_STEPS = 20
 _PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share count as equally fast."""
+
+
+def epochs(now: ProgressBar) -> str:
+    """The epoch in words; empty where it is not known, and where the run has only one."""
+    if now.num_epochs > 1:
+        return f"epoch {now.epoch} of {now.num_epochs}"
+    return f"epoch {now.epoch}" if now.epoch and not now.num_epochs else ""
 
 
 def memory_bytes(status: RankStatus) -> float | None:
@@ -106,16 +113,19 @@ def recent(history: History, num_marks: int = 3) -> list[str]:
     ]
 
 
-def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History) -> str:
-    """One line about the progress of a run, for a notebook with no frontend and for the saved output."""
+def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: History | None = None) -> str:
+    """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
+    losses are those of the history, or without one the newest that each rank has told."""
     now = progress(info, state, statuses)
     parts = [f"{info.title}: {state}", f"step {now.step} of {now.total_steps}"]
-    if now.num_epochs > 1:
-        parts.append(f"epoch {now.epoch} of {now.num_epochs}")
+    if in_epochs := epochs(now):
+        parts.append(in_epochs)
     for name, label in (("loss", "loss"), ("val_loss", "validation loss")):
-        by_rank = history.ranks_of(name)
-        if by_rank:
-            newest = [series.values[-1] for series in by_rank.values()]
+        if history is None:
+            newest = [status.values[name] for status in statuses if name in status.values]
+        else:
+            newest = [series.values[-1] for series in history.ranks_of(name).values()]
+        if newest:
             parts.append(f"{label} {sum(newest) / len(newest):.4g}")
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")

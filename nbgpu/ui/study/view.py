@@ -68,7 +68,7 @@ def svg(study: Studied) -> str:
             right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
             reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
         right.set_xticks(places, drawn.names)
-        _style(right, drawn.parts_title, drawn.parts_x_title, "ms")
+        _style(right, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
     picture = render_svg(figure, title=drawn.title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
@@ -166,7 +166,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 "type": "category",
                 "title": {"text": drawn.parts_x_title},
             },
-            "yaxis2": {**axis, "anchor": "x2", "title": {"text": "ms"}},
+            "yaxis2": {**axis, "anchor": "x2", "title": {"text": "time of a step, ms"}},
             "legend": {"orientation": "h", "y": -0.2},
         },
         "config": {"responsive": True, "displaylogo": False},

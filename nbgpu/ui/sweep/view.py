@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR, rank_color
 from nbgpu.text.tables import aligned
-from nbgpu.ui.run.charts import GRID_COLOR, render_svg, smoothed, style_axes
+from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
+from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.sweep.rows import TrialRow, columns, rows
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ def svg(sweep: Sweep) -> str:
             marker="." if len(line.curve.steps) < 30 else None,
             label=f"trial {line.number}{', the best' if line.is_best else ''}",
         )
-    style_axes(axes, title)
-    axes.autoscale(axis="y")
+    style_axes(axes, title, from_zero=False)
     if len(lines) <= MAX_IN_LEGEND:
         legend = axes.legend(frameon=False, fontsize=8, ncols=math.ceil(len(lines) / 6))
         for text in legend.get_texts():
@@ -117,7 +117,7 @@ def plotly_figure(sweep: Sweep) -> dict[str, Any]:
             "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
             "title": {"text": title, "x": 0, "font": {"size": 14}},
             "xaxis": {**axis, "title": {"text": "step"}},
-            "yaxis": axis,
+            "yaxis": {**axis, "title": {"text": title}},
             "hovermode": "closest",
         },
         "config": {"responsive": True, "displaylogo": False},

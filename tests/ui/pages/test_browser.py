@@ -80,6 +80,16 @@ def points_of(page: Page, chart: str) -> dict[str, int]:
     return found
 
 
+def zoom_into(page: Page, chart: str) -> None:
+    """Drags over a part of a chart."""
+    box = page.locator(f"[data-chart={chart}] .nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.8 * box["height"], steps=5)
+    page.mouse.up()
+
+
 def open_group(page: Page, name: str) -> None:
     """Brings a group of the controls to the front."""
     page.get_by_role("tab", name=name, exact=True).click()
@@ -116,29 +126,29 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     expect(page.get_by_text("A cluster is in use")).to_be_visible()
 
     # A bad value is refused in words, and all values stay.
-    expect(control(page, "steps")).to_be_visible()
+    expect(control(page, "Steps")).to_be_visible()
     open_group(page, "Data")
-    expect(control(page, "steps")).to_be_hidden()
-    fill(page, "data", "phantoms")
-    fill(page, "patch size", "18")
+    expect(control(page, "Steps")).to_be_hidden()
+    fill(page, "Data", "phantoms")
+    fill(page, "Patch size", "18")
     button(page, "Start").click()
-    expect(page.get_by_role("alert").filter(has_text="patch size: 18 is not valid")).to_be_visible()
-    expect(control(page, "data")).to_have_value("phantoms")
+    expect(page.get_by_role("alert").filter(has_text="Patch size: 18 is not valid")).to_be_visible()
+    expect(control(page, "Data")).to_have_value("phantoms")
 
     # Small, because many processors have to emulate bf16.
-    fill(page, "patch size", "8")
+    fill(page, "Patch size", "8")
     # With the keyboard to the first group.
     page.get_by_role("tab", name="Data", exact=True).focus()
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
-    fill(page, "steps", "5000")
-    fill(page, "batch size", "2")
+    fill(page, "Steps", "5000")
+    fill(page, "Batch size", "2")
     control(page, "amp").select_option("bf16")
     button(page, "Start").click()
     state(page, "training").wait_for(timeout=90_000)
-    for name in ("data", "patch size"):
+    for name in ("Data", "Patch size"):
         expect(control(page, name)).to_be_disabled()
-    for name in ("batch size", "amp", "lr"):  # which a run takes on while it goes on
+    for name in ("Batch size", "Mixed precision", "Learning rate"):  # which a run takes on while it goes on
         expect(control(page, name)).to_be_enabled()
     expect(button(page, "Start")).to_be_disabled()
     settings = notebook.in_kernel("print(nbgpu.client.cluster.cluster.current().run.config)")
@@ -252,9 +262,16 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     page.keyboard.press("Enter")
     assert seconds_until(state(page, "paused")) < WHILE_THE_CELL_RUNS_S
     notebook.set_theme("JupyterLab Dark")
+    zoom_into(page, "loss")
+    screenshot(page, "panel-zoomed")
+    reset = page.get_by_role("button", name="Reset the zoom of Loss")
+    reset.focus()
+    page.keyboard.press("Enter")
+    expect(reset).to_have_count(0)
     page.get_by_role("button", name="Enlarge Loss").click()
-    page.get_by_role("button", name="Validation", exact=True).click()
+    page.get_by_role("button", name="Terms", exact=True).click()
     page.get_by_role("button", name="time", exact=True).click()
+    expect(page.locator("[data-chart=kl]")).to_be_visible()
     page.wait_for_timeout(500)
     screenshot(page, "panel-dark")
     assert page.evaluate("() => typeof window.Plotly") == "undefined"

@@ -21,8 +21,8 @@ STOP = "%nbgpu stop"
 TEMPLATE = "my_recipe.py"
 RECIPES = [*sorted(TRAIN_CONFIGS), TEMPLATE]
 MADE_SMALL = {
-    "autoencoder": {"Data": {"data": "phantoms", "patch size": "16"}},
-    "microstructure": {"Search": {"limit to": "4"}},
+    "autoencoder": {"Data": {"Data": "phantoms", "Patch size": "16"}},
+    "microstructure": {"Search": {"Correlate over fewer than": "4"}},
 }
 """By recipe and group: what is typed so that the first step is soon there. All other fields stay as they
 are."""
@@ -93,30 +93,34 @@ def test_what_is_typed_wrongly_is_refused_beside_the_field_and_stays(lab: Lab, p
     expect(button(page, "Start")).to_be_enabled()
     expect(alerts).to_have_count(0)
     meaning = (
-        "samples for each rank and micro-batch; those of all ranks are compared with one another (1 to 4096)"
+        "per rank samples for each rank and micro-batch; those of all ranks are compared with one another "
+        "(1 to 4096) global batch 32 = 16 x 2 ranks"
     )
-    expect(field(page, "batch size")).to_have_accessible_description(meaning)
+    expect(field(page, "Batch size")).to_have_accessible_description(meaning)
 
-    fill(page, "batch size", "0")
+    fill(page, "Batch size", "0")
     expect(alerts).to_have_text(["0 is not valid. Give a value within: 1 to 4096"])
-    expect(field(page, "batch size")).to_have_value("0")
-    expect(field(page, "batch size")).to_have_accessible_description(
-        re.compile(r"^0 is not valid. Give a value within: 1 to 4096 samples for each rank")
+    expect(field(page, "Batch size")).to_have_value("0")
+    expect(field(page, "Batch size")).to_have_accessible_description(
+        re.compile(r"^0 is not valid. Give a value within: 1 to 4096 per rank samples for each rank")
     )
-    fill(page, "batch size", "3.7")
+    fill(page, "Batch size", "3.7")
     expect(alerts).to_have_text(["'3.7' is not a whole number. Give a value within: 1 to 4096"])
-    expect(field(page, "batch size")).to_have_value("3.7")
+    expect(field(page, "Batch size")).to_have_value("3.7")
     open_group(page, "Optimizer")
-    fill(page, "lr", "0,001")
+    fill(page, "Learning rate", "0,001")
     not_a_number = "'0,001' is not a number (with a decimal point it would be 0.001). Give a value within: above 0, at most 10"
-    expect(alerts.filter(visible=True)).to_have_text([not_a_number])
+    not_whole = "'3.7' is not a whole number. Give a value within: 1 to 4096"
+    expect(alerts.filter(visible=True)).to_have_text([not_whole, not_a_number])
+    open_group(page, "Cluster")
     fill(page, "CPU ranks", "65")
+    open_group(page, "Data")
 
     # With the keyboard: Start names all of them, shows the first one's group and goes there.
     button(page, "Start").press("Enter")
     said = (
         "Correct this first.\nranks: 65 is not valid. Give a value within: 1 to 64, or leave it empty\n"
-        f"batch size: '3.7' is not a whole number. Give a value within: 1 to 4096\nlr: {not_a_number}"
+        f"Batch size: {not_whole}\nLearning rate: {not_a_number}"
     )
     expect(alerts.last).to_have_text(said.replace("ranks", "CPU ranks", 1))
     expect(field(page, "CPU ranks")).to_be_focused()
@@ -126,7 +130,7 @@ def test_what_is_typed_wrongly_is_refused_beside_the_field_and_stays(lab: Lab, p
     # What was said before is gone.
     expect(alerts.filter(has_text="Correct this first")).to_have_count(0)
     button(page, "Plan").click()
-    expect(field(page, "batch size")).to_be_focused()
+    expect(field(page, "Batch size")).to_be_focused()
     screenshot(page, "wrong-dark")
     assert notebook.in_kernel("print(nbgpu.client.cluster.cluster._current)") == "None\n"
     notebook.set_theme("JupyterLab Light")

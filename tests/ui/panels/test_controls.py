@@ -60,7 +60,7 @@ def field(name: str) -> fields.Field:
 def test_each_kind_of_setting_gets_its_field(name: str, kind: str, text: str) -> None:
     made = field(name)
     assert (made.kind, made.value) == (kind, text)
-    assert made.label == name.replace("_", " ")
+    assert made.label == name.replace("_", " ").capitalize()
     assert str(Sizes.model_fields[name].description) in made.meaning
     assert made.read() == Sizes.model_fields[name].default
 
@@ -141,11 +141,11 @@ def recipe(request: pytest.FixtureRequest, template: str) -> str:
 def test_controls_that_nobody_touched_have_the_defaults(recipe: str) -> None:
     """Every field reads back what stands in it, and all of them together are valid."""
     panel = _Controls(recipe, cluster=None)
-    values = {name: made.read() for name, made in panel._fields.items()}
+    values = {name: made.read() for name, made in panel._settings.fields.items()}
     model = settings_of(recipe)
     assert values == {name: model.model_fields[name].default for name in values}
     assert train_config(recipe, **values).model_dump() == train_config(recipe).model_dump()
-    for name, made in panel._devices.fields.items():
+    for name, made in panel._settings.devices.fields.items():
         ClusterConfig.checked(**{name: made.read()})
 
 
@@ -160,22 +160,22 @@ def test_a_file_whose_own_values_are_not_valid_is_told_before_anything_is_shown(
 def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
-    assert list(panel._fields) == names
+    assert list(panel._settings.fields) == names
     devices = ["gpus", "ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
     assert [name for _, name, _ in control_fields(ClusterConfig)] == devices
 
 
 def type_in(panel: _Controls, **typed: str) -> None:
     for name, text in typed.items():
-        panel._fields[name].value = text
+        panel._settings.fields[name].value = text
 
 
 def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
     panel = _Controls("autoencoder", cluster=None)
     type_in(panel, patch_size="30", lr="0,001")
-    panel._devices.ranks.value = "0"
+    panel._settings.devices.ranks.value = "0"
     assert (
-        panel._fields["patch_size"].problem
+        panel._settings.fields["patch_size"].problem
         == "30 is not valid. Give a value within: 0 to 512, a multiple of 4"
     )
     for pressed in (panel._start, panel._plan, panel._find):
@@ -183,19 +183,19 @@ def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
         assert 'role="alert"' in panel._said.value
         for said in (
             "CPU ranks: 0 is not valid",
-            "patch size: 30 is not valid",
-            "lr: &#x27;0,001&#x27; is not a number",
+            "Patch size: 30 is not valid",
+            "Learning rate: &#x27;0,001&#x27; is not a number",
         ):
             assert said in panel._said.value
         assert not panel._start.disabled
-    assert panel._fields["patch_size"].value == "30"
-    assert panel._fields["lr"].value == "0,001"
+    assert panel._settings.fields["patch_size"].value == "30"
+    assert panel._settings.fields["lr"].value == "0,001"
     # What was said goes when something is changed.
     type_in(panel, patch_size="32")
     assert panel._said.value == said_nothing(panel)
-    panel._devices.ranks.value = "2"
+    panel._settings.devices.ranks.value = "2"
     panel._start.click()
-    assert panel._tabs.titles[panel._tabs.selected_index] == "Optimizer"
+    assert panel._settings.tabs.titles[panel._settings.tabs.selected_index] == "Optimizer"
 
 
 def said_nothing(panel: _Controls) -> str:
@@ -235,7 +235,7 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     panel._stop.click()
     _wait_until_free(panel)
     assert "stopped" in panel._said.value
-    assert panel._fields["batch_size"].value == "3"
+    assert panel._settings.fields["batch_size"].value == "3"
     assert not panel._find.disabled
     _wait_until_back(cluster2)
 
@@ -256,7 +256,7 @@ def _wait_until_back(cluster: nbgpu.Cluster) -> None:
 
 
 def shown(panel: _Controls, *names: str) -> list[str]:
-    return [panel._fields[name].value for name in names]
+    return [panel._settings.fields[name].value for name in names]
 
 
 def test_fields_show_the_defaults_beside_the_others_until_they_are_changed(
@@ -304,3 +304,20 @@ def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster,
     run.wait()
     assert "step 4: the volume as a block" in pictures.value
     assert 'src="data:image/png;base64,' in pictures.value
+
+
+def test_a_run_that_goes_on_takes_no_half_typed_value(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    panel = _Controls("microstructure", cluster2)
+    settings = {"limit_to": 4, "shape": (8, 8, 8), "steps": 100_000, "optimizer_type": "adam"}
+    run = cluster2.train("microstructure", runs_dir=str(tmp_path), **settings)
+    panel._show(run)
+    panel._refresh()
+    lr = panel._settings.fields["lr"]
+    assert not lr.disabled
+    assert panel._settings._workload.recipe.disabled
+    lr.draft = "0.05"
+    assert run.config.lr == 0.01
+    lr.value = "0.05"
+    assert run.config.lr == 0.05
+    run.stop()
+    run.wait()

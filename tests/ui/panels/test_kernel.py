@@ -79,7 +79,7 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     opened = [m["content"] for m in came if m["msg_type"] == "comm_open"]
     states = {o["comm_id"]: o["data"]["state"] for o in opened}
     (start_id,) = [i for i, s in states.items() if s.get("description") == "Start"]
-    (size_id,) = [i for i, s in states.items() if s.get("label") == "patch size"]
+    (size_id,) = [i for i, s in states.items() if s.get("label") == "Patch size"]
     subshell_id = new_subshell(kernel)
     kernel.execute("import time; time.sleep(12)")
     time.sleep(0.5)
@@ -92,7 +92,7 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     say(kernel, start_id, subshell_id, {"event": "click"})
     while True:
         told = kernel.get_iopub_msg(timeout=5)
-        if "patch size: 30 is not valid" in json.dumps(told["content"]):
+        if "Patch size: 30 is not valid" in json.dumps(told["content"]):
             break
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
 
@@ -131,9 +131,12 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
     NotebookClient(notebook, timeout=60).execute()
     assert "widgets" not in notebook.metadata
-    (shown,) = notebook.cells[0].outputs
-    assert set(shown.data) == {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
-    assert shown.data["text/plain"].startswith("autoencoder: finished, step 100 of 100")
+    head, curves = notebook.cells[0].outputs
+    assert set(head.data) == {"text/html", "text/plain"}
+    assert head.data["text/plain"].startswith("autoencoder: finished, step 100 of 100")
+    assert "trilinear" in head.data["text/html"]
+    assert set(curves.data) == {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
+    assert curves.data["text/plain"].startswith("autoencoder: finished, step 100 of 100")
     (controls,) = notebook.cells[2].outputs
     assert set(controls.data) == {"text/plain"}
 
@@ -159,14 +162,28 @@ def test_the_plan_stands_above_the_curves_of_a_run(tmp_path: Path) -> None:
     cells = [
         "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2",
         f"run = nbgpu.current().train('autoencoder', **{settings!r}, runs_dir={str(tmp_path)!r}, threads=1)\nrun.panel()",
-        "run.wait()\n%nbgpu stop",
+        "run.wait()\nrun.wait();",
+        "run.show_result()\n%nbgpu stop",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=90).execute()
-    plan, curves, pictures = notebook.cells[1].outputs
+    plan, head, curves, pictures = notebook.cells[1].outputs
     # At first nothing was known of the data.
     assert "8 volumes over 2 ranks: 4 on each" in plan.data["text/plain"]
     assert "steps: 2, of which an epoch has 2; epochs: 1" in plan.data["text/plain"]
     assert "<summary" in plan.data["text/html"]
     assert curves.data["text/plain"].startswith("autoencoder: finished, step 2 of 2")
+    # Its name in this kernel: at the end of the run the cluster was there.
+    assert "run = nbgpu.current().run" in head.data["text/html"]
+    (folder,) = tmp_path.iterdir()
+    assert f"/{folder.name}/report.html" in head.data["text/html"]
+    # One line for each wait, as it was last, and no bar at the end.
+    lines = [output.data for output in notebook.cells[2].outputs]
+    assert [line["text/plain"].partition(", loss")[0] for line in lines] == [
+        "autoencoder: finished, step 2 of 2"
+    ] * 2
+    assert not any("<progress" in line["text/html"] for line in lines)
+    (result,) = [o.data for o in notebook.cells[3].outputs if "text/html" in o.get("data", {})]
+    assert "trilinear" in result["text/plain"]
+    assert "data:image/png;base64," in result["text/html"]
     assert pictures.data["text/plain"].startswith("step 2: original, reconstruction, absolute error")

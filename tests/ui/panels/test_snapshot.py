@@ -38,10 +38,16 @@ def test_the_figure_is_one_that_plotly_takes(run: Any) -> None:
     titles = [a.text for a in checked.layout.annotations if a.text.startswith("<b>")]
     assert titles == [
         "<b>Loss</b>",
+        "<b>Validation: psnr (dB)</b>",
         "<b>Memory (GiB)</b>",
         "<b>Utilization (%)</b>",
         "<b>Throughput (samples/s)</b>",
+        "<b>kl</b>",
     ]
+    raw = next(t for t in checked.data if t.customdata is not None)
+    assert raw.hovertemplate == "step %{x}, rank 0: %{y:.4g}, smoothed %{customdata:.4g}<extra></extra>"
+    # The newest raw value has a dot, which the smoothed line does not hide.
+    assert [size for size in raw.marker.size if size] == [6]
     by_rank = {t.name: t.line.color for t in checked.data if t.name.startswith("rank")}
     assert by_rank == {"rank 0": rank_color(0), "rank 1": rank_color(1)}
 

@@ -47,4 +47,9 @@ def test_the_panel_of_a_sweep_is_live_and_leaves_table_and_chart(tmp_path: Path)
         assert "<svg" in last["data"]["text/html"]
         while kernel.get_shell_msg(timeout=HANG_S)["parent_header"].get("msg_id") != waiting:
             pass
+        # What waits for it shows one line, which stays as it was last.
+        told = [m["content"] for m in run_cell(kernel, "sweep.wait();")]
+        lines = [shown["data"]["text/plain"] for shown in told if "text/html" in shown.get("data", {})]
+        assert lines
+        assert all(line.startswith("finished: 2 of 2 trials finished; best val_loss") for line in lines)
         assert [path.name for path in tmp_path.glob("*/report.html")] == ["report.html"]

@@ -10,7 +10,7 @@ import pytest
 from nbgpu.protocol.records import Device, Event, RankStatus, RunInfo, RunState, Sample
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
-from nbgpu.ui.run.wording import duration, pace, progress, recent, summary, warning
+from nbgpu.ui.run.wording import duration, epochs, pace, progress, recent, summary, warning
 
 GIB = 2**30
 GPU = Device("cuda", "NVIDIA H200", "GPU-1", 0, 100 * GIB)
@@ -43,6 +43,22 @@ def test_progress_is_the_slowest_ranks_and_the_rate_everyones() -> None:
     now = progress(INFO, "training", [status(0, samples_per_s=8.0), status(1, samples_per_s=8.0)])
     assert (now.step, now.epoch, now.num_epochs, now.samples_per_s) == (30, 2, 5, 16)
     assert now.eta_s == pytest.approx(70 * 4 / 16)
+
+
+def test_the_number_of_epochs_does_not_jump_when_the_batch_size_changes() -> None:
+    """Twenty steps an epoch, and from the second epoch on five."""
+    changed = replace(INFO, epochs_from=((0, 0, 20), (20, 1, 5)))
+    now = progress(changed, "training", [status()])
+    assert (now.epoch, now.num_epochs, epochs(now)) == (4, 0, "epoch 4")
+    # A length that was given in epochs stays the same, whatever number of steps each has.
+    asked = replace(changed, epochs=17)
+    assert epochs(progress(asked, "training", [status()])) == "epoch 4 of 17"
+    assert epochs(progress(INFO, "training", [status()])) == "epoch 2 of 5"
+
+
+def test_a_summary_without_a_history_has_the_newest_losses_of_the_ranks() -> None:
+    seen = [status(0, loss=1.0, val_loss=3.0), status(1, loss=2.0)]
+    assert "loss 1.5, validation loss 3" in summary(INFO, "training", seen)
 
 
 def test_a_run_with_a_name_is_called_by_it() -> None:

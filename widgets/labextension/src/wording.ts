@@ -19,6 +19,7 @@ export function countOfRanks(count: number): string {
 export function progressInWords(progress: Progress): string {
   const parts = [`step ${progress.step} of ${progress.total_steps}`];
   if (progress.num_epochs > 1) parts.push(`epoch ${progress.epoch} of ${progress.num_epochs}`);
+  else if (progress.epoch && !progress.num_epochs) parts.push(`epoch ${progress.epoch}`);
   if (progress.eta_s !== null) parts.push(`${duration(progress.eta_s)} left`);
   return parts.join(", ");
 }

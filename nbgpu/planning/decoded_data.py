@@ -1,0 +1,300 @@
+"""How much memory a run's decoded data take, worked out without torch and from a few files only.
+
+For generated data the settings say it. For files the numbers are an estimate, from names, the headers of some
+files and the voxels of one or two.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbgpu.config import (
+    AutoencoderConfig,
+    DiffusionConfig,
+    LithographyConfig,
+    SurvivalConfig,
+    TrainConfig,
+)
+from nbgpu.errors import DataError, NbgpuError
+from nbgpu.planning.epochs import epoch_of
+from nbgpu.planning.parts import held_out
+from nbgpu.planning.volume_files import VolumeList, find_volumes
+from nbgpu.planning.workers import HostResources, workers_for
+from nbgpu.text.sizes import in_words
+
+MAX_HEADERS = 64
+MAX_READ = 2
+_MAX_READ_VOXELS = 2**26
+"""The most files of which the header and the voxels are read, and the largest volume that is read: the
+kernel does this beside a person's cells."""
+_FLOAT_BYTES = 4
+_INDEX_BYTES = 4
+"""The autoencoder keeps the place of each bright voxel, from which it draws patches, beside a volume."""
+_MNI152_BYTES = 24_601_715
+"""nilearn's template at 1 mm without its margins, with the places of its bright voxels."""
+_ONE_OF_A_CASE = re.compile(r".+(-t1n|_t1)\.nii(\.gz)?")
+"""The file that each case of BraTS has once."""
+
+
+class UnknownError(NbgpuError):
+    """The memory cannot be known beforehand; the message says why."""
+
+
+@dataclass(frozen=True)
+class DecodedData:
+    """The training data of a run as they are in memory."""
+
+    num_volumes: int
+    """The training volumes of all ranks, each counted once."""
+    volume_bytes: float
+    """The mean size of a decoded volume."""
+    basis: str = ""
+    """What an estimate was made from; empty where the numbers follow from the settings."""
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Whether the data fit into the memory of a host, in words."""
+
+    words: str
+    fits: bool
+    """Whether the share that the settings keep fits."""
+
+
+def decoded_data(config: TrainConfig) -> DecodedData:
+    """Return what the training data take in memory.
+
+    Raises:
+        UnknownError: it is not known before the ranks read the data.
+    """
+    look = _LOOKS.get(type(config))
+    if look is None:
+        raise UnknownError("the recipe reads its data itself")
+    try:
+        return look(config)
+    except DataError as error:
+        raise UnknownError(str(error).splitlines()[0]) from None
+    except OSError as error:
+        raise UnknownError(f"{config.data} cannot be read: {error.strerror}") from None
+
+
+def memory_fit(
+    config: TrainConfig,
+    data: DecodedData,
+    host: HostResources,
+    free_bytes: int,
+    limit_bytes: int | None = None,
+) -> MemoryFit:
+    """Compare the data with the memory that is free.
+
+    Args:
+        host: the ranks that share the host, and its cores.
+        free_bytes: the host memory that is free for all ranks together.
+        limit_bytes: what their `memory_limit` allows all of them; None where there is none.
+    """
+    room = "that are free"
+    if limit_bytes is not None and limit_bytes < free_bytes:
+        free_bytes, room = limit_bytes, "that memory_limit allows"
+    whole = _kept_bytes(config, data, host, rate=1.0)
+    asked = _kept_bytes(config, data, host, rate=config.cache_rate)
+    about = "about " if data.basis else ""
+    basis = f" (estimated from {data.basis})" if data.basis else ""
+    volumes = f"{config.VOLUME}s"
+    if config.dataset_kind not in ("cache", "smart"):
+        return MemoryFit(f"dataset={config.dataset_kind!r} keeps no {volumes} in memory", True)
+    if whole <= free_bytes:
+        every = f"the only {config.VOLUME}" if data.num_volumes == 1 else f"all {data.num_volumes} {volumes}"
+        amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} {room}"
+        return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
+    # A part of the data may be read ahead by worker processes, where all of them would not be.
+    copies = _num_copies(config.model_copy(update={"cache_rate": 0.5}), host)
+    whole *= copies / _num_copies(config.model_copy(update={"cache_rate": 1.0}), host)
+    share = free_bytes / whole
+    fitting = (
+        f"{about}{math.floor(100 * share)} % of the {volumes}, {in_words(free_bytes)} of {in_words(whole)}"
+    )
+    if copies > 1:
+        fitting += " (twice their size: worker processes have a copy; num_workers=0 does without)"
+    words = f"fits in memory: {fitting}{basis}"
+    if asked <= free_bytes:
+        return MemoryFit(words, True)
+    most = math.floor(100 * share) / 100
+    return MemoryFit(f"{words}. {config.cache_rate:g} is too much: take {most:g} or less", False)
+
+
+def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:
+    """What all ranks of the host keep in memory at this cache rate."""
+    with_rate = config.model_copy(update={"cache_rate": rate})
+    epoch = epoch_of(with_rate, data.num_volumes, 1, host.num_ranks)
+    return _num_copies(with_rate, host) * sum(epoch.num_cached) * data.volume_bytes
+
+
+def _num_copies(config: TrainConfig, host: HostResources) -> int:
+    # Worker processes get a copy of what is cached, which they share.
+    return 2 if workers_for(config, host).count else 1
+
+
+# ---- recipes -------------------------------------------------------------------------------------------
+
+
+def _of_autoencoder(config: AutoencoderConfig) -> DecodedData:
+    kept = 1 - config.val_fraction - config.test_fraction
+    if config.data == "phantoms":
+        count, num_left = config.num_phantoms, config.num_phantoms - 1
+        num_val = min(round(config.val_fraction * count), num_left)
+        num_test = min(round(config.test_fraction * count), num_left - num_val)
+        return DecodedData(count - num_val - num_test, _FLOAT_BYTES * math.prod(config.patch))
+    if config.data == "mni152":
+        return DecodedData(1, kept * _MNI152_BYTES, "the template's size")
+    volumes = find_volumes(config.data)
+    volume_bytes, basis = _mean_bytes(volumes.training, config)
+    if len(volumes.training) == 1:
+        # A single volume is cut.
+        return DecodedData(1, kept * volume_bytes, basis)
+    return DecodedData(_num_training(volumes, config), volume_bytes, basis)
+
+
+def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
+    if volumes.validation or volumes.test or config.split:
+        # How many a file of parts takes away is left open, so that the number is the most that it can be.
+        return len(volumes.training)
+    patients = {volumes.patient_of(path, config.patient_pattern) for path in volumes.training}
+    share_left = 1 - sum(held_out(len(patients), config)) / len(patients)
+    return max(1, round(share_left * len(volumes.training)))
+
+
+def _of_diffusion(config: DiffusionConfig) -> DecodedData:
+    # Three modalities, and the one that is made from them.
+    volume_bytes = 4 * _FLOAT_BYTES * config.edge**3
+    if config.data == "phantoms":
+        return DecodedData(config.num_phantoms - sum(held_out(config.num_phantoms, config)), volume_bytes)
+    root = Path(config.data).expanduser()
+    if not root.is_dir():
+        raise UnknownError(f"there is no folder {root}")
+    together = root / "imagesTr"
+    if together.is_dir():
+        count = sum(".nii" in path.name and not path.name.startswith(".") for path in together.iterdir())
+    else:
+        count = sum(_ONE_OF_A_CASE.fullmatch(path.name) is not None for path in root.rglob("*.nii*"))
+    if not count:
+        raise UnknownError(f"{root} has no files that are named as those of BraTS")
+    return DecodedData(max(1, count - sum(held_out(count, config))), volume_bytes, "the files' names")
+
+
+def _of_survival(config: SurvivalConfig) -> DecodedData:
+    if config.left_to_data:
+        raise UnknownError("image_size is left out, and is chosen by the files when a run begins")
+    # An order, an event and a number stand beside each volume.
+    values = math.prod(config.volume_shape) + len(config.features)
+    volume_bytes = _FLOAT_BYTES * values + 3 * 8
+    if config.data == "generated":
+        return DecodedData(config.num_patients - sum(held_out(config.num_patients, config)), volume_bytes)
+    path = Path(config.data).expanduser()
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            rows = list(csv.DictReader(file))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UnknownError(f"{path} cannot be read as CSV: {error}") from None
+    if config.fold:
+        count = sum((row.get(config.fold) or "").strip().lower().startswith("train") for row in rows)
+    else:
+        count = len(rows) - sum(held_out(len(rows), config))
+    if count < 1:
+        raise UnknownError(f"{path} has no row to train on")
+    return DecodedData(count, volume_bytes, "the rows of the table")
+
+
+def _of_lithography(config: LithographyConfig) -> DecodedData:
+    if config.data != "generated":
+        raise UnknownError("how many masks the files give is known when the ranks have read them")
+    count = config.num_masks - sum(held_out(config.num_masks, config))
+    # A mask and its image.
+    return DecodedData(count, 2 * _FLOAT_BYTES * config.size**2)
+
+
+_LOOKS: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
+    AutoencoderConfig: _of_autoencoder,
+    DiffusionConfig: _of_diffusion,
+    SurvivalConfig: _of_survival,
+    LithographyConfig: _of_lithography,
+}
+
+
+# ---- files ---------------------------------------------------------------------------------------------
+
+
+def _mean_bytes(paths: Sequence[Path], config: AutoencoderConfig) -> tuple[float, str]:
+    """(the mean size of the decoded volumes, what that was estimated from)."""
+    looked_at = _spread(paths, MAX_HEADERS)
+    voxels = [_num_voxels(path, config) for path in looked_at]
+    to_read = [path for path in _spread(looked_at, MAX_READ) if _raw_voxels(path) <= _MAX_READ_VOXELS]
+    # Margins are cut off, and the places of the bright voxels are kept: how much that is, voxels say.
+    bytes_per_voxel = float(np.mean([_bytes_per_voxel(path, config) for path in to_read] or [_FLOAT_BYTES]))
+    headers = f"the headers of {len(looked_at)} of {len(paths)} files"
+    basis = f"{headers} and the voxels of {len(to_read)}" if to_read else headers
+    return float(np.mean(voxels)) * bytes_per_voxel, basis
+
+
+def _spread(paths: Sequence[Path], most: int) -> list[Path]:
+    """At most so many of the files, evenly spread over the list."""
+    num = min(most, len(paths))
+    return [paths[(2 * index + 1) * len(paths) // (2 * num)] for index in range(num)]
+
+
+def _num_voxels(path: Path, config: AutoencoderConfig) -> float:
+    """The voxels of a file as they are trained on: with its channels, at the spacing that is asked for."""
+    import nibabel
+
+    image = _opened(path)
+    count = math.prod(image.shape[:3]) * config.num_image_channels
+    if config.spacing_mm:
+        count *= math.prod(nibabel.affines.voxel_sizes(image.affine)) / math.prod(config.spacing_mm)
+    return float(max(count, math.prod(config.patch)))
+
+
+def _raw_voxels(path: Path) -> int:
+    return math.prod(_opened(path).shape)
+
+
+def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
+    """The size of the decoded volume by the voxels of the file's."""
+    try:
+        values = np.asarray(_opened(path).dataobj, np.float32)
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    values = values.reshape(*values.shape[:3], -1)
+    if config.image_channels and max(config.image_channels) < values.shape[3]:
+        values = values[..., list(config.image_channels)]
+    is_there = (values > values.min(axis=(0, 1, 2))).any(axis=3)
+    box = tuple(
+        slice(found[0], found[-1] + 1)
+        for axis in range(3)
+        if len(found := np.flatnonzero(is_there.any(axis=tuple({0, 1, 2} - {axis}))))
+    )
+    within = values[box] if len(box) == 3 else values
+    num_bright = int((within > within.mean(axis=(0, 1, 2))).any(axis=3).sum())
+    return (within.size * _FLOAT_BYTES + num_bright * _INDEX_BYTES) / values.size
+
+
+def _opened(path: Path) -> Any:
+    # The import takes a moment, and most data are generated.
+    import nibabel
+    from nibabel.filebasedimages import ImageFileError
+    from nibabel.spatialimages import HeaderDataError
+
+    try:
+        image: Any = nibabel.load(path)
+    except (OSError, EOFError, ValueError, ImageFileError, HeaderDataError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: cannot be read as NIfTI ({reason})") from None
+    if len(image.shape) < 3:
+        raise DataError(f"{path}: has {len(image.shape)} dimensions")
+    return image

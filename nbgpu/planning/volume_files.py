@@ -1,0 +1,168 @@
+"""The files of volumes that a folder or a list names, found without torch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import DataError
+
+SUFFIXES = (".nii", ".nii.gz")
+IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
+"""The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
+
+_PATIENT_IN_NAME = (
+    re.compile(r"(?:^|[/\\\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
+    re.compile(r"(BraTS[A-Za-z0-9-]*?-[0-9]{5})-[0-9]{3}"),  # BraTS-GLI-00005-100/...-t1n.nii.gz
+    re.compile(r"(BraTS[0-9]{2,4}_[A-Za-z_]*?[0-9]+)(?:_|$)"),  # BraTS20_Training_001_flair.nii
+)
+"""Where the names of public collections have the patient."""
+_PATIENT_KEYS = ("patient", "patient_id", "subject", "subject_id")
+
+
+@dataclass(frozen=True)
+class VolumeList:
+    """The files that a folder or a list names. `validation` and `test` are empty unless a list has these
+    sections."""
+
+    training: tuple[Path, ...]
+    validation: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    patients: Mapping[Path, str] = field(default_factory=dict)
+    """The patient of each file, as far as a list names them."""
+
+    @property
+    def everything(self) -> tuple[Path, ...]:
+        """All files."""
+        return (*self.training, *self.validation, *self.test)
+
+    def patient_of(self, path: Path, pattern: str = "") -> str:
+        """Return the patient of a file: what the pattern finds in its path, or what the list says, or what
+        names of BIDS and BraTS say; otherwise the file is one of its own."""
+        if pattern:
+            found = re.search(pattern, str(path))
+            return found[1] if found else str(path)
+        if path in self.patients:
+            return self.patients[path]
+        matches = (known.search(str(path)) for known in _PATIENT_IN_NAME)
+        return next((match[1] for match in matches if match), str(path))
+
+
+def find_volumes(source: str) -> VolumeList:
+    """Return the volumes that `source` names, each once, in a fixed order.
+
+    `source` is a folder (searched with its subfolders for .nii and .nii.gz), one such file, a CSV list with
+    one of IMAGE_COLUMNS as a heading, or a JSON list: of paths, of {"image": path}, or MONAI's and the
+    Medical Segmentation Decathlon's {"training": [...], "validation": [...], "test": [...]}. A column or
+    entry 'patient' names whose volume it is. Relative paths in a list are relative to the list's own folder.
+
+    Raises DataError if `source` does not exist, names no volume, or is no such list.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        # sorted, because the order of a folder differs between file systems and would change each rank's
+        # share
+        found = VolumeList(tuple(sorted(p for p in path.rglob("*") if p.is_file() and is_nifti(p))))
+        if not found.training:
+            raise DataError(f"{path}: the folder has no .nii or .nii.gz file. Give a folder that has some")
+        return found
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such folder or file. data= takes a folder of NIfTI files, or a CSV or JSON "
+            "list of them"
+        )
+    if is_nifti(path):
+        return VolumeList((path,))
+    readers: dict[str, Callable[[Path], VolumeList]] = {".csv": _read_csv, ".json": _read_json}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
+    try:
+        found = readers[path.suffix.lower()](path)
+    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
+    if not found.training:
+        raise DataError(f"{path}: the list names no volume. Add at least one")
+    return found
+
+
+def is_nifti(path: Path) -> bool:
+    """Whether a file is a NIfTI volume by its name."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _read_csv(path: Path) -> VolumeList:
+    # utf-8-sig, because spreadsheets write a byte-order mark, which would become part of the first heading
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        headings = list(rows.fieldnames or [])
+        column = next((h for name in IMAGE_COLUMNS for h in headings if h.strip().lower() == name), None)
+        if column is None:
+            raise DataError(
+                f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
+                f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
+            )
+        patient = next((h for key in _PATIENT_KEYS for h in headings if h.strip().lower() == key), None)
+        entries = [
+            (f"line {rows.line_num}", {"image": row[column], "patient": row[patient] if patient else None})
+            for row in rows
+        ]
+    return VolumeList(_resolve(path, entries), patients=_patients(path, entries))
+
+
+def _read_json(path: Path) -> VolumeList:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    sections = content if isinstance(content, dict) and "training" in content else {"training": content}
+    lists = {part: sections.get(part, []) for part in ("training", "validation", "test")}
+    if not all(isinstance(entries, list) for entries in lists.values()):
+        raise DataError(
+            f"{path}: is neither a list nor an object with the lists 'training', 'validation' and 'test'. Write "
+            '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
+        )
+    entries = {part: [(f"{part}[{i}]", entry) for i, entry in enumerate(own)] for part, own in lists.items()}
+    found = {part: _resolve(path, own) for part, own in entries.items()}
+    parts_of: dict[Path, list[str]] = {}
+    for part, paths in found.items():
+        for each in paths:
+            parts_of.setdefault(each, []).append(part)
+    twice = [
+        f"{each}: is listed for {' and for '.join(parts)}. Keep one of them"
+        for each, parts in sorted(parts_of.items())
+        if len(parts) > 1
+    ]
+    if twice:
+        raise DataError("\n".join(twice))
+    return VolumeList(**found, patients=_patients(path, [pair for own in entries.values() for pair in own]))
+
+
+def _patients(list_path: Path, entries: Sequence[tuple[str, Any]]) -> dict[Path, str]:
+    """Return the patient of each file whose entry names one."""
+    named = (entry for _, entry in entries if isinstance(entry, dict))
+    found = (
+        (entry["image"], next((entry[key] for key in _PATIENT_KEYS if entry.get(key)), None))
+        for entry in named
+    )
+    return {
+        list_path.parent / Path(image.strip()).expanduser(): str(patient).strip()
+        for image, patient in found
+        if patient
+    }
+
+
+def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:
+    """Return the entries as paths, each once: a volume that is listed twice must not be in both parts of the
+    data."""
+    bad, paths = [], []
+    for place, entry in entries:
+        image = entry.get("image") if isinstance(entry, dict) else entry
+        if isinstance(image, str) and image.strip():
+            paths.append(list_path.parent / Path(image.strip()).expanduser())
+        else:
+            bad.append(f"{list_path}: {place} names no file. Give it a path, or take it out")
+    if bad:
+        raise DataError("\n".join(bad))
+    return tuple(dict.fromkeys(paths))

@@ -1,0 +1,55 @@
+"""The buttons that copy the settings of the control panel, as code and as a command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anywidget
+import traitlets
+
+from nbgpu.config import ClusterConfig, written
+from nbgpu.machine.devices import is_part
+from nbgpu.package import STATIC
+from nbgpu.protocol.records import Device
+from nbgpu.ui.controls.form import SettingsForm
+
+
+class CopyButtons(anywidget.AnyWidget):
+    """Two buttons whose texts are ready before they are pressed, because a page may use its clipboard only
+    while a press is handled."""
+
+    _esm = STATIC / "copy.js"
+    _css = STATIC / "field.css"
+    code = traitlets.Unicode().tag(sync=True)
+    command = traitlets.Unicode().tag(sync=True)
+    problem = traitlets.Unicode().tag(sync=True)
+    """The reason why there is nothing to copy; empty where there is."""
+
+    def offer(self, form: SettingsForm, cluster: ClusterConfig, is_started: bool) -> None:
+        """Make the texts for what stands in the form.
+
+        Raises:
+            ConfigError: the settings are not valid.
+        """
+        values, _ = form.read()
+        needed = written.differing(form.recipe, form.preset, form.given(values))
+        with self.hold_sync():
+            self.problem = ""
+            self.code = written.as_code(form.recipe, form.preset, needed, cluster, is_started)
+            self.command = written.as_command(form.recipe, form.preset, needed, cluster)
+
+    def refuse(self, problem: str) -> None:
+        """Say at a press why there is nothing to copy."""
+        self.problem = problem
+
+
+def with_numbers(cluster: ClusterConfig, chosen: Sequence[Device]) -> ClusterConfig:
+    """The same settings with GPUs named by their numbers, which people can read.
+
+    The parts of a GPU have its number, and are named as they are.
+    """
+    numbers = {gpu.uuid: str(gpu.index) for gpu in chosen if not is_part(gpu)}
+    names = cluster.gpus.split(",")
+    if not numbers.keys() >= {*names}:
+        return cluster
+    return cluster.changed(gpus=",".join(numbers[name] for name in names))

@@ -1,0 +1,237 @@
+"""The fields of one recipe's settings: which of them the person has changed, and what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from nbgpu.config import TrainConfig, settings_beside, settings_of, train_config
+from nbgpu.config.settings import as_text, control_fields
+from nbgpu.errors import ConfigError
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.records import Device
+from nbgpu.ui.controls.fields import Field
+
+_NAMED = re.compile(r"\b([a-z][a-z0-9_]*)\s*=")
+"""A setting in a message: 'cache_rate=1', 'data = ...'."""
+
+
+class SettingsForm:
+    """The fields of a recipe's settings.
+
+    Args:
+        recipe: the workload.
+        preset: the name of values to begin with, in place of the defaults; '' for none.
+        lock: guards the panel, because messages from the page come on other threads while a cell is running.
+        on_change: called with a setting's name when the person has changed or reset it.
+        on_draft: called while the person types.
+
+    Raises:
+        ConfigError: there is no such recipe or preset, or the values in the recipe's file are not valid.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        preset: str,
+        lock: threading.RLock,
+        on_change: Callable[[str], None],
+        on_draft: Callable[[], None],
+    ) -> None:
+        self._lock = lock
+        self.recipe = recipe
+        self.preset = preset
+        train_config(recipe, **self._beside)
+        self.model = settings_of(recipe)
+        self.fields = {name: Field(self.model, name) for _, name, _ in control_fields(self.model)}
+        self._on_change = on_change
+        self._on_draft = on_draft
+        self._touched: dict[str, None] = {}
+        """The settings that the person has changed, the last one last. The others have their defaults beside
+        these."""
+        self._refused: dict[str, tuple[str, str]] = {}
+        """By name: a text that a run has refused, and why."""
+        self._showing = False
+        """Whether values are being shown that nobody has typed."""
+        self.unplaced: list[str] = []
+        """What is wrong with settings that have no field."""
+        self.show_defaults()
+        for name, field in self.fields.items():
+            field.observe(partial(self._take, name), "value")
+            field.observe(self._take_draft, "draft")
+            field.on_reset(partial(self.reset, name))
+
+    @property
+    def _beside(self) -> dict[str, Any]:
+        return {"preset": self.preset} if self.preset else {}
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that differ from their defaults."""
+        return [name for name, field in self.fields.items() if field.changed]
+
+    def _take(self, name: str, _: Any) -> None:
+        with self._lock:
+            if not self._showing:
+                self._touched.pop(name, None)
+                self._touched[name] = None
+                self.show_defaults()
+                self._on_change(name)
+
+    def _take_draft(self, _: Any) -> None:
+        with self._lock:
+            if not self._showing:
+                self._on_draft()
+
+    # ---- values ----
+
+    def read(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """(the values of the valid fields, the problems of the others), each by name."""
+        return read(self.fields)
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the values that the person has changed."""
+        return {name: value for name, value in values.items() if name in self._touched}
+
+    def config(self, values: Mapping[str, Any]) -> TrainConfig:
+        """The settings of a run with these values.
+
+        Raises:
+            ConfigError: they do not go together.
+        """
+        return train_config(self.recipe, **self._beside, **self.given(values))
+
+    def show_defaults(self) -> None:
+        """Show in every field that the person has not changed the default that it has beside the others, and
+        mark those that differ from theirs."""
+        values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
+        present = settings_beside(self.recipe, {**self._beside, **values})
+        self._showing = True
+        try:
+            for name, field in self.fields.items():
+                if name in self._touched:
+                    others = {each: value for each, value in values.items() if each != name}
+                    field.standard = as_text(settings_beside(self.recipe, {**self._beside, **others})[name])
+                    field.changed = field.value != field.standard
+                else:
+                    field.show(present[name])
+                    field.standard, field.changed = field.value, False
+        finally:
+            self._showing = False
+
+    # ---- what the person does with all of it ----
+
+    def reset(self, name: str) -> None:
+        """Give a setting its default again."""
+        with self._lock:
+            if name in self._touched:
+                del self._touched[name]
+                self._refused.pop(name, None)
+                self.show_defaults()
+                self._on_change(name)
+
+    def reset_all(self) -> None:
+        """Give every setting its default again."""
+        for name in list(self._touched):
+            self.reset(name)
+
+    def take_over(self, earlier: SettingsForm) -> None:
+        """Keep what the person has changed in another form, as far as this recipe has the same settings and
+        takes the same values."""
+        self._showing = True
+        try:
+            for name in earlier._touched:
+                text = earlier.fields[name].value
+                if name in self.fields and self._takes(name, text, earlier):
+                    self.fields[name].value = text
+                    self._touched[name] = None
+        finally:
+            self._showing = False
+        self.show_defaults()
+
+    def _takes(self, name: str, text: str, earlier: SettingsForm) -> bool:
+        try:
+            self.fields[name].parsed(text)
+        except ConfigError:
+            return False
+        # Files may be for both, while a word such as 'phantoms' is one recipe's name of what it generates.
+        return name != "data" or text in self.model.WITHOUT_FILES or text not in earlier.model.WITHOUT_FILES
+
+    def close(self) -> None:
+        """Take the fields from the page."""
+        for field in self.fields.values():
+            field.close()
+
+    # ---- what is wrong ----
+
+    def refuse(self, name: str, why: str) -> None:
+        """Say at a field why a run did not take its value."""
+        field = self.fields[name]
+        self._refused[name] = field.value, why
+        field.problem = why
+
+    def judge(self, devices: Sequence[Device]) -> TrainConfig | None:
+        """Mark what is wrong with what is typed so far, and return the settings of a run with it on these
+        devices; None where something is wrong."""
+        drafts, problems = _parsed(self.fields, lambda field: field.draft)
+        typed = [
+            name for name, field in self.fields.items() if field.draft != field.value or name in self._touched
+        ]
+        config: TrainConfig | None = None
+        self.unplaced = []
+        try:
+            given = {name: drafts[name] for name in typed if name in drafts}
+            config = settled(train_config(self.recipe, **self._beside, **given), devices)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                name = self._field_of(line, typed)
+                if name is None:
+                    self.unplaced.append(line)
+                elif name not in problems:
+                    problems[name] = line
+        for name, (text, why) in self._refused.items():
+            if self.fields[name].draft == text:
+                problems.setdefault(name, why)
+        for name, field in self.fields.items():
+            field.problem = problems.get(name, "")
+        return None if problems else config
+
+    def _field_of(self, line: str, typed: Sequence[str]) -> str | None:
+        """The field at which to say this: of those that it names the one that was changed last, or the
+        first; None where it names none."""
+        named = [name for name in _NAMED.findall(line) if name in self.fields]
+        unfinished = [name for name in typed if self.fields[name].draft != self.fields[name].value]
+        latest = [*unfinished, *reversed(self._touched)]
+        return next((name for name in latest if name in named), next(iter(named), None))
+
+
+def read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the values of the valid fields, the problems of the others), each by name; the page shows the problems
+    beside the fields as well."""
+    values, bad = {}, {}
+    for name, field in fields.items():
+        try:
+            values[name] = field.read()
+        except ConfigError as error:
+            bad[name] = str(error)
+    return values, bad
+
+
+def read_drafts(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The same for what is typed so far; nothing is shown."""
+    return _parsed(fields, lambda field: field.draft)
+
+
+def _parsed(
+    fields: Mapping[str, Field], text_of: Callable[[Field], str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    values, bad = {}, {}
+    for name, field in fields.items():
+        try:
+            values[name] = field.parsed(text_of(field))
+        except ConfigError as error:
+            bad[name] = str(error)
+    return values, bad

@@ -1,0 +1,148 @@
+"""What follows from the settings at the top of the control panel: the global batch, and the memory of the
+cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Set
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbgpu.config import TrainConfig
+from nbgpu.machine import host_memory
+from nbgpu.planning import workers
+from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
+from nbgpu.text.ranks import count_of_ranks
+from nbgpu.ui.controls.fields import Field
+
+_DECIDE = (
+    *("data", "split", "split_seed", "val_fraction", "test_fraction", "fold", "features", "patient_pattern"),
+    *("patch_size", "spacing", "image_channels", "image_size", "size"),
+    *("num_phantoms", "num_patients", "num_masks"),
+)
+"""The settings on which the size of the decoded data depends."""
+
+
+def global_batch(config: TrainConfig, num_ranks: int) -> str:
+    """The samples of an optimizer step, and how they come about.
+
+    Args:
+        config: the settings as a run on these ranks takes them, with `batch_size` worked out.
+        num_ranks: the number of ranks.
+    """
+    if "batch_size" in config.UNUSED:
+        return ""
+    factors = [str(config.batch_size), count_of_ranks(num_ranks)]
+    if config.accumulate > 1:
+        factors.append(f"accumulate {config.accumulate}")
+    words = f"global batch {config.samples_per_step(num_ranks)} = {' x '.join(factors)}"
+    if config.smoke_test:
+        return f"{words} (smoke test)"
+    if config.global_batch_size is not None:
+        return f"{words} (global_batch_size={config.global_batch_size} decides)"
+    return words
+
+
+class MemoryNote:
+    """Says below a field whether the data fit into the host's memory.
+
+    Files are looked at on a thread, one look after another, and only where what was asked for last is not
+    known yet.
+
+    Args:
+        field: the field of `cache_rate`.
+    """
+
+    def __init__(self, field: Field) -> None:
+        self._field = field
+        self._lock = threading.Lock()
+        self._known: dict[Any, DecodedData | str] = {}
+        """By what decides: the data, or why nothing is known of them."""
+        self._asked: tuple[Any, TrainConfig, int, int | None] | None = None
+        """What is to be said: the key, the settings, the number of ranks and what limits their memory."""
+        self._looking: threading.Thread | None = None
+
+    def say(self, config: TrainConfig, num_ranks: int, limit_bytes: int | None) -> None:
+        """Say it for a run with these settings on so many ranks; at once where the settings alone say it.
+
+        Args:
+            config: the settings.
+            num_ranks: the number of ranks, all of this host.
+            limit_bytes: the most memory that they may take together; None for what is free.
+        """
+        key = _key(config)
+        with self._lock:
+            self._asked = key, config, num_ranks, limit_bytes
+            if key not in self._known and config.data in config.WITHOUT_FILES:
+                self._known[key] = _look(config)
+            if key in self._known:
+                self._show()
+                return
+            self._write("fits in memory? Looking at the files …")
+            if self._looking is None:
+                self._looking = threading.Thread(target=self._look, name="nbgpu-cache-note", daemon=True)
+                self._looking.start()
+
+    def is_about(self, names: Set[str]) -> bool:
+        """Whether it depends on one of these settings."""
+        return not names.isdisjoint({*_DECIDE, self._field.name})
+
+    def clear(self) -> None:
+        """Say nothing, because the settings are not valid."""
+        with self._lock:
+            self._asked = None
+            self._write("")
+
+    def wait(self) -> None:
+        """Wait until everything is said."""
+        looking = self._looking
+        if looking is not None:
+            looking.join()
+
+    def _look(self) -> None:
+        while True:
+            with self._lock:
+                if self._asked is None or self._asked[0] in self._known:
+                    self._looking = None
+                    return
+                key, config, *_ = self._asked
+            found = _look(config)
+            with self._lock:
+                self._known[key] = found
+                if self._asked is not None and self._asked[0] == key:
+                    self._show()
+
+    def _show(self) -> None:
+        """Say what is known; `_lock` is held."""
+        assert self._asked is not None
+        key, config, num_ranks, limit_bytes = self._asked
+        data = self._known[key]
+        if isinstance(data, str):
+            self._write(f"whether it fits in memory is not known: {data}")
+            return
+        host = workers.this_host(num_ranks)
+        fit = memory_fit(config, data, host, host_memory.free_bytes(), limit_bytes)
+        self._write(fit.words, warns=not fit.fits)
+
+    def _write(self, words: str, warns: bool = False) -> None:
+        with self._field.hold_sync():
+            self._field.note, self._field.warns = words, warns
+
+
+def _key(config: TrainConfig) -> Any:
+    path = Path(config.data).expanduser()
+    changed_ns = 0
+    if config.data not in config.WITHOUT_FILES:
+        with suppress(OSError):  # that it is not there is said when it is looked at
+            changed_ns = path.stat().st_mtime_ns
+    return (config.recipe, changed_ns, *(getattr(config, name, None) for name in _DECIDE))
+
+
+def _look(config: TrainConfig) -> DecodedData | str:
+    try:
+        return decoded_data(config)
+    except UnknownError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - on a thread nobody would see it
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,282 @@
+"""The part of the control panel with the settings: recipe and preset, the settings that matter first, the
+others in tabs, and what can be done with all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as w
+
+from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.config.settings import steerable, together
+from nbgpu.errors import ConfigError
+from nbgpu.machine import devices
+from nbgpu.protocol.records import Device
+from nbgpu.ui.controls.copying import CopyButtons, with_numbers
+from nbgpu.ui.controls.devices import DeviceControls
+from nbgpu.ui.controls.fields import Field
+from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
+from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, said
+from nbgpu.ui.controls.notes import MemoryNote, global_batch
+from nbgpu.ui.controls.workload import WorkloadChoice
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster.cluster import Cluster
+
+FIRST = ("amp", "batch_size", "cache_rate")
+"""The settings that stand at the top, beside the devices."""
+_CLUSTER = "Cluster"
+"""The title of the tab with the other settings of a cluster."""
+
+
+class SettingsArea:
+    """The settings of a run and of its cluster.
+
+    Args:
+        recipe, preset: the workload, and the name of values to begin with ('' for none).
+        lock: guards the whole panel.
+        existing_cluster: returns the cluster that a run would use, or None where Start makes one.
+        on_change: called with the name of a setting of the run that the person has changed.
+        on_other_settings: called after another recipe or preset, or other devices, were chosen.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        preset: str,
+        lock: threading.RLock,
+        existing_cluster: Callable[[], Cluster | None],
+        on_change: Callable[[str], None],
+        on_other_settings: Callable[[], None],
+    ) -> None:
+        self._lock = lock
+        self._existing_cluster = existing_cluster
+        self._on_change = on_change
+        self._on_other_settings = on_other_settings
+        self._is_busy = False
+        self._wrong_devices: list[str] = []
+        self._devices_of: dict[tuple[str, int | None], Sequence[Device]] = {}
+        self.devices = DeviceControls()
+        self.form = self._new_form(recipe, preset)
+        self._workload = WorkloadChoice(recipe, preset, self._choose_workload)
+        self._reset = w.Button(description="Reset all", tooltip="Give every setting its default again")
+        self._reset.on_click(lambda _: self._reset_all())
+        self._copy = CopyButtons()
+        self._wrong = w.HTML(layout={"display": "none"})
+        """What is wrong with settings that have no field."""
+        self._first = grid([], fills=True)
+        self.tabs = w.Tab()
+        first = w.VBox([self.devices.box, self._first])
+        first.add_class("nbgpu-first")
+        self.box = w.VBox(
+            [
+                grid(self._workload.fields),
+                first,
+                self.tabs,
+                self._wrong,
+                w.HBox([self._reset, self._copy], layout=WRAPPED),
+            ]
+        )
+        for name, field in self.devices.fields.items():
+            field.observe(partial(self._take_device, name, field), "value")
+            field.observe(lambda _: self.judge(), "draft")
+            field.on_reset(partial(self._reset_device, field))
+        self.devices.gpus.observe(lambda _: self._on_other_settings(), "value")
+        for widget in (self._reset, self._copy, self.tabs, *self._workload.fields, *self.devices.inputs()):
+            answer_while_busy(widget)
+        self._put_fields()
+
+    def _new_form(self, recipe: str, preset: str) -> SettingsForm:
+        return SettingsForm(recipe, preset, self._lock, self._take_setting, self.judge)
+
+    def _put_fields(self) -> None:
+        """Show the fields of the present form."""
+        fields = self.form.fields
+        self.steerable = steerable(self.form.model)
+        self._memory = MemoryNote(fields["cache_rate"]) if "cache_rate" in fields else None
+        self._first.children = tuple(fields[name] for name in FIRST if name in fields)
+        others = {name: field for name, field in fields.items() if name not in FIRST}
+        self._groups = {**grouped(self.form.model, others), _CLUSTER: list(self.devices.fields.values())}
+        chosen = self.tabs.selected_index
+        title = self.tabs.titles[chosen] if chosen is not None and self.tabs.titles else ""
+        titles = list(self._groups)
+        # The page switches between tabs without the kernel, by a click or the arrow keys. An Accordion would
+        # not do, because neither the keyboard nor a screen reader reaches its headings.
+        self.tabs.children = tuple(grid(members) for members in self._groups.values())
+        self.tabs.titles = titles
+        self.tabs.selected_index = titles.index(title) if title in titles else 0
+        for field in fields.values():
+            answer_while_busy(field)
+
+    # ---- what the panel asks ----
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of the run's settings, by name."""
+        return self.form.fields
+
+    @property
+    def every_field(self) -> dict[str, Field]:
+        """All fields, those of the cluster first."""
+        return self.devices.fields | self.form.fields
+
+    def bad(self) -> dict[str, str]:
+        """Why fields have no valid value, by name; those of the cluster count only where it is not there."""
+        of_devices = {} if self._existing_cluster() else self.devices.fields
+        return read(of_devices)[1] | self.form.read()[1]
+
+    def checked(self) -> tuple[dict[str, Any], TrainConfig]:
+        """(the settings of a new cluster, those of the run); no field is bad.
+
+        Raises:
+            ConfigError: values do not go together, with a line for each.
+        """
+        # An existing cluster has its devices already.
+        typed, _ = read({} if self._existing_cluster() else self.devices.fields)
+        of_cluster = self.devices.values(typed)
+        values, _ = self.form.read()
+        config: TrainConfig
+        *_, config = together(
+            *([] if self._existing_cluster() else [lambda: ClusterConfig.checked(**of_cluster)]),
+            lambda: self.form.config(values),
+        )
+        return of_cluster, config
+
+    def go_to(self, field: Field) -> None:
+        """Bring a field to the front, and move the keyboard there."""
+        for index, members in enumerate(self._groups.values()):
+            if field in members:
+                self.tabs.selected_index = index
+        field.focus()
+
+    def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
+        """Let the person change what may be changed now: during a run, what steers it."""
+        for name, field in self.form.fields.items():
+            field.disabled = is_busy and not (is_running and name in self.steerable)
+        for field in self._workload.fields:
+            field.disabled = is_busy
+        for control in self.devices.inputs():
+            control.disabled = is_busy or has_cluster
+        self._is_busy = is_busy
+
+    # ---- what the person does ----
+
+    def _take_setting(self, name: str) -> None:
+        with self._lock:
+            self._on_change(name)
+            self.judge()
+
+    def _take_device(self, name: str, field: Field, _: Any) -> None:
+        # The number of ranks follows the choice of devices.
+        field.changed = name != "ranks" and field.value != field.standard
+        self._on_other_settings()
+
+    def _reset_device(self, field: Field) -> None:
+        field.show(field.standard)
+
+    def _reset_all(self) -> None:
+        with self._lock:
+            self.form.reset_all()
+            for field in self.devices.fields.values():
+                if field.changed and not field.disabled:
+                    self._reset_device(field)
+            self.judge()
+
+    def _choose_workload(self, recipe: str, preset: str) -> None:
+        """Show another recipe's settings, or another preset's, with what both have and the person changed.
+
+        Raises:
+            ConfigError: the recipe's file cannot be used; the form stays as it is.
+        """
+        with self._lock:
+            earlier = self.form
+            form = self._new_form(recipe, preset)
+            form.take_over(earlier)
+            self.form = form
+            self._put_fields()
+            self._on_other_settings()
+            earlier.close()
+
+    # ---- what follows from the settings ----
+
+    def judge(self) -> None:
+        """Mark what is wrong with what is typed so far, and say what follows from it."""
+        with self._lock:
+            cluster, chosen = self._present_cluster()
+            config = self.form.judge(chosen)
+            if (batch := self.fields.get("batch_size")) is not None:
+                batch.note = global_batch(config, len(chosen)) if config is not None else ""
+            if self._memory is not None:
+                if config is not None:
+                    self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
+                elif self._memory.is_about({name for name, field in self.fields.items() if field.problem}):
+                    self._memory.clear()
+            self._say_wrong()
+            num = sum(field.changed for field in self.every_field.values())
+            self._reset.description = f"Reset all ({num} changed)" if num else "Reset all"
+            self._reset.disabled = not num or self._is_busy
+            if config is None or cluster is None:
+                self._copy.refuse("Correct what is marked first")
+                return
+            try:
+                self._copy.offer(self.form, cluster, self._existing_cluster() is not None)
+            except ConfigError as error:
+                self._copy.refuse(str(error))
+
+    def _say_wrong(self) -> None:
+        wrong = "\n".join([*self._wrong_devices, *self.form.unplaced])
+        self._wrong.value = said(wrong, is_error=True) if wrong else ""
+        self._wrong.layout.display = "" if wrong else "none"
+
+    def _present_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
+        """(the settings of the cluster of a run, or None where they are not valid; the devices of its
+        ranks)."""
+        existing = self._existing_cluster()
+        self._wrong_devices = []
+        if existing is not None:
+            return existing.config, existing.devices
+        fields = self.devices.fields
+        typed, bad = read_drafts(fields)
+        config: ClusterConfig | None = None
+        chosen: Sequence[Device] | None = None
+        try:
+            config = ClusterConfig.checked(**self.devices.values(typed))
+            chosen = self._chosen(config)
+            together(
+                partial(devices.require_simulable, config, chosen),
+                partial(devices.least_rank_memory_bytes, config, chosen),
+            )
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                named = next((name for name in fields if line.startswith((f"{name}=", f"{name} ="))), None)
+                if named is not None:
+                    bad.setdefault(named, line)
+                else:
+                    self._wrong_devices.append(line)
+        for name, field in fields.items():
+            field.problem = bad.get(name, "")
+        if chosen is None:
+            chosen = devices.choose("none", typed.get("ranks"))
+        if bad or self._wrong_devices or config is None:
+            return None, chosen
+        return with_numbers(config, chosen), chosen
+
+    def _chosen(self, config: ClusterConfig) -> Sequence[Device]:
+        """The devices of the ranks. The driver is asked once for each choice, and not whenever a key is
+        pressed."""
+        choice = config.gpus, config.ranks
+        if choice not in self._devices_of:
+            self._devices_of[choice] = devices.choose(*choice)
+        return self._devices_of[choice]
+
+
+def _limit_bytes(cluster: ClusterConfig | None, chosen: Sequence[Device]) -> int | None:
+    """The host memory that the ranks may take together; None where nothing limits it. On a GPU the limit is
+    for the GPU's memory."""
+    if cluster is None or not cluster.memory_limit or any(device.kind == "cuda" for device in chosen):
+        return None
+    return sum(devices.rank_memory_bytes(cluster, device, chosen) for device in chosen)

@@ -1,0 +1,44 @@
+"""The control panel as a still table, for a notebook that is run without a page and read afterwards."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from nbgpu.config import settings_beside, settings_of
+from nbgpu.config.settings import control_fields
+
+
+def page(recipe: str, given: Mapping[str, Any]) -> str:
+    """The settings of a recipe by group, with their values, as HTML.
+
+    Args:
+        recipe: the workload.
+        given: the values that are not the defaults, as for a panel.
+    """
+    values = settings_beside(recipe, given)
+    groups: dict[str, list[str]] = {}
+    for group, name, _ in control_fields(settings_of(recipe)):
+        groups.setdefault(group, []).append(
+            f"{html.escape(name)}&nbsp;<b>{html.escape(_in_words(values[name]))}</b>"
+        )
+    rows = "".join(
+        f'<tr><th scope="row" style="text-align:left;vertical-align:top">{html.escape(group)}</th>'
+        f'<td style="text-align:left">{" · ".join(settings)}</td></tr>'
+        for group, settings in groups.items()
+    )
+    return (
+        f"<p>The controls of {html.escape(recipe)}, as they were when this cell ran. Run it in JupyterLab to use them.</p>"
+        f"<table>{rows}</table>"
+    )
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None or value in ("", ()):
+        return "–"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

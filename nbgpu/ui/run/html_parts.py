@@ -1,0 +1,61 @@
+"""The parts that every page about a run is made of: text, tables, pictures.
+
+What they make is shown without a script, and JupyterLab leaves it as it is in a notebook that nobody has
+trusted: it keeps `class` and `style`, and takes away `<style>` and `<script>`.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
+    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f'<td class="number">{value:.4g}</td>' if math.isfinite(value) else f"<td>{value}</td>"
+    return f"<td>{escape(value)}</td>"
+
+
+def picture(caption: str, source: object) -> str:
+    """A PNG data URI as a figure with its caption. Anything else is mentioned and not shown."""
+    prefix = "data:image/png;base64,"
+    try:
+        if not (isinstance(source, str) and source.startswith(prefix)):
+            raise ValueError(source)
+        # Decoding and encoding again leaves nothing in the page but base64.
+        clean = base64.b64encode(base64.b64decode(source.removeprefix(prefix))).decode()
+    except ValueError:
+        return f"<p>{escape(caption)}: this picture is not a PNG as a data URL.</p>"
+    return (
+        f'<figure style="margin:0"><img src="{prefix}{clean}" alt="{escape(caption)}" style="max-width:100%">'
+        f'<figcaption style="opacity:0.75">{escape(caption)}</figcaption></figure>'
+    )
+
+
+def pictures(images: Mapping[str, object]) -> str:
+    """Pictures side by side, as many as the page is wide."""
+    style = "display:flex;flex-wrap:wrap;gap:12px;align-items:flex-end"
+    return f'<div style="{style}">{"".join(picture(name, source) for name, source in images.items())}</div>'
+
+
+def is_table(value: Any) -> bool:
+    """Whether a part of a recipe's result is a table: a dict of rows, each a dict of columns."""
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(v, Mapping) for v in value.values())
+
+
+def columns_of(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """The columns of such a table, in the order in which they first appear."""
+    return list(dict.fromkeys(column for row in rows.values() for column in row))

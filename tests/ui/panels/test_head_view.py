@@ -1,0 +1,91 @@
+"""The head of a run that stays in the notebook: what it says of a run that ended in any way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import RecordedRun
+
+from nbgpu.config import train_config
+from nbgpu.errors import ClusterError
+from nbgpu.protocol.records import RankFailure
+from nbgpu.ui.run import head_view
+from nbgpu.ui.run.charts import charts
+from nbgpu.ui.run.snapshot import history_of
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    run = RecordedRun(tmp_path_factory.mktemp("run"), steps=60, step_s=0.002)
+    run.wait(30)
+    return run
+
+
+def head_of(run: Any, handle: str = "") -> str:
+    return head_view.html(run, history_of(run), handle)
+
+
+def test_it_says_how_the_run_ended_and_where_it_is(finished: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", str(finished.folder.parent / "study.ipynb"))
+    told = head_of(finished, "nbgpu.current().run")
+    for words in ("finished", "step 60 of 60", "epoch 3 of 3", "rank 1", "trilinear", "What happened (1)"):
+        assert words in told
+    assert "0.5981 (step 50)" in told  # the last and lowest validation loss
+    assert f'href="{finished.folder.name}/report.html"' in told
+    assert "run = nbgpu.current().run" in told
+    assert f"nbgpu report {finished.folder}" in told
+    # A page with no script and a notebook that nobody has trusted show it alike.
+    assert not re.search("<script|<style|<svg|onclick", told)
+    assert head_view.LIVE_CLASS not in told
+
+
+def test_a_failed_run_says_why_in_the_first_sentence(tmp_path: Path) -> None:
+    run: Any = RecordedRun(tmp_path, steps=10, step_s=0.001)
+    run.wait(30)
+    run.status = "failed"
+    run.failures = [RankFailure(1, "ValueError", "Bad <patch> size. Take another.\nMore.", "Traceback ...")]
+    assert "rank 1: ValueError: Bad &lt;patch&gt; size.<" in head_of(run)
+    assert "Take another" not in head_of(run)
+    run.failures, run.error = [], ClusterError("The ranks are gone. Start again")
+    assert "ClusterError: The ranks are gone.<" in head_of(run)
+    assert head_view.text(run, history_of(run)).splitlines()[1] == "ClusterError: The ranks are gone."
+
+
+def test_a_run_that_goes_on_is_marked_as_the_past(tmp_path: Path) -> None:
+    run: Any = RecordedRun(tmp_path, steps=10, step_s=0.001)
+    run.wait(30)
+    run.status = "training"
+    told = head_of(run)
+    assert head_view.LIVE_CLASS in told
+    assert re.search(r"As it was at \d\d:\d\d:\d\d, when this was saved last", told)
+    assert "report.html" not in told  # it is written at the end
+
+
+def test_losses_that_are_not_comparable_have_a_chart_each(finished: Any) -> None:
+    history = history_of(finished)
+    together = charts(history, finished.config.why_losses_differ)
+    assert [chart.title for chart in together[:2]] == ["Loss", "Validation: psnr (dB)"]
+    assert "validation" in [curve.label for curve in together[0].curves]
+
+    why = train_config("survival").why_losses_differ
+    loss, validation, *_ = charts(history, why)
+    assert [curve.label for curve in loss.curves if curve.rank is None] == []
+    assert (validation.title, validation.note) == ("Validation loss", why)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, ""),
+        ({"adversarial_weight": 0.01}, "the adversarial term"),
+        ({"perceptual": "spectral"}, "the perceptual distance"),
+        ({"kl_weight": 0.1}, "the KL term"),
+    ],
+)
+def test_the_settings_say_whether_the_losses_are_comparable(settings: dict[str, Any], words: str) -> None:
+    told = train_config("autoencoder", **settings).why_losses_differ
+    assert words in told
+    assert bool(told) == bool(words)

@@ -1,0 +1,228 @@
+"""The settings form, as its fields behave in the kernel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from kernel import Kernel, kernel
+
+from nbgpu.config import ClusterConfig, own_file, train_config
+from nbgpu.ui.controls.control_panel import _Controls
+from nbgpu.ui.controls.settings_area import FIRST, SettingsArea
+
+
+@pytest.fixture
+def area(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SettingsArea:
+    monkeypatch.chdir(tmp_path)
+    own_file.create("my_recipe.py")
+    Path("broken.py").write_text("class Broken(OwnRecipe): hidden: int")
+    return _Controls("autoencoder", cluster=None)._settings
+
+
+def draft(area: SettingsArea, **typed: str) -> None:
+    """Type without leaving the fields."""
+    for name, text in typed.items():
+        area.fields[name].draft = text
+
+
+def type_in(area: SettingsArea, **typed: str) -> None:
+    for name, text in typed.items():
+        area.fields[name].value = text
+
+
+def problems(area: SettingsArea) -> dict[str, str]:
+    return {name: field.problem for name, field in area.every_field.items() if field.problem}
+
+
+def titles(area: SettingsArea) -> dict[str, list[str]]:
+    pages = zip(area.tabs.titles, area.tabs.children, strict=True)
+    return {title: [field.name for field in page.children] for title, page in pages}
+
+
+def test_what_matters_first_stands_at_the_top_and_all_else_in_tabs(area: SettingsArea) -> None:
+    assert [field.name for field in area._first.children] == list(FIRST)
+    in_tabs = [name for names in titles(area).values() for name in names]
+    assert sorted([*in_tabs, *FIRST]) == sorted(area.every_field)
+    assert titles(area)["Cluster"] == ["ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
+
+
+def test_what_is_typed_is_judged_and_is_no_value_yet(area: SettingsArea) -> None:
+    size = area.fields["batch_size"]
+    draft(area, batch_size="0")
+    assert problems(area) == {"batch_size": "0 is not valid. Give a value within: 1 to 4096"}
+    assert (size.value, size.changed, size.note) == ("2", False, "")
+    draft(area, batch_size="6", accumulate="3")
+    assert problems(area) == {}
+    assert size.note == "global batch 36 = 6 x 2 ranks x accumulate 3"
+    assert (size.value, size.changed) == ("2", False)
+    area.devices.ranks.draft = "1"
+    assert size.note == "global batch 18 = 6 x 1 rank x accumulate 3"
+    # Typed back to what it was before.
+    draft(area, batch_size="x")
+    draft(area, batch_size="2")
+    assert problems(area) == {}
+
+
+def test_rules_between_fields_are_said_at_the_field_that_was_changed_last(area: SettingsArea) -> None:
+    draft(area, replace_rate="0.5")
+    assert list(problems(area)) == ["replace_rate"]
+    assert "cache_rate=1 keeps every volume" in problems(area)["replace_rate"]
+    draft(area, cache_rate="0.5")
+    assert problems(area) == {}
+    type_in(area, cache_rate="0.5", replace_rate="0.5")
+    draft(area, cache_rate="1")
+    assert list(problems(area)) == ["cache_rate"]
+    type_in(area, cache_rate="0.5", early_stop_patience="3")
+    assert "counts only with best_metric" in problems(area)["early_stop_patience"]
+    # Rules between the cluster's.
+    area.devices.slow_rank.draft = "7=2x"
+    assert "names rank 7, and there are 2 rank(s)" in problems(area)["slow_rank"]
+    area.devices.memory_limit.draft = "10 TiB"
+    assert "is more than" in problems(area)["memory_limit"]
+
+
+def test_a_rule_about_a_setting_without_a_field_is_said_below_the_tabs(area: SettingsArea) -> None:
+    area._workload.recipe.value = "survival"
+    area._workload.preset.value = "mace"
+    area.devices.ranks.value = "7"
+    assert "global_batch_size=24" in "".join([area._wrong.value, *problems(area).values()])
+
+
+def test_changes_are_marked_and_can_be_taken_back(area: SettingsArea) -> None:
+    assert area._reset.disabled
+    type_in(area, batch_size="4", lr="1e-3", data="phantoms")
+    assert area.form.changed == ["batch_size", "lr", "data"]
+    assert [area.fields[name].standard for name in ("batch_size", "lr", "data")] == ["2", "0.004", "mni152"]
+    area.devices.memory_limit.value = "2 GiB"
+    assert area._reset.description == "Reset all (4 changed)"
+    # What equals its default is not marked, whoever typed it.
+    type_in(area, batch_size="2")
+    assert not area.fields["batch_size"].changed
+    area.form.reset("lr")
+    assert (area.fields["lr"].value, area.fields["lr"].changed) == ("0.004", False)
+    area._reset.click()
+    assert area.form.changed == []
+    assert (area.fields["data"].value, area.devices.memory_limit.value) == ("mni152", "")
+    assert area._reset.disabled
+
+
+def test_a_default_beside_others_is_what_a_field_goes_back_to(area: SettingsArea) -> None:
+    area._workload.recipe.value = "survival"
+    type_in(area, lr="3e-3")
+    assert area.fields["lr"].standard == "0.002"
+    type_in(area, data="cohort.csv")
+    assert area.fields["lr"].standard == "0.0001"
+    area.form.reset("lr")
+    assert area.fields["lr"].value == "0.0001"
+
+
+def test_another_recipe_keeps_what_both_have(area: SettingsArea) -> None:
+    type_in(area, batch_size="4", data="phantoms", patch_size="16", wandb="offline")
+    area.tabs.selected_index = list(titles(area)).index("Logs")
+    before = area.fields["batch_size"]
+    area._workload.recipe.value = "survival"
+    assert area.form.recipe == "survival"
+    assert area.form.changed == ["batch_size", "wandb"]
+    assert area.fields["batch_size"].value == "4"
+    # 'phantoms' is what the autoencoder generates.
+    assert area.fields["data"].value == "generated"
+    assert area.tabs.titles[area.tabs.selected_index] == "Logs"
+    assert before.comm is None
+    assert "Model" in titles(area)
+    area._workload.preset.value = "mace"
+    assert area.fields["lr"].value == "0.0001"
+    assert area._workload.preset.note
+    area._workload.recipe.value = "microstructure"
+    assert area._workload.preset.value == ""
+    assert area._first.children == ()
+
+
+def test_own_recipes_are_offered_and_one_that_is_broken_leaves_the_form_as_it_is(area: SettingsArea) -> None:
+    choice = area._workload.recipe
+    assert "my_recipe.py" in choice.choices
+    assert "broken.py" not in choice.choices
+    choice.value = "my_recipe.py"
+    assert area.form.recipe == "my_recipe.py"
+    path = Path("my_recipe.py")
+    path.write_text(path.read_text().replace("hidden: int = 64", "hidden: int = 'wide'"))
+    choice.value = "diffusion"
+    choice.value = "my_recipe.py"
+    assert "hidden = 'wide' is not valid" in choice.problem
+    assert area.form.recipe == "diffusion"
+    choice.value = "survival"
+    assert choice.problem == ""
+
+
+def test_the_memory_of_files_is_looked_at_beside_the_kernel(area: SettingsArea, tmp_path: Path) -> None:
+    note = area.fields["cache_rate"]
+    assert note.note.startswith("fits in memory: the only volume, about ")
+    area.devices.memory_limit.value = "1 GiB"
+    assert note.note.startswith(
+        "fits in memory: the only volume, about 37.5 MiB of the 2.0 GiB that memory_limit"
+    )
+    folder = tmp_path / "volumes"
+    folder.mkdir()
+    for number in range(3):
+        voxels = np.random.default_rng(number).random((24,) * 3, dtype=np.float32)
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), folder / f"{number}.nii.gz")
+    type_in(area, data=str(folder))
+    assert area._memory is not None
+    area._memory.wait()
+    assert note.note.startswith("fits in memory: all 2 volumes, about ")
+    assert note.note.endswith("(estimated from the headers of 3 of 3 files and the voxels of 2)")
+    (folder / "1.nii.gz").write_bytes(b"damaged")
+    area.judge()
+    # The same folder is known; another look comes with other settings.
+    type_in(area, spacing="1.5")
+    area._memory.wait()
+    assert "whether it fits in memory is not known: " in note.note
+    assert "1.nii.gz: cannot be read as NIfTI" in note.note
+
+
+def test_copies_are_of_what_stands_in_the_form(area: SettingsArea) -> None:
+    copies = area._copy
+    assert copies.command == "nbgpu train autoencoder --gpus none --ranks 2"
+    type_in(area, batch_size="4", data="phantoms")
+    area.devices.memory_limit.value = "2 GiB"
+    assert copies.command == (
+        "nbgpu train autoencoder --batch-size 4 --data phantoms --gpus none --ranks 2 --memory-limit '2 GiB'"
+    )
+    draft(area, batch_size="0")
+    assert copies.problem
+    draft(area, batch_size="4")
+    assert copies.problem == ""
+
+
+@pytest.fixture(scope="module")
+def empty_notebook() -> Iterator[Kernel]:
+    """A notebook's kernel without a cluster."""
+    with kernel() as started:
+        yield started
+
+
+@pytest.mark.long
+def test_copied_code_trains_with_the_same_settings(empty_notebook: Kernel, tmp_path: Path) -> None:
+    area = _Controls("autoencoder", cluster=None)._settings
+    typed = {"data": "phantoms", "patch_size": "8", "batch_size": "3", "steps": "2", "run_name": "copied"}
+    type_in(area, **typed)
+    area.devices.ranks.value = "1"
+    expected = train_config(
+        "autoencoder", data="phantoms", patch_size=8, batch_size=3, steps=2, run_name="copied"
+    )
+    assert empty_notebook.run(f"import os\nos.chdir({str(tmp_path)!r})").status == "ok"
+    done = empty_notebook.run(area._copy.code)
+    assert done.status == "ok", done.error
+    found = empty_notebook.run(
+        "run.wait()\nprint(run.config.model_dump_json(), cluster.config.model_dump_json(), sep='\\n')"
+    )
+    assert found.status == "ok", found.error
+    lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+    empty_notebook.run("%nbgpu stop")
+    of_run, of_cluster = lines
+    assert of_run == json.loads(expected.model_dump_json())
+    assert of_cluster == json.loads(ClusterConfig(gpus="none", ranks=1).model_dump_json())
