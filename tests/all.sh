@@ -39,7 +39,9 @@ skip() {
 front_end() (
     cd widgets &&
         npm ci --no-audit --no-fund &&
+        npm ci --no-audit --no-fund --prefix labextension &&
         npm run typecheck &&
+        npm run typecheck --prefix labextension &&
         npm test
 )
 
@@ -47,9 +49,10 @@ front_end() (
 built_front_end() (
     before=$(mktemp -d) || exit 1
     trap 'rm -rf "$before"' EXIT
-    cp -R nbgpu/static "$before" && (cd widgets && npm run build) || exit 1
-    diff -rq "$before/static" nbgpu/static ||
-        { echo "nbgpu/static was not what widgets/ builds. It is now: commit it."; exit 1; }
+    cp -R nbgpu/static nbgpu/labextension "$before" &&
+        (cd widgets && npm run build && npm run build --prefix labextension) || exit 1
+    diff -rq "$before/static" nbgpu/static && diff -rq "$before/labextension" nbgpu/labextension ||
+        { echo "nbgpu/static or nbgpu/labextension was not what widgets/ builds. It is now: commit it."; exit 1; }
 )
 
 # Most tests wait for processes that start, so that several files side by side take little more than half the time.

@@ -80,8 +80,13 @@ class Lab:
 
 
 @contextmanager
-def jupyter_lab(folder: Path) -> Iterator[Lab]:
-    """Starts JupyterLab with settings and files of its own under `folder`; ends it and its kernels."""
+def jupyter_lab(folder: Path, config: str = "") -> Iterator[Lab]:
+    """Starts JupyterLab with settings and files of its own under `folder`; ends it and its kernels.
+
+    Args:
+        folder: where all that it writes goes.
+        config: Python that the server runs as it starts, as the content of a configuration file.
+    """
     root = folder / "notebooks"
     root.mkdir()
     port, token = free_port(), secrets.token_hex(16)
@@ -92,6 +97,10 @@ def jupyter_lab(folder: Path) -> Iterator[Lab]:
     for place in places.values():
         Path(place).mkdir(mode=0o700)
     _leave_pages_to_the_test(folder / "settings")
+    (folder / "jupyter_config_dir" / "jupyter_server_config.py").write_text(config)
+    # As in an installation, but of the working tree, whatever is installed.
+    (folder / "labextensions").mkdir()
+    (folder / "labextensions" / "nbgpu").symlink_to(REPOSITORY / "nbgpu" / "labextension")
     environment = {
         **os.environ,
         **places,
@@ -102,6 +111,8 @@ def jupyter_lab(folder: Path) -> Iterator[Lab]:
         *(sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root"),
         *(f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"),
         *(f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}"),
+        "--ServerApp.jpserver_extensions={'nbgpu.server': True}",
+        f"--LabApp.extra_labextensions_path={folder / 'labextensions'}",
         "--LabApp.expose_app_in_browser=True",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--KernelManager.shutdown_wait_time=3",

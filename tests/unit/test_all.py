@@ -35,7 +35,7 @@ def _run(
 ) -> Answer:
     """Runs all.sh, with `which` as its argument, in a repository where each tool does nothing, or what
     `scripts` says."""
-    for part in ("tests", "bin", ".venv/bin", "widgets", "nbgpu/static"):
+    for part in ("tests", "bin", ".venv/bin", "widgets", "nbgpu/static", "nbgpu/labextension"):
         (folder / part).mkdir(parents=True)
     shutil.copy(SCRIPT, folder / "tests")
     for name in ("bash", "dirname", "mktemp", "cp", "rm", "diff"):

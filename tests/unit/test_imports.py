@@ -20,6 +20,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 HOUSE = [
     "__init__",
     "cli",
+    "server",
     "ui.__init__",
     "ui.presenter",
     "ui.controls",
@@ -96,7 +97,7 @@ HOUSE = [
 """The rooms of the package, from top to bottom: a module imports from its own room and from those below, and
 no others. A room is a folder with all that is in it, or one module."""
 
-NOTEBOOKS_SIDE = {"__init__", "cli", "ui", "client"}
+NOTEBOOKS_SIDE = {"__init__", "cli", "server", "ui", "client"}
 RANKS_SIDE = {"recipes", "engine"}
 """Two processes, which never import each other's code."""
 

@@ -42,6 +42,7 @@ from nbgpu.protocol.records import (
 from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
+from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
@@ -173,19 +174,7 @@ class Run:
         """The state of the run: the state of its ranks, or that of the slowest one if they differ."""
         if self._ending.state is not None:
             return self._ending.state
-        order: list[RunState] = [
-            "starting",
-            "loading packages",
-            "loading",
-            "paused",
-            "validating",
-            "working out the result",
-            "training",
-            "waiting for rank 0",
-            "stopping",
-        ]
-        states = {s.state for s in self.statuses()} - FINAL_STATES
-        return next((state for state in order if state in states), "training")
+        return state_of_slowest({s.state for s in self.statuses()} - FINAL_STATES)
 
     def statuses(self) -> list[RankStatus]:
         """Return the last known status of every rank, in order."""
@@ -357,7 +346,6 @@ class Run:
         checkpoint.
         """
         self._ask("stop")
-        self._watch.stop_was_asked()
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
         """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.

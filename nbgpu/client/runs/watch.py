@@ -26,6 +26,7 @@ from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
+from nbgpu.run_folder.commands import CommandWatch
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
@@ -101,6 +102,8 @@ class RunWatch:
         self._results = results
         self._statuses = statuses
         self._abandoned = False
+        self._commands = CommandWatch(folder, host.folder)
+        self._commands.newest()  # what was asked of an earlier kernel has had its effect
         self._num_stops_asked = 0
         self._stop_asked_mono_s = 0.0
         self._was_interrupted = False
@@ -112,9 +115,14 @@ class RunWatch:
         self._died_at_step = 0
         self._num_deaths = 0
 
-    def stop_was_asked(self) -> None:
-        """Note that the person wants the run to end; a second request means that they do not want to wait for
-        it."""
+    def _hear_stops(self) -> None:
+        """Note where the person wants the run to end; a second request means that they do not want to wait
+        for it.
+
+        Whoever asked, this kernel or another process, has left a line in the run's folder.
+        """
+        if self._commands.newest() != "stop":
+            return
         now_s = time.monotonic()
         if not self._num_stops_asked:
             self._num_stops_asked, self._stop_asked_mono_s = 1, now_s
@@ -184,6 +192,7 @@ class RunWatch:
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
+                self._hear_stops()
                 self.hang = hangs.text
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.run_folder import names
+from nbgpu.run_folder import progress as run_progress
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import result_view, wording
 from nbgpu.ui.run.charts import readable
@@ -55,7 +56,7 @@ def bundle(run: Reportable, history: History, handle: str = "") -> dict[str, Any
 def html(run: Reportable, history: History, handle: str = "") -> str:
     info, state = run.info, run.status
     statuses = run.statuses()
-    now = wording.progress(info, state, statuses)
+    now = run_progress.progress(info, state, statuses)
     badge = (
         f"border:1px solid #8884;border-radius:10px;padding:1px 9px;{_DANGER if state == 'failed' else ''}"
     )
@@ -100,7 +101,7 @@ def text(run: Reportable, history: History) -> str:
 def progress(run: Reportable, history: History) -> str:
     """How far the run came, and how long that took, in a line."""
     info, statuses = run.info, run.statuses()
-    now = wording.progress(info, run.status, statuses)
+    now = run_progress.progress(info, run.status, statuses)
     words = [f"step {now.step} of {info.total_steps}", wording.epochs(now)]
     newest_s = max((series.times_s[-1] for series in history.series.values() if series.times_s), default=0.0)
     if newest_s > info.started_s:

@@ -32,6 +32,7 @@ from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_sub
 from nbgpu.errors import NbgpuError, NoClusterError
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import FINAL_STATES, Event
+from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import head_view, wording
@@ -287,7 +288,7 @@ class Panel(anywidget.AnyWidget):
         state = self._run.status
         info = self._run.info
         statuses = self._run.statuses()
-        now = wording.progress(info, state, statuses)
+        now = progress(info, state, statuses)
         return {
             "state": state,
             "step": now.step,

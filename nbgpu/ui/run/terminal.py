@@ -17,6 +17,7 @@ from rich.text import Text
 
 from nbgpu.protocol.records import Event, RankStatus
 from nbgpu.run_folder import resume
+from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
@@ -127,7 +128,7 @@ class _Screen:
         """The bar and the table of the ranks."""
         run, info = self._run, self._run.info
         statuses = run.statuses()
-        now = wording.progress(info, run.status, statuses)
+        now = progress(info, run.status, statuses)
         head = Table.grid(padding=(0, 2))
         left = f", {wording.duration(now.eta_s)} left" if now.eta_s is not None else ""
         parts = []

@@ -3,11 +3,10 @@ reader."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
+from nbgpu.run_folder.progress import ProgressBar, progress
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.run.history import History
 
@@ -20,47 +19,6 @@ MEMORY_WORTH_SAYING = 0.9
 _RECENT_STEPS = 20
 _PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share count as equally fast."""
-
-
-@dataclass(frozen=True)
-class ProgressBar:
-    """The progress of a run. `eta_s` is None where it is not known, and epochs are 0 until the data have been
-    read."""
-
-    step: int
-    total_steps: int
-    epoch: int
-    num_epochs: int
-    """The run's length in epochs. It is 0, too, where the length was given in steps and a change of the batch
-    size has changed how many of them an epoch has: then it is no fixed number."""
-    samples_per_s: float
-    """The throughput over all ranks; 0 until it is known."""
-    eta_s: float | None
-
-
-def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:
-    """The progress of the slowest rank of a run, and the remaining time at the present pace."""
-    step = min((s.step for s in statuses), default=0)
-    rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
-    samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
-    samples_left = (info.total_steps - step) * info.global_batch_size
-    # The pace of the steps says nothing about the work after the last one.
-    moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
-    return ProgressBar(
-        step=step,
-        total_steps=info.total_steps,
-        epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
-        num_epochs=_num_epochs(info),
-        samples_per_s=samples_per_s,
-        eta_s=samples_left / samples_per_s if moving else None,
-    )
-
-
-def _num_epochs(info: RunInfo) -> int:
-    if not info.steps_per_epoch:
-        return 0
-    last = info.epoch_at(max(1, info.total_steps)).epoch
-    return last if len(info.epochs_from) <= 1 or last == info.epochs else 0
 
 
 def epochs(now: ProgressBar) -> str:
