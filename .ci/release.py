@@ -59,6 +59,7 @@ def problems(tested: str, today: datetime.date) -> Iterator[str]:
     for name, pattern in (
         ("CITATION.cff", r"^version: (.*)$"),
         (".ci/conda/recipe.yaml", r'^  version: "(.*)"$'),
+        ("widgets/labextension/package.json", r'^  "version": "(.*)",$'),
     ):
         if (found := _written(name, pattern)) != [now]:
             yield f"{name}: the version is {found}, and nbgpu/version.py says {now}"

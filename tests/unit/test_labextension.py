@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -37,13 +39,13 @@ def test_the_wheel_puts_everything_in_its_place() -> None:
     assert placed == {
         "nbgpu/labextension": "share/jupyter/labextensions/nbgpu",
         "widgets/labextension/install.json": "share/jupyter/labextensions/nbgpu/install.json",
-        "nbgpu/server/enable.json": "etc/jupyter/jupyter_server_config.d/nbgpu.json",
+        "widgets/labextension/server.json": "etc/jupyter/jupyter_server_config.d/nbgpu.json",
     }
     assert all((REPOSITORY / source).exists() for source in placed)
 
 
 def test_the_server_finds_what_is_enabled() -> None:
-    enabled = json.loads((REPOSITORY / "nbgpu" / "server" / "enable.json").read_text())
+    enabled = json.loads((SOURCES / "server.json").read_text())
     ((name, is_enabled),) = enabled["ServerApp"]["jpserver_extensions"].items()
     assert is_enabled is True
     module = importlib.import_module(name)
@@ -57,3 +59,13 @@ def test_the_ranks_have_the_same_colours_in_the_page() -> None:
     assert re.findall(r'"(#[0-9a-f]{6})"', palette) == list(RANK_COLORS)
     cells = (SOURCES / "style" / "cells.css").read_text()
     assert re.findall(r"(#[0-9a-f]{6})", cells) == list(RANK_COLORS[:2])
+
+
+def test_jupyterlab_takes_it_for_compatible() -> None:
+    """A dependency on one exact version would be shown to users of any other JupyterLab as outdated."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "jupyter", "labextension", "list"], capture_output=True, text=True, check=True
+    ).stderr
+    (line,) = [line for line in listed.splitlines() if line.split()[:1] == ["nbgpu"] and " v" in line]
+    assert "enabled" in line
+    assert "OK" in line

@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from nbgpu.version import VERSION
 
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base", "jupyter-server": "jupyter_server"}
 """Packages that conda-forge has under other names."""
 FOR_WORK_ON_NBGPU = {"test", "docs", "dev", "release"}
 
@@ -209,6 +209,8 @@ def test_a_release_is_refused_until_all_agrees_and_then_built(scratch: Path) -> 
     )
     _replace(scratch / "CITATION.cff", f"version: {VERSION}", f"version: 9.9.0\ndate-released: {today}")
     _replace(scratch / ".ci" / "conda" / "recipe.yaml", f'version: "{VERSION}"', 'version: "9.9.0"')
+    in_jupyterlab = scratch / "widgets" / "labextension" / "package.json"
+    _replace(in_jupyterlab, f'"version": "{VERSION}"', '"version": "9.9.0"')
     commit = _commit(scratch)
     assert "nobody said that .ci/run passed" in _release(scratch, "0123456789").stderr
     done = _release(scratch, commit[:12])
