@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -162,6 +164,31 @@ def cluster2() -> Iterator[Any]:
 
     with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
         yield cluster
+
+
+@pytest.fixture
+def stop_at_the_fault() -> Iterator[Callable[[], threading.Thread]]:
+    """Starts a thread that presses Stop in this process once the fault has begun."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    over = threading.Event()
+    threads = []
+
+    def press() -> None:
+        while not rows.moment().exists():
+            # Nobody waits for the interrupt of a test that has failed, and it would end pytest.
+            if over.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def start() -> threading.Thread:
+        threads.append(threading.Thread(target=press))
+        threads[0].start()
+        return threads[0]
+
+    yield start
+    over.set()
+    threads[0].join()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

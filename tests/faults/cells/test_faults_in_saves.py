@@ -3,8 +3,6 @@ variables are as they were."""
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,31 +30,6 @@ def held(cluster2: nbgpu.Cluster, tmp_path: Path) -> Iterator[Path]:
     cluster2.execute("value = None; unlucky = None")
     cluster2.load(folder)
     assert cluster2.execute("print(int(value.sum()))") == {0: "0\n", 1: f"{NUM}\n"}
-
-
-@pytest.fixture
-def stop_at_the_fault() -> Iterator[Callable[[], threading.Thread]]:
-    """Starts a thread that presses Stop in this process once the fault has begun."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    over = threading.Event()
-    threads = []
-
-    def press() -> None:
-        while not moment().exists():
-            # Nobody waits for the interrupt of a test that has failed, and it would end pytest.
-            if over.wait(0.05):
-                return
-        os.kill(os.getpid(), signal.SIGINT)
-
-    def start() -> threading.Thread:
-        threads.append(threading.Thread(target=press))
-        threads[0].start()
-        return threads[0]
-
-    yield start
-    over.set()
-    threads[0].join()
-    signal.signal(signal.SIGINT, before)
 
 
 def test_a_rank_that_dies_while_it_saves(cluster2: nbgpu.Cluster, held: Path) -> None:

@@ -4,7 +4,6 @@ one comes."""
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,31 +40,6 @@ def open_memory(pid: int) -> list[Path]:
     """What shared memory a process has open."""
     descriptors = (path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink())
     return [path for path in descriptors if "memfd:nbgpu" in str(path)]
-
-
-@pytest.fixture
-def stop_at_the_fault() -> Iterator[Callable[[], threading.Thread]]:
-    """Starts what presses Stop in this process once the fault has begun."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    over = threading.Event()
-    threads = []
-
-    def press() -> None:
-        while not moment().exists():
-            # Nobody waits for the interrupt of a test that has failed, and it would end pytest.
-            if over.wait(0.05):
-                return
-        os.kill(os.getpid(), signal.SIGINT)
-
-    def start() -> threading.Thread:
-        threads.append(threading.Thread(target=press))
-        threads[0].start()
-        return threads[0]
-
-    yield start
-    over.set()
-    threads[0].join()
-    signal.signal(signal.SIGINT, before)
 
 
 def test_a_rank_that_dies_while_it_sends(cluster2: nbgpu.Cluster) -> None:
