@@ -18,12 +18,14 @@ def connect_cells() -> None:
     would import IPython for them before it starts a cluster."""
     from nbgpu.client.cells import cell as cells
     from nbgpu.client.cells import outputs
+    from nbgpu.client.notebook import magics
     from nbgpu.client.scaling import cell_study
     from nbgpu.ui import presenter
 
     cell_study.draw = presenter.bundle_of_cell_study
     cells.offer_stop = presenter.offer_stop
     outputs.open_view = presenter.open_text
+    magics.text_of_devices = presenter.text_of_devices
 
 
 def connect_sweeps() -> None:

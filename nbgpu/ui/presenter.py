@@ -113,6 +113,13 @@ def bundle_of_cell_study(study: CellStudy) -> dict[str, Any]:
     return {"text/html": view.page(study, view.svg(study)), "text/plain": str(study)}
 
 
+def text_of_devices() -> str:
+    """The cards of the devices, as lines."""
+    from nbgpu.ui.devices import top
+
+    return top.as_text()
+
+
 def open_text(ranks: Sequence[int], live: bool) -> TextView | None:
     """Make a view for the text of these ranks; None where no page shows it, or where a page could not confirm
     that during a cell."""

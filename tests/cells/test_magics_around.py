@@ -59,3 +59,14 @@ def test_a_cell_after_those_is_awaited_as_ever(notebook: Kernel) -> None:
     )
     notebook.run("%%distributed\nimport time; time.sleep(0.5)")
     assert int(notebook.run("counting.cancel(); turns").value) > 5
+
+
+def test_the_doctor_begins_with_the_cards_of_the_devices(notebook: Kernel) -> None:
+    done = notebook.run("%nbgpu doctor", timeout_s=120)
+    assert done.status == "ok", done.error
+    head, _, findings = done.stdout.partition("\nok    system")
+    assert "CPU" in head
+    assert "memory" in head
+    assert "GiB" in head
+    assert "python" in findings
+    assert not done.displays

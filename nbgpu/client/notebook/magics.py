@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,6 +32,9 @@ from nbgpu.serialization import unpicklable
 from nbgpu.text.similar import did_you_mean
 
 _CELL_MAGIC = "%%distributed"
+
+text_of_devices: Callable[[], str] | None = None
+"""Returns the cards of the devices as lines; set by the views, which the client does not know."""
 
 
 @cache
@@ -321,6 +324,8 @@ class NbgpuMagics(Magics):
 
     def _doctor(self) -> None:
         """Look at this machine: what works, what does not, what to do."""
+        if text_of_devices is not None:
+            print(text_of_devices())  # noqa: T201 - the magic's output
         findings = []
         for finding in doctor.examine(str(TrainConfig.model_fields["runs_dir"].default)):
             findings.append(finding)

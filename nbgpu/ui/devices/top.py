@@ -11,6 +11,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from types import FrameType
 from typing import Literal
 
@@ -26,6 +27,7 @@ _PERIOD_S = 1.0
 _POLL_S = 0.1
 """How soon a key or a window of another size is noticed."""
 _CPU_INTERVAL_S = 0.25
+_COLUMNS = 80
 
 
 def read_once() -> HostDevices:
@@ -34,6 +36,15 @@ def read_once() -> HostDevices:
         cards.read()
         time.sleep(_CPU_INTERVAL_S)
         return cards.read()
+
+
+def as_text() -> str:
+    """The cards of the devices now, as lines without colours."""
+    text = StringIO()
+    Console(file=text, width=_COLUMNS, highlight=False, force_jupyter=False).print(
+        terminal.cards(read_once())
+    )
+    return text.getvalue()
 
 
 def watch(console: Console) -> None:
