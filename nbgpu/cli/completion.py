@@ -1,6 +1,6 @@
 """`nbgpu completion bash|zsh|fish`.
 
-The script has all words in it, so that Tab starts no Python. It is printed anew after an update of nbgpu.
+The script has all words in it, so that Tab starts no Python. Print it again after an update of nbgpu.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ export function progressInWords(store: RunStore): string {
   if (!run || !status) return "";
   if (store.kernelIsGone) {
     const fate = run.kept
-      ? "the run goes on. In the new kernel %nbgpu attach takes it up again, and run.panel() shows it"
+      ? "the run goes on. In the new kernel %nbgpu attach connects to it again, and run.panel() shows it"
       : "the run ended with it";
     return `The kernel is gone; ${fate}. Last heard: step ${status.step} of ${run.total_steps}`;
   }

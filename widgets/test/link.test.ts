@@ -162,7 +162,7 @@ describe("a kernel that goes", () => {
   it("leaves a run that is kept to be taken up again", () => {
     const { session, link } = linked(true);
     session.statusChanged.emit("restarting");
-    expect(progressInWords(link.store)).toContain("the run goes on. In the new kernel %nbgpu attach takes it up again");
+    expect(progressInWords(link.store)).toContain("the run goes on. In the new kernel %nbgpu attach connects to it again");
   });
 
   it("is nothing to a run that is over", () => {

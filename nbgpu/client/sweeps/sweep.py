@@ -180,7 +180,7 @@ class Sweep:
         presenter.show_sweep(self)
 
     def stop(self) -> None:
-        """Ask all runs to end with a checkpoint after their present step. `wait` waits for that, and
+        """Ask all runs to end with a checkpoint after their current step. `wait` waits for that, and
         `nbgpu.sweep(resume=sweep.folder)` continues the sweep."""
         self._stopping.set()
         for trial in self.trials:

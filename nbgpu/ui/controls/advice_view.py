@@ -38,7 +38,7 @@ class AdviceView:
         self._study: Study | None = None
         self._run: Run | None = None
         self._studied = w.HTML(layout={"width": "100%", "min_width": "0"})
-        self._end = w.Button(description="End trial", tooltip="End the study after its present step")
+        self._end = w.Button(description="End trial", tooltip="End the study after its current step")
         self._end.on_click(lambda _: self._stop())
         self._end.layout.display = "none"
         self._sentences = w.VBox()

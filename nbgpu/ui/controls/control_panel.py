@@ -98,7 +98,7 @@ class _Controls:
                 "Start", "Start training with these settings", "success", self._on_start
             )
             self._pause = self._button("Pause", "Pause or resume the run", "", self._on_pause)
-            self._stop = self._button("Stop", "End the run after its present step", "danger", self._on_stop)
+            self._stop = self._button("Stop", "End the run after its current step", "danger", self._on_stop)
             self._plan = self._button(
                 "Plan", "Say what a run with these settings will do and take", "", self._on_plan
             )

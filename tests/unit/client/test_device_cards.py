@@ -178,7 +178,7 @@ def test_hidden_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = several(8)
     found = read(gpus, monkeypatch)
     assert [card.title for card in gpu_cards(found)] == ["GPU 2", "GPU 1"]
-    assert found.note == "CUDA_VISIBLE_DEVICES=2,1 hides 6 GPUs of this host."
+    assert found.note == "CUDA_VISIBLE_DEVICES=2,1 hides 6 GPUs of this machine."
     gpus[1].is_lost = gpus[5].is_lost = True
     found = read(gpus, monkeypatch)
     assert sorted((card.title, card.state) for card in gpu_cards(found)) == [
