@@ -223,9 +223,9 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, picture: Path) -> 
 
 def test_help_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["characterize", "--help"])
+        cli.main(["characterize", "--help-all"])
     said = capsys.readouterr().out
-    assert "write them as targets" in said
+    assert "Measure descriptors of microstructures" in said
     assert "LinealPath" in said
     assert "--optimizer-type" not in said
 

@@ -439,7 +439,11 @@ def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
         flat = flat.copy()
     if flat.dtype.isnative and isinstance(getattr(torch, flat.dtype.name, None), torch.dtype):
         return torch.from_numpy(flat)
-    return torch.from_numpy(flat.view(np.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.from_numpy(flat.view(np.uint8))
+        if flat.nbytes
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _fills(form: TensorForm, size_bytes: int) -> bool:
