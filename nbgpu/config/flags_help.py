@@ -97,6 +97,9 @@ def flag_of(
         told = " ".join(map(str, words))
         if "|" in kind:
             allowed = ""
+        elif "CHOICE ..." in kind:
+            choices = ", ".join(map(str, get_args(get_args(annotation)[0])))
+            allowed = f"of {choices}; {allowed}" if allowed else f"of {choices}"
     brackets = [*([allowed] if allowed else []), *([f"default {told}"] if told else [])]
     return Flag(usage, f"{meaning} ({'; '.join(brackets)})" if brackets else meaning)
 
