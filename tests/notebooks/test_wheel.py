@@ -120,7 +120,10 @@ def test_the_wheel_has_the_package_and_the_notebooks_and_nothing_else(wheel: Pat
     assert {n for n in names if "__pycache__" in n or ".ipynb_checkpoints" in n} == set()
     for path in (REPOSITORY / "nbgpu").rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
-            assert str(path.relative_to(REPOSITORY)) in names
+            name = str(path.relative_to(REPOSITORY))
+            # JupyterLab looks for extensions in a folder of its own.
+            in_jupyter = f"{data}share/jupyter/labextensions/nbgpu/"
+            assert name.replace("nbgpu/labextension/", in_jupyter) in names
 
 
 def test_the_sdist_has_all_that_is_tracked_and_builds_the_same_wheel(
