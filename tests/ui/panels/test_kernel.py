@@ -138,7 +138,10 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
     assert set(curves.data) == {"application/vnd.plotly.v1+json", "image/svg+xml", "text/plain"}
     assert curves.data["text/plain"].startswith("autoencoder: finished, step 100 of 100")
     (controls,) = notebook.cells[2].outputs
-    assert set(controls.data) == {"text/plain"}
+    # A table of the settings in place of the fields.
+    assert set(controls.data) == {"text/html", "text/plain"}
+    assert "<table" in controls.data["text/html"]
+    assert "batch_size=2" in controls.data["text/plain"]
 
 
 @pytest.mark.long
