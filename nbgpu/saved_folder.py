@@ -47,8 +47,6 @@ class RankSaved:
     """By the variable's name. Equal fingerprints mean equal values."""
     refused: Sequence[str] = ()
     """A line for each variable, or part of one, that could not be saved."""
-    versions: Mapping[str, str] | None = None
-    """The versions of the libraries whose objects may be among the values."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,6 @@ def read(folder: Path) -> Manifest:
                     {name: SavedFile(**file) for name, file in rank["files"].items()},
                     rank["fingerprints"],
                     rank["refused"],
-                    rank["versions"],
                 )
                 for rank in fields["ranks"]
             ],

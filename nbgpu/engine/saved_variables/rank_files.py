@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nbgpu.engine.checkpoints import tensor_files
@@ -153,8 +152,3 @@ class _Fingerprints:
             definition = self._describer.definitions[part["definition"]]
             plain["definition"] = [definition.defines, definition.cell, definition.line]
         return plain
-
-
-def versions() -> dict[str, str]:
-    """The versions of the libraries whose objects are described by their attributes."""
-    return {"torch": str(torch.__version__)}

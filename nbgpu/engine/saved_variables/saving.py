@@ -62,7 +62,7 @@ def save(folder: str, data: str, names: Sequence[str]) -> RankSaved:
         files, fingerprints = rank_files.write(where, describer, random_state)
     except OSError as error:
         raise DataError(f"{error.filename or where} cannot be written: {error.strerror}") from error
-    return RankSaved(files, fingerprints, [*refused, *describer.notes], rank_files.versions())
+    return RankSaved(files, fingerprints, [*refused, *describer.notes])
 
 
 @torch_settings.as_at_the_beginning()
