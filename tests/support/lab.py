@@ -250,6 +250,8 @@ class Notebook:
     def set_theme(self, name: str) -> None:
         self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
         self.page.wait_for_function("name => document.body.dataset.jpThemeName === name", arg=name)
+        # JupyterLab lays its splash over the page for as long as the style sheet is on its way.
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def in_kernel(self, code: str) -> str:
         """Runs code in the kernel with no cell, and returns what it printed."""
