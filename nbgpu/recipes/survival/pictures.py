@@ -21,7 +21,9 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
     """Draw the Kaplan-Meier curve of each risk group, the lowest risk first, with a tick at each censored
     time."""
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot(xlabel="time, in the unit of the data", ylabel="share with no event", ylim=(0, 1.02))
+    axes = figure.add_subplot(
+        xlabel="time, in the unit of the data", ylabel="share with no event", ylim=(0, 1.02)
+    )
     for group in range(num_groups):
         own = groups == group
         if not own.any():
