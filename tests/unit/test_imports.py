@@ -44,6 +44,7 @@ HOUSE = [
     "client.faults",
     "client.host",
     "client.engines",
+    "client.launchers",
     "client.ipykernel",
     "client.__init__",
     "recipes",

@@ -63,7 +63,7 @@ class Host:
             RuntimeError: it failed, with what it wrote, unless `check` is False.
         """
         done = subprocess.run(
-            self._entering(command),
+            self.entering(command),
             capture_output=True,
             text=True,
             input=stdin or "",
@@ -81,7 +81,7 @@ class Host:
     ) -> subprocess.Popen[Any]:
         """Start a program on this host. It ends with the process that is returned, and gets its signals by
         `send_signal` of this class."""
-        return subprocess.Popen(self._entering(command), env=self._variables(environment), **options)
+        return subprocess.Popen(self.entering(command), env=self._variables(environment), **options)
 
     def python(self, code: str, **options: Any) -> str:
         """Run code with this environment's Python on this host and return what it prints."""
@@ -146,7 +146,8 @@ class Host:
             if not (may_be_gone and "Cannot find device" in str(error)):
                 raise
 
-    def _entering(self, command: Sequence[str]) -> list[str]:
+    def entering(self, command: Sequence[str]) -> list[str]:
+        """The command line by which a program that is started here runs on this host."""
         spaces = ["--net", "--uts", "--ipc", "--mount", "--pid"]
         # A signal to nsenter reaches it alone; with its end, though, goes what it has started.
         outlived_by_none = ["setpriv", "--pdeathsig", "KILL"]
