@@ -23,7 +23,7 @@ from traitlets.log import get_logger
 
 from nbgpu.client.engines import launch, preloading
 from nbgpu.errors import ClusterError
-from nbgpu.machine import processes
+from nbgpu.machine import processes, watched
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.unix_sockets import short_path
@@ -181,6 +181,7 @@ class Processes:
         for child in self._children.values():
             child.wait()
         self._children = {}
+        watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
