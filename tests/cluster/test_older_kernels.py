@@ -38,25 +38,29 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 _CELLS = """
-import os, signal, sys, time, nbgpu
+import os, nbgpu, psutil
 from nbgpu.machine.pidfds import has_pidfds
 print(has_pidfds(), flush=True)
 with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
-    # What rank 1 has started ends with it, and a child that it forks does not keep it alive.
-    cluster.execute('''
-import os, subprocess
+    # A forked child has what its rank has open.
+    printed = cluster.execute('''
+import os, subprocess, time
 if rank == 1:
     print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
-    if os.fork() == 0:
-        os.setsid(); __import__("time").sleep(600); os._exit(0)
+    if (child := os.fork()) == 0:
+        os.setsid()
+        time.sleep(600)
+    print(child)
 ''')
+    started = [psutil.Process(int(pid)) for pid in printed[1].split()]
     try:
         cluster.execute("if rank == 1: os.kill(os.getpid(), 9)\\ndist.barrier()")
     except nbgpu.RankError as error:
         print(str(error).splitlines()[0], flush=True)
     print(cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))"), flush=True)
-print(sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2
-    and "alive-" in os.readlink(f"/proc/self/fd/{fd}")), flush=True)
+    print(len(psutil.wait_procs(started, timeout=30)[1]), flush=True)
+opened = [os.path.realpath(f"/proc/self/fd/{descriptor}") for descriptor in os.listdir("/proc/self/fd")]
+print([path for path in opened if "alive-" in path], flush=True)
 """
 
 
@@ -66,6 +70,7 @@ def test_a_killed_rank_is_named_and_replaced_and_its_programs_end() -> None:
         assert "rank 1" in (told := _line(owner))
         assert "SIGKILL" in told
         assert _line(owner) == "{0: '2\\n', 1: '2\\n'}"
+        assert _line(owner) == "0", "a program of the killed rank lives on"
         assert _line(owner) == "[]", "the kernel keeps the cluster's pipe open"
         assert owner.wait(60) == 0
 
@@ -94,6 +99,20 @@ def _started(settings: str = "") -> Iterator[tuple[psutil.Process, list[psutil.P
             os.kill(child, signal.SIGKILL)
 
 
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _wait_for_the_end_of(processes: list[psutil.Process]) -> None:
+    give_up_s = time.monotonic() + 30
+    while left := [process for process in processes if not _has_ended(process)]:
+        assert time.monotonic() < give_up_s, f"these live on: {left}"
+        time.sleep(0.05)
+
+
 def _named(processes: list[psutil.Process], module: str) -> psutil.Process:
     return next(process for process in processes if module in " ".join(process.cmdline()))
 
@@ -113,8 +132,7 @@ def test_when_one_of_them_is_killed_all_others_end(
     with _started() as (owner, others):
         (entry,) = registry.entries()
         who(owner, others).kill()
-        _, alive = psutil.wait_procs(others, timeout=30)
-        assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive), alive
+        _wait_for_the_end_of(others)
     assert not entry.folder.exists()
 
 
@@ -125,10 +143,14 @@ def test_a_kept_cluster_goes_on_and_can_be_attached() -> None:
         owner.wait(30)
         time.sleep(1)
         assert all(process.is_running() for process in others)
-        with nbgpu.attach() as cluster:
+        cluster = nbgpu.attach()
+        try:
             assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
-    _, alive = psutil.wait_procs(others, timeout=30)
-    assert not alive
+            cluster.restart(rank=1)
+            assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
+        finally:
+            cluster.stop()
+    _wait_for_the_end_of(others)
 
 
 _CHILD = """
@@ -144,5 +166,4 @@ def test_a_helper_ends_with_its_parent() -> None:
     with _without_pidfds(_CHILD) as parent:
         helper = psutil.Process(int(_line(parent)))
         parent.kill()
-        psutil.wait_procs([helper], timeout=30)
-        assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
+        _wait_for_the_end_of([helper])
