@@ -23,7 +23,6 @@ from nbgpu.client.host.findings import Finding, fail, ok, warn
 from nbgpu.machine.requirements import requirements
 from nbgpu.version import VERSION
 
-
 OLDER_KERNEL = Path(__file__).parents[2] / "support" / "older_kernel.py"
 
 
