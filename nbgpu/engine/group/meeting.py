@@ -152,6 +152,8 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         Call on any thread. It does not wait long for a server that does not answer, which gets the message
         when it goes on.
         """
+        if self._is_given_up:
+            return
         self._is_given_up = True
         socket = self._take()
         socket.linger = -1
@@ -196,6 +198,9 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
                 f"a value of {size} bytes is too large for the store in which the ranks meet, which takes "
                 f"{MAX_VALUE_BYTES}: send it with a collective"
             )
+        if self._is_given_up:
+            # NCCL's threads ask again and again, until their group has ended.
+            raise dist.DistStoreError(_GIVEN_UP)
         socket = self._take()
         try:
             socket.send_multipart([kind.value, self._generation, *arguments])
@@ -212,6 +217,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             socket.close()  # an answer may be on its way
             raise
         if said == Said.GIVEN_UP.value:
+            self._is_given_up = True
             socket.close()
             self._close_idle()
             raise dist.DistStoreError(_GIVEN_UP)
