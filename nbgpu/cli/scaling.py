@@ -61,7 +61,7 @@ def scaling(arguments: list[str]) -> int:
         soft_wrap=True,
     )
     study_terminal.follow(study, console)
-    study.wait()
+    study.wait(progress=False)
     return 0 if all(isinstance(found, PointSummary) for found in study.summary()) else 1
 
 

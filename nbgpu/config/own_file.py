@@ -20,6 +20,7 @@ from nbgpu.package import PACKAGE
 
 BASE_CLASS = "OwnRecipe"
 """The base class of the recipe in the file (nbgpu/recipes/own/__init__.py)."""
+_SENTENCE = "why_losses_differ"
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -45,6 +46,8 @@ class RecipeFile:
     settings: tuple[Setting, ...]
     methods: frozenset[str] = frozenset()
     """The names of the methods in the body of the class."""
+    why_losses_differ: str = ""
+    """Why the loss of a validation is not comparable with that of a step; empty where it is."""
 
 
 def is_file(recipe: str) -> bool:
@@ -126,10 +129,14 @@ def read(path: Path) -> RecipeFile:
             problems.append(
                 f"{path}:{node.lineno}: {setting.name!r} is a setting here and a method below: leave one of them out"
             )
+    try:
+        why_losses_differ = _sentence(classes[0], path)
+    except ValueError as error:
+        problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
     summary = (ast.get_docstring(classes[0]) or ast.get_docstring(module) or path.name).splitlines()[0]
-    return RecipeFile(path, classes[0].name, summary, tuple(settings), methods)
+    return RecipeFile(path, classes[0].name, summary, tuple(settings), methods, why_losses_differ)
 
 
 _MOST_FILES = 200
@@ -161,6 +168,23 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
             yield part.name
         elif isinstance(part, ast.Assign) and isinstance(part.value, ast.Attribute | ast.Name | ast.Lambda):
             yield from (target.id for target in part.targets if isinstance(target, ast.Name))
+
+
+def _sentence(node: ast.ClassDef, path: Path) -> str:
+    """Return the text that a class gives its attribute `why_losses_differ`; empty where it has none."""
+    for part in node.body:
+        if isinstance(part, ast.Assign) and [ast.unparse(target) for target in part.targets] == [_SENTENCE]:
+            try:
+                value = ast.literal_eval(part.value)
+            except ValueError:
+                value = None
+            if not isinstance(value, str):
+                raise ValueError(
+                    f"{path}:{part.lineno}: `{_SENTENCE}` must be a text that stands there, such as "
+                    f"{_SENTENCE} = 'The loss of a validation has no dropout.'"
+                )
+            return value
+    return ""
 
 
 def _is_class_variable(node: ast.AnnAssign) -> bool:

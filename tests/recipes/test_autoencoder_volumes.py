@@ -119,5 +119,5 @@ def test_the_panel_gets_pictures_of_each_validation(run: Run) -> None:
     events = [r for r in run.reader.since()[0] if getattr(r, "kind", "") == "pictures"]
     assert [(event.rank, event.step) for event in events] == [(0, 4)]  # type: ignore[union-attr]
     images = events[0].detail["images"]  # type: ignore[union-attr]
-    assert list(images) == ["original", "reconstruction", "absolute error, black is 0 and white 0.5"]
+    assert list(images) == ["original", "reconstruction", "absolute error of the reconstruction"]
     assert all(source.startswith("data:image/png;base64,") for source in images.values())

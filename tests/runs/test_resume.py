@@ -185,9 +185,28 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
         "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; clip_norm was 1.0, is 0.5; "
         "amp was 'off', is 'bf16'",
         "goes on with another number of ranks: 2 ranks then, 1 now",
+        "an epoch has 8 steps now, 4 before; epoch 3 begins again",
     ]
     rates = {r.step: r.values["lr"] for r in records if isinstance(r, Sample) and "lr" in r.values}
     assert rates == {11: 1e-5, 12: 1e-5}
+
+
+def test_epochs_go_on_from_where_they_were_with_another_batch_size(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "runs_dir": str(tmp_path), "val_every": 0}
+    del settings["steps"]
+    first = cluster2.train("autoencoder", **settings, batch_size=1, epochs=2).wait(120)
+    steps = first.info.steps_per_epoch
+    at = first.folder / "checkpoints" / "step-00000010"
+    assert divmod(10, steps) == (1, 2)  # in the middle of the second epoch
+    resumed = cluster2.train("autoencoder", **settings, batch_size=2, epochs=3, resume=str(at)).wait(120)
+    assert resumed.info.steps_per_epoch == steps // 2
+    # One epoch was whole. The second begins again, with half as many steps, and the third follows.
+    assert resumed.info.total_steps == 10 + 2 * (steps // 2)
+    spans = [resumed.info.epoch_at(step) for step in (11, 10 + steps // 2, 11 + steps // 2)]
+    assert [span.epoch for span in spans] == [2, 2, 3]
+    assert f"an epoch has {steps // 2} steps now, {steps} before; epoch 2 begins again" in resumed.notes()
 
 
 @row(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
+from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
@@ -267,18 +268,39 @@ class Study:
             if run is not None:
                 run.stop()
 
-    def wait(self, timeout_s: float | None = None) -> Study:
-        """Wait for the end. An interrupt of the kernel stops the study, and is then raised. A point that
-        fails raises nothing here: its reason stands in the table.
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> Study:
+        """Wait for the end. An interrupt of the kernel stops the study, and is then raised.
+
+        Meanwhile a line says how far the study is, in a notebook and in a terminal. A point that fails raises
+        nothing here: its reason stands in the table.
+
+        Args:
+            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            progress: whether to show the line.
 
         Raises:
             ClusterError: repeats are left, and no engines could be started for them.
             TimeoutError: the study goes on after `timeout_s` seconds.
         """
-        self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S)
+        line = ProgressLine(self._progress, progress)
+        try:
+            self._ending.wait(timeout_s, self.describe, self.stop, _STOP_PATIENCE_S, meanwhile=line.refresh)
+        finally:
+            line.finish()
         if self.status == "failed" and self._lost is not None:
             raise self._lost
         return self
+
+    def _progress(self) -> Progress:
+        """The line of `wait`. The repeat that is measured now counts by its steps."""
+        num_all = len(self.points) * self.plan.config.repeats
+        with self._lock:
+            num_done, now, run = len(self._measured), self._now, self._run
+        part = 0.0
+        if now is not None and run is not None:
+            step = max((status.step for status in run.statuses()), default=0)
+            part = step / now[1].config.steps if now[1].config.steps else 0.0
+        return Progress(self.describe(), min(1.0, (num_done + part) / num_all))
 
     def on_end(self, callback: Callable[[Study], None]) -> None:
         """Call back once when the study is over, before `wait` returns; at once where it is over already."""

@@ -64,8 +64,14 @@ class OwnConfig(TrainConfig):
 
     METHODS: ClassVar[frozenset[str]] = frozenset()
     """The methods of the recipe's class in the file."""
+    WHY_LOSSES_DIFFER: ClassVar[str] = ""
+    """The attribute `why_losses_differ` of the recipe's class in the file."""
 
     dataset: Literal["plain"] = Field("plain", description="samples are read each time that they are used")
+
+    @property
+    def why_losses_differ(self) -> str:
+        return self.WHY_LOSSES_DIFFER
 
     def problems(self) -> Iterator[str]:
         if "optimizer" in self.METHODS and self.strategy == "fsdp":
@@ -97,6 +103,7 @@ def settings_in(file: RecipeFile) -> type[TrainConfig]:
         raise ConfigError(f"{file.path}: {error}") from None
     model.CLASS_NAME = file.class_name
     model.METHODS = file.methods
+    model.WHY_LOSSES_DIFFER = file.why_losses_differ
     replaced = {
         name: f"its method `{method}` decides"
         for method, names in _REPLACED.items()

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 from nbgpu.recipes import data_uri
+from nbgpu.recipes.side_by_side import Colours, middle_slices
+
+_INTENSITY = Colours("intensity, scaled", 0, 1)
+_ERROR = Colours("absolute error", 0, 0.5)
 
 
 def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
@@ -17,7 +21,11 @@ def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dic
     original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)
     error = (output - original).abs()
     return {
-        "original": data_uri.middle_slices(original, 0, 1),
-        "reconstruction": data_uri.middle_slices(output, 0, 1),
-        "absolute error, black is 0 and white 0.5": data_uri.middle_slices(error, 0, 0.5),
+        "original": _drawn(original, _INTENSITY),
+        "reconstruction": _drawn(output, _INTENSITY),
+        "absolute error of the reconstruction": _drawn(error, _ERROR),
     }
+
+
+def _drawn(volumes: Tensor, colours: Colours) -> str:
+    return data_uri.of_figure(middle_slices(volumes, colours))

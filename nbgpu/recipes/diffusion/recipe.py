@@ -34,10 +34,13 @@ from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, qu
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.schedules import antithetic
+from nbgpu.recipes.side_by_side import Colours, middle_slices
 
 _MAX_BASELINE_VOXELS = 2**24
 """The largest number of voxels of the training cases to which baselines are fitted."""
 _NUM_PICTURES = 6
+_INTENSITY = Colours("intensity, scaled", -1, 1)
+_ERROR = Colours("absolute error", 0, 1)
 ONCE = "the network asked once"
 """The baseline that says what the steps of sampling bring."""
 
@@ -309,14 +312,15 @@ class Diffusion:
         condition, target, found = data["condition"][shown], data["target"][shown, 0], made[:, 0]
         given = [name for name in MODALITIES if name != self.config.target]
         return {
-            **{
-                f"given: {name}": data_uri.middle_slices(condition[:, i], -1, 1)
-                for i, name in enumerate(given)
-            },
-            f"true {self.config.target}": data_uri.middle_slices(target, -1, 1),
-            f"sampled {self.config.target}": data_uri.middle_slices(found, -1, 1),
-            "absolute error, black is 0 and white 1": data_uri.middle_slices((found - target).abs(), 0, 1),
+            **{f"given: {name}": _drawn(condition[:, i], _INTENSITY) for i, name in enumerate(given)},
+            f"true {self.config.target}": _drawn(target, _INTENSITY),
+            f"sampled {self.config.target}": _drawn(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": _drawn((found - target).abs(), _ERROR),
         }
+
+
+def _drawn(volumes: Tensor, colours: Colours) -> str:
+    return data_uri.of_figure(middle_slices(volumes, colours))
 
 
 def _beside_the_best(table: dict[str, dict[str, float]]) -> str:

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 from contourpy import FillType, contour_generator
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from torch import Tensor
 
+from nbgpu.recipes import side_by_side
 from nbgpu.recipes.lithography.contours import contours
 from nbgpu.recipes.lithography.pictures import FOUND
+from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.run_folder.predictions import Job, Row
 
 CONTOURS_GDS = "contours.gds"
+_PICTURE_PX = 360
 _GDS_UNIT_M, _GDS_PRECISION_M = 1e-9, 1e-12
 
 
@@ -62,21 +64,26 @@ def _in_nm(ring: np.ndarray, pixel_nm: float, origin_nm: tuple[float, float]) ->
     return corners
 
 
-def write_picture(mask: Tensor, image: Tensor, latent: Tensor, threshold: float, stem: Path) -> Path:
+def write_picture(
+    mask: Tensor, image: Tensor, latent: Tensor, threshold: float, pixel_nm: float, stem: Path
+) -> Path:
     """Draw an aerial image (H, W) beside its mask, with the contour of what prints in both."""
-    height, width = mask.shape
-    figure = Figure(figsize=(8, 4), dpi=100)
-    FigureCanvasAgg(figure)
-    for place, (shown, colours, highest) in enumerate(
-        ((mask, "gray_r", 4.0), (image, "viridis", max(float(image.max()), 1e-9)))
-    ):
-        axes = figure.add_axes((place / 2, 0, 0.49, 1))
-        axes.set_axis_off()
-        axes.imshow(
-            shown.numpy(), cmap=colours, vmin=0, vmax=highest, origin="lower", extent=(0, width, 0, height)
-        )
-        for line in contours(latent, threshold, pixel_nm=1.0):
+    images = [mask.numpy(), image.numpy()]
+    grid = Grid("nm", pixel_nm)
+
+    def draw(axes: Axes, index: int) -> None:
+        if index == 0:
+            # In pale grey, so that the contours are to be seen over it.
+            extent = grid.extent(images[0])
+            axes.imshow(
+                images[0], cmap="gray_r", vmin=0, vmax=4, origin="lower", extent=extent, aspect="auto"
+            )
+        for line in contours(latent, threshold, pixel_nm):
             axes.plot(*np.asarray(line).T, color=FOUND, linewidth=0.9)
+
+    colours = Colours("intensity", 0, max(float(image.max()), 1e-9), "viridis")
+    titles = ("mask, with what prints", "aerial image")
+    figure = side_by_side.row(images, colours, grid, titles, draw_over=draw, least_px=_PICTURE_PX)
     path = stem.with_name(f"{stem.name}.png")
     figure.savefig(path)
     return path

@@ -53,6 +53,7 @@ from nbgpu.recipes.lithography.samples import (
     source_of,
 )
 from nbgpu.recipes.lithography.tiles import distinct
+from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_IN_RESULT = 64
@@ -323,7 +324,7 @@ class Lithography:
         paths = [
             prediction.write_image(image, stem, new.config.image),
             prediction.write_contours(latent, threshold, pixel_nm, origin_nm, stem),
-            prediction.write_picture(inner(mask)[0, 0], image, latent, threshold, stem),
+            prediction.write_picture(inner(mask)[0, 0], image, latent, threshold, self.config.pixel, stem),
         ]
         values = {"printed_share": round(float((latent > threshold).double().mean()), 5)}
         if is_known:
@@ -363,24 +364,31 @@ class Lithography:
     def _pictures(self, mask: Tensor, true: Tensor, found: Tensor, design: Tensor) -> dict[str, str]:
         measures = self.measures
         masks, wanted, got = (measures.inner(images[:_NUM_PICTURES, 0]) for images in (mask, true, found))
-        highest = float(wanted.max())
+        grid = Grid("nm", self.config.pixel)
+        intensity = Colours("intensity", 0, float(wanted.max()), "viridis")
         latent = [
             self.resist.latent(images[:_NUM_PICTURES, 0], self.config.pixel) for images in (true, found)
         ]
         few = slice(_NUM_OVERLAYS)
-        printed, largest_nm = errors_over(
+        printed = errors_over(
             design[few, 0], latent[0][few], self.resist.threshold, self.config.pixel, measures.margin
         )
         return {
-            "mask": row(masks, 1.0, "gray"),
-            "image in the resist" if self._learns_resist else "aerial image": row(wanted, highest, "viridis"),
-            "network": row(got, highest, "viridis"),
-            "absolute error, black is 0 and white 0.05": row((got - wanted).abs(), 0.05, "gray"),
-            "contours over the mask: true in blue, network in orange": contours_over(
-                masks, measures.inner(latent[0]), measures.inner(latent[1]), self.resist.threshold
+            "mask": row(masks, Colours("transmission", 0, 1), grid),
+            "image in the resist" if self._learns_resist else "aerial image": row(wanted, intensity, grid),
+            "image of the network": row(got, intensity, grid),
+            "absolute error of the network": row(
+                (got - wanted).abs(), Colours("absolute error", 0, 0.05), grid
             ),
-            f"what the true image prints over the design: errors at the edges, {largest_nm:.0f} nm inside in purple to "
-            f"{largest_nm:.0f} nm outside in orange, and widths along the middle row in nm": printed,
+            "contours over the mask: true in blue, network in orange": contours_over(
+                masks,
+                measures.inner(latent[0]),
+                measures.inner(latent[1]),
+                self.resist.threshold,
+                self.config.pixel,
+            ),
+            "what the true image prints over the design: errors at the edges, inside in purple and outside in "
+            "orange, and widths along the middle row in nm": printed,
         }
 
 

@@ -6,14 +6,16 @@ import math
 
 import matplotlib
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from nbgpu.recipes import data_uri
+from nbgpu.recipes import data_uri, side_by_side
+from nbgpu.recipes.side_by_side import Colours, Grid
 
-_LEAST_WIDTH = 160
-_GAP = 4
+_LEAST_WIDTH_PX = 160
+_BESIDE_PX = 20
+_COLOURS = "viridis"
+_PIXEL = {2: "pixels", 3: "voxels"}
 
 
 def slices_of(phases: Tensor) -> list[Tensor]:
@@ -23,27 +25,64 @@ def slices_of(phases: Tensor) -> list[Tensor]:
     return [phases.select(direction, phases.shape[direction] // 2) for direction in range(3)]
 
 
-def png(tiles: list[Tensor], lowest: float, highest: float, colours: str = "viridis") -> str:
-    """Render pictures (H, W) side by side, each enlarged to a width of at least 160 pixels."""
-    height = max(tile.shape[0] * _enlarged(tile) for tile in tiles)
-    row = []
-    for tile in tiles:
-        enlarge = _enlarged(tile)
-        big = tile.double().repeat_interleave(enlarge, dim=0).repeat_interleave(enlarge, dim=1)
-        # NaN is drawn transparent.
-        row.append(pad(big, (0, _GAP, 0, height - len(big)), value=math.nan))
-    image = torch.cat(row, dim=1)[:, :-_GAP].numpy()
-    return data_uri.of_pixels(image, cmap=colours, vmin=lowest, vmax=highest)
+def slices(phases: Tensor, colours: Colours) -> str:
+    """Draw a picture, or the middle slices of a volume side by side, with the first row at the top."""
+    shown = slices_of(phases)
+    # A slice perpendicular to an axis shows the other two, the first of them downwards.
+    axes = [(1, 0)] if phases.ndim == 2 else [(2, 1), (2, 0), (1, 0)]
+    pixel = _PIXEL[phases.ndim]
+    grids = [Grid(pixel, names=(f"axis {across}", f"axis {down}"), goes_up=False) for across, down in axes]
+    figure = side_by_side.row([one.numpy() for one in shown], colours, grids, least_px=_LEAST_WIDTH_PX)
+    return data_uri.of_figure(figure)
 
 
-def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis", width: int = 320) -> str:
-    """Render a volume (D, H, W) as a block seen from above one of its edges: three faces, each in a different
-    shade."""
+def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
+    """Draw the two-point correlations (2L - 1, 2L - 1) of a target and of what was found side by side, with
+    no distance in the middle."""
+    colours = Colours("probability", 0, highest, _COLOURS)
+    grid = Grid("pixels", start=-len(wanted) / 2, names=("distance", "distance"))
+    images = [wanted.numpy(), found.numpy()]
+    return data_uri.of_figure(
+        side_by_side.row(images, colours, grid, ("target", "found"), least_px=_LEAST_WIDTH_PX)
+    )
+
+
+def block(volume: Tensor, colours: Colours, width_px: int = 320) -> str:
+    """Draw a volume (D, H, W) as a block seen from above one of its edges: three faces, each in a different
+    shade, with the lengths along its edges."""
+    pixels = _block(volume, colours, width_px)
+    height_px = len(pixels)
+    figure = side_by_side.figure_of(
+        _BESIDE_PX + width_px + side_by_side.BAR_AND_LABELS_PX, height_px + 2 * _BESIDE_PX
+    )
+    across, up = figure.get_size_inches() * figure.dpi
+    place = (_BESIDE_PX / across, _BESIDE_PX / up, width_px / across, height_px / up)
+    axes = figure.add_axes(place, label="block")
+    axes.set_axis_off()
+    axes.imshow(pixels, interpolation="nearest", aspect="auto")
+    # The three edges that meet in no hidden corner: at the left, and those below the two faces in front.
+    edges = ((-0.03, 0.5, 90), (0.22, 0.08, -30), (0.78, 0.08, 30))
+    for axis, (x, y, degrees) in enumerate(edges):
+        axes.text(
+            x,
+            y,
+            f"axis {axis}, {volume.shape[axis]} voxels",
+            rotation=degrees,
+            horizontalalignment="center",
+            verticalalignment="center",
+            fontsize=side_by_side.FONT_PT,
+            transform=axes.transAxes,
+        )
+    side_by_side.draw_bar(figure, colours, _BESIDE_PX, height_px)
+    return data_uri.of_figure(figure)
+
+
+def _block(volume: Tensor, colours: Colours, width: int) -> NDArray[np.float64]:
     across, down = math.cos(math.pi / 6), math.sin(math.pi / 6)
     height = round(width / (2 * across) * (1 + 2 * down))
     x = np.linspace(-across, across, width)[None, :].repeat(height, axis=0)
     y = np.linspace(-1, 2 * down, height)[:, None].repeat(width, axis=1)
-    colour_of = matplotlib.colormaps[colours]
+    colour_of = matplotlib.colormaps[colours.map]
     image = np.zeros((height, width, 4))
     # The point (a, b, c) of a block of edge 1, with c upwards, appears at ((a - b) across, (a + b) down - c).
     total, difference = (y + 1) / down, x / across
@@ -60,10 +99,6 @@ def block(volume: Tensor, lowest: float, highest: float, colours: str = "viridis
             np.minimum((position[seen] * length).astype(int), length - 1)
             for position, length in zip((1 - c, a, b), voxels.shape, strict=True)
         ]
-        shares = (voxels[tuple(at)] - lowest) / (highest - lowest)
+        shares = (voxels[tuple(at)] - colours.lowest) / (colours.highest - colours.lowest)
         image[seen] = colour_of(shares) * np.array([light, light, light, 1.0])
-    return data_uri.of_pixels(image.clip(0, 1))
-
-
-def _enlarged(tile: Tensor) -> int:
-    return max(1, math.ceil(_LEAST_WIDTH / tile.shape[1]))
+    return image.clip(0, 1)

@@ -31,7 +31,7 @@ from nbgpu.recipes.microstructure.grids import (
 )
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
-from nbgpu.recipes.microstructure.pictures import block, png, slices_of
+from nbgpu.recipes.microstructure.pictures import block, correlations, slices
 from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS
@@ -39,6 +39,7 @@ from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import NUM_CANDIDATES, Cooling, at_random, swap
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
+from nbgpu.recipes.side_by_side import Colours
 
 _COPIES_IN_GRAPH = 4
 """The number of copies of a descriptor's numbers for each pixel that the forward and backward passes hold:
@@ -245,9 +246,10 @@ class Microstructure(Problem):
         volume also a block."""
         # 32 shades take a fraction of the bytes.
         share = (tensor[-1].cpu() * 31).round() / 31
-        captions = {"the share of the last phase": png(slices_of(share), 0, 1)}
+        colours = Colours("share of the last phase", 0, 1, "viridis")
+        captions = {"the share of the last phase": slices(share, colours)}
         if share.ndim == NUM_DIRECTIONS:
-            captions["the volume as a block"] = block(share, 0, 1)
+            captions["the volume as a block"] = block(share, colours)
         return captions
 
     def result(self, tensor: Tensor, folder: Path) -> dict[str, Any]:
@@ -288,20 +290,20 @@ class Microstructure(Problem):
 
     def _pictures(self, phases: Tensor) -> dict[str, str]:
         target = self.target
-        highest = max(1, target.num_phases - 1)
+        colours = Colours("number of the phase", 0, max(1, target.num_phases - 1), "viridis")
         pictures = {}
         if target.phases is not None:
-            pictures["target"] = png(slices_of(target.phases), 0, highest)
-        pictures["found, a slice across each direction" if phases.ndim == 3 else "found"] = png(
-            slices_of(phases), 0, highest
+            pictures["target"] = slices(target.phases, colours)
+        pictures["found, a slice across each direction" if phases.ndim == 3 else "found"] = slices(
+            phases, colours
         )
         if phases.ndim == NUM_DIRECTIONS:
-            pictures["found, as a block"] = block(phases, 0, highest)
+            pictures["found, as a block"] = block(phases, colours)
         field = indicated(phases, target.num_phases)
         found = characterize(field, [S2], target.measure, multigrid=False, isotropic=True)[S2][-1, 0]
         wanted = torch.stack([t[S2][-1, 0] for t in target.descriptors]).mean(dim=0)
         top = float(wanted.max())
-        pictures["two-point correlation of the last phase: target, found"] = png([wanted, found], 0, top)
+        pictures["two-point correlation of the last phase: target, found"] = correlations(wanted, found, top)
         return pictures
 
     def memory_bytes(self, world_size: int) -> dict[str, int]:

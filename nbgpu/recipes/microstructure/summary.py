@@ -92,6 +92,9 @@ def figure_of(target: Target, title: str) -> Figure:
     for direction, tile in enumerate(tiles):
         drawn = axes.pop(0)
         drawn.imshow(tile.numpy(), cmap=_COLOURS, vmin=0, vmax=len(target.shares) - 1)
+        down, across = (0, 1) if len(tiles) == 1 else tuple(a for a in range(3) if a != direction)
+        drawn.set_xlabel(f"axis {across}, pixels")
+        drawn.set_ylabel(f"axis {down}, pixels")
         drawn.set_title("phases" if len(tiles) == 1 else f"phases across axis {direction}")
     _draw_correlation(axes.pop(0), target)
     _draw_covariance(axes.pop(0), target)
@@ -107,6 +110,7 @@ def _draw_correlation(axes: Axes, target: Target) -> None:
     axes.imshow(mean.numpy(), cmap=_COLOURS, extent=(-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5))
     axes.set_title(f"correlation of phase {len(target.shares) - 1}")
     axes.set_xlabel("distance, pixels")
+    axes.set_ylabel("distance, pixels")
 
 
 def _draw_covariance(axes: Axes, target: Target) -> None:
@@ -117,6 +121,7 @@ def _draw_covariance(axes: Axes, target: Target) -> None:
     axes.axhline(1 / torch.e, color="0.6", linewidth=1)
     axes.set_title("covariance along an axis")
     axes.set_xlabel("distance, pixels")
+    axes.set_ylabel("share of the variance")
     axes.legend()
 
 
@@ -127,4 +132,5 @@ def _draw_lines(axes: Axes, target: Target) -> None:
     axes.set_yscale("log")
     axes.set_title("whole line inside a phase")
     axes.set_xlabel("length, pixels")
+    axes.set_ylabel("probability")
     axes.legend()

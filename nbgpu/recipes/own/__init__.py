@@ -48,7 +48,11 @@ class OwnRecipe(ABC):
 
     Attributes:
         config: all settings, nbgpu's and those of the class. The latter are also attributes.
+        why_losses_differ: why the loss of a validation is not comparable with that of a step, as a text in
+            the body of the class. Where it is given, the charts show the two on an axis each, and say this.
     """
+
+    why_losses_differ = ""
 
     def __init__(self, config: OwnConfig) -> None:
         self.config = config

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.recipes import data_uri
+from nbgpu.recipes.side_by_side import Colours, row
 from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
 from nbgpu.text.palette import rank_color
 
@@ -20,7 +21,9 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
     """Draw the Kaplan-Meier curve of each risk group, the lowest risk first, with a tick at each censored
     time."""
     figure = Figure(figsize=(6, 4), dpi=_DPI, layout="constrained")
-    axes = figure.add_subplot(xlabel="time", ylabel="share with no event", ylim=(0, 1.02))
+    axes = figure.add_subplot(
+        xlabel="time, in the unit of the data", ylabel="share with no event", ylim=(0, 1.02)
+    )
     for group in range(num_groups):
         own = groups == group
         if not own.any():
@@ -44,9 +47,5 @@ def _called(group: int, num_groups: int) -> str:
 def slices(images: Sequence[Tensor]) -> str:
     """Draw the maximum intensity projection of each volume (1, D, H, W), 0 to 1, along its last axis, side by
     side."""
-    figure = Figure(figsize=(1.6 * len(images), 1.6), dpi=_DPI)
-    for index, image in enumerate(images):
-        axes = figure.add_axes((index / len(images), 0, 0.97 / len(images), 1))
-        axes.set_axis_off()
-        axes.imshow(image[0].amax(dim=-1).T.numpy(), cmap="gray", vmin=0, vmax=1, origin="lower")
-    return data_uri.of_figure(figure)
+    brightest = [image[0].amax(dim=-1).T.numpy() for image in images]
+    return data_uri.of_figure(row(brightest, Colours("intensity, scaled", 0, 1)))

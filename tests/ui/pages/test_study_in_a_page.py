@@ -21,7 +21,7 @@ study
 @pytest.mark.subshells
 @pytest.mark.timeout(300)
 def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> None:
-    lab.write_notebook("study.ipynb", [STUDY, "study.resume()", "print(study.explain())"])
+    lab.write_notebook("study.ipynb", [STUDY, "study.resume().wait()", "print(study.explain())"])
     notebook = Notebook(page, lab, "study.ipynb")
     notebook.open()
     notebook.run_cell(0)
@@ -37,6 +37,7 @@ def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> No
 
     notebook.run_cell(1)
     expect(page.locator(".nbgpu-study-line").last).to_contain_text("finished: 6 of 6", timeout=150_000)
+    notebook.wait_until_idle()
     notebook.run_cell(2)
     notebook.wait_until_idle()
     screenshot(page, "study-finished")
@@ -46,4 +47,6 @@ def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> No
     notebook.set_theme("JupyterLab Light")
     saved = notebook.save()
     assert "finished: 6 of 6" in str([o.get("data") for o in saved.cells[1].outputs])
+    # The line of `wait` comes first, and is whole at the end.
+    assert "finished: 6 of 6" in saved.cells[1].outputs[0].data["text/plain"]
     assert "bounds this run" in str(saved.cells[2].outputs) or "bound this run" in str(saved.cells[2].outputs)

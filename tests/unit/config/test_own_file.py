@@ -73,6 +73,14 @@ def test_settings_are_read_off_the_file_without_running_it(tmp_path: Path) -> No
         train_config(recipe, cache_rate=0.5)
 
 
+def test_a_recipe_says_why_its_losses_are_not_comparable(tmp_path: Path) -> None:
+    assert train_config(written(tmp_path)).why_losses_differ == ""
+    own = RECIPE.replace("    limit =", '    why_losses_differ = "The loss has no dropout."\n    limit =')
+    assert train_config(written(tmp_path, own)).why_losses_differ == "The loss has no dropout."
+    with pytest.raises(ConfigError, match=r"net.py:13: `why_losses_differ` must be a text that stands there"):
+        train_config(written(tmp_path, own.replace('"The loss has no dropout."', "str(1)")))
+
+
 def test_settings_are_flags(tmp_path: Path) -> None:
     read = flags.parse(
         [settings_of(written(tmp_path))], ["--hidden", "3", "--share", "0.5"], "nbgpu train net.py"

@@ -1,0 +1,173 @@
+"""Images side by side, with the names and units of their axes and a bar that says what the colours mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+_DPI = 100
+_LEAST_TILE_PX = 112
+_LEFT_PX, _BOTTOM_PX, _TOP_PX, _RIGHT_PX = 48, 36, 8, 10
+_TITLE_PX = 16
+_GAP_PX = 14
+_BAR_PX = 9
+_BAR_LABELS_PX = 52
+BAR_AND_LABELS_PX = _GAP_PX + _BAR_PX + _BAR_LABELS_PX
+_SHORTEST_BAR_LABEL_PX = 150
+FONT_PT = 7.5
+
+Pixels = NDArray[Any]
+Draw = Callable[[Axes, int], None]
+
+
+@dataclass(frozen=True)
+class Colours:
+    """The meaning of the colours of an image."""
+
+    quantity: str
+    """With its unit, such as 'error, nm'."""
+    lowest: float
+    highest: float
+    map: str = "gray"
+    """Of matplotlib."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the pixels of an image are."""
+
+    unit: str = "voxels"
+    edge: float = 1.0
+    """The length of a pixel's edge, in `unit`."""
+    start: float = 0.0
+    """The place of the left and of the lower end of the image, in `unit`."""
+    names: tuple[str, str] = ("x", "y")
+    """Of the horizontal and the vertical axis."""
+    goes_up: bool = True
+    """Whether the first row of pixels is the lowest."""
+
+    def extent(self, image: Pixels) -> tuple[float, float, float, float]:
+        """The left, right, lower and upper end of an image (H, W), in `unit`."""
+        height, width = (self.start + self.edge * length for length in image.shape[:2])
+        return (self.start, width, *((self.start, height) if self.goes_up else (height, self.start)))
+
+
+def row(
+    images: Sequence[Pixels],
+    colours: Colours | None,
+    grids: Grid | Sequence[Grid] = Grid(),
+    titles: Sequence[str] = (),
+    draw_over: Draw | None = None,
+    least_px: int = _LEAST_TILE_PX,
+) -> Figure:
+    """Draw images (H, W) side by side, each pixel as a square of whole pixels of the screen.
+
+    Args:
+        images: at least one.
+        colours: what the colours mean; None where `draw_over` draws all of it.
+        grids: one for all images, or one for each.
+        titles: a line above each image; none for no lines.
+        draw_over: called with the axes of each image and its number.
+        least_px: the least edge of an image on the screen, in pixels.
+    """
+    of_each = [grids] * len(images) if isinstance(grids, Grid) else list(grids)
+    same = isinstance(grids, Grid)
+    sizes = [_size_px(image, least_px) for image in images]
+    gaps = _GAP_PX if same else _LEFT_PX
+    across = sum(width for _, width in sizes) + gaps * (len(images) - 1)
+    down = max(height for height, _ in sizes)
+    width = _LEFT_PX + across + (BAR_AND_LABELS_PX if colours is not None else _RIGHT_PX)
+    height = _BOTTOM_PX + down + _TOP_PX + (_TITLE_PX if titles else 0)
+    figure = figure_of(width, height)
+    left = _LEFT_PX
+    for index, (image, (own_height, own_width), grid) in enumerate(zip(images, sizes, of_each, strict=True)):
+        bottom = _BOTTOM_PX + down - own_height
+        axes = figure.add_axes(
+            (left / width, bottom / height, own_width / width, own_height / height), label=f"image {index}"
+        )
+        if colours is not None:
+            axes.imshow(
+                image,
+                cmap=colours.map,
+                vmin=colours.lowest,
+                vmax=colours.highest,
+                origin="lower" if grid.goes_up else "upper",
+                extent=grid.extent(image),
+                interpolation="nearest",
+                aspect="auto",
+            )
+        if draw_over is not None:
+            draw_over(axes, index)
+        _name_axes(axes, image, grid, with_vertical=index == 0 or not same)
+        if titles:
+            axes.set_title(titles[index], fontsize=FONT_PT, pad=3)
+        left += own_width + gaps
+    if colours is not None:
+        draw_bar(figure, colours, _BOTTOM_PX, down)
+    return figure
+
+
+def middle_slices(volumes: Tensor, colours: Colours) -> Figure:
+    """Draw the middle slices of volumes (N, D, H, W), perpendicular to the last axis, side by side, with the
+    H axis pointing up."""
+    middle = volumes[..., volumes.shape[-1] // 2]
+    return row([one.T.numpy() for one in middle], colours)
+
+
+def figure_of(width_px: int, height_px: int) -> Figure:
+    """Return an empty figure of that size."""
+    return Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI)
+
+
+def draw_bar(figure: Figure, colours: Colours, bottom_px: int, height_px: int) -> None:
+    """Draw the bar of the colours at the right of a figure, where `BAR_AND_LABELS_PX` are free for it."""
+    width, height = figure.get_size_inches() * _DPI
+    left = width - _BAR_LABELS_PX - _BAR_PX
+    place = (left / width, bottom_px / height, _BAR_PX / width, height_px / height)
+    axes = figure.add_axes(place, label="<colorbar>")
+    scale = ScalarMappable(Normalize(colours.lowest, colours.highest), colours.map)
+    bar = figure.colorbar(scale, cax=axes, ticks=[colours.lowest, colours.highest])
+    bar.ax.set_yticklabels([f"{value:.3g}" for value in (colours.lowest, colours.highest)])
+    bar.ax.tick_params(labelsize=FONT_PT, length=2, pad=2)
+    shrink = min(1.0, height_px / _SHORTEST_BAR_LABEL_PX + 0.15)
+    bar.set_label(colours.quantity, fontsize=FONT_PT * shrink, labelpad=-4)
+    bar.outline.set_linewidth(0.5)
+
+
+def _name_axes(axes: Axes, image: Pixels, grid: Grid, with_vertical: bool) -> None:
+    """Write the names of both axes, with the lengths at their ends. Images that share a vertical axis have it
+    once."""
+    left, right, lower, upper = grid.extent(image)
+    axes.set_xlim(left, right)
+    axes.set_ylim(lower, upper)
+    axes.set_xticks([left, right], [f"{left:g}", f"{right:g}"])
+    # Inside the image's width, so that neighbours do not run into each other.
+    first, last = axes.get_xticklabels()
+    first.set_horizontalalignment("left")
+    last.set_horizontalalignment("right")
+    axes.set_yticks([lower, upper], [f"{lower:g}", f"{upper:g}"] if with_vertical else [])
+    if with_vertical:
+        first, last = axes.get_yticklabels()
+        first.set_verticalalignment("bottom")
+        last.set_verticalalignment("top")
+    axes.tick_params(labelsize=FONT_PT, length=2, pad=2)
+    axes.set_xlabel(f"{grid.names[0]}, {grid.unit}", fontsize=FONT_PT, labelpad=-6)
+    if with_vertical:
+        axes.set_ylabel(f"{grid.names[1]}, {grid.unit}", fontsize=FONT_PT, labelpad=-10)
+    for spine in axes.spines.values():
+        spine.set_linewidth(0.5)
+
+
+def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
+    height, width = image.shape[:2]
+    times = max(1, math.ceil(least_px / width))
+    return times * height, times * width
