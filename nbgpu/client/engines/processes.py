@@ -26,6 +26,7 @@ from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import processes
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import KEPT
 
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
@@ -67,6 +68,11 @@ class Processes:
     def connection_file(self) -> Path:
         """ipyparallel's file for clients."""
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
+
+    @property
+    def meeting_file(self) -> Path:
+        """The file that says where the ranks meet. It is there before `connection_file` is."""
+        return self.folder / MEETING
 
     def launch(self, environment: Mapping[str, str]) -> None:
         """Launch the fork server and the controller, or take over the preloaded ones, and return at once.

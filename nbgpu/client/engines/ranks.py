@@ -27,6 +27,7 @@ from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.calls import Call
+from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import CellOptions, Device
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Ranks:
         """Return the seat of each engine (`Seat` in engine/process/boot.py)."""
         chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
         link = self._config.simulated_link
+        meeting = MeetingPlace.read(self._processes.meeting_file)
         return [
             {
                 "rank": rank,
@@ -94,7 +96,9 @@ class Ranks:
                 "device": devices.torch_name(device, self._chosen),
                 "visible_gpus": devices.visible_gpus(self._chosen),
                 "described": asdict(device),
-                "rendezvous": str(self._processes.folder),
+                "folder": str(self._processes.folder),
+                "store": meeting.address,
+                "store_keys": str(self._processes.meeting_file),
                 "threads": self._config.threads_for(len(chosen)),
                 "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
