@@ -114,6 +114,24 @@ def test_every_axis_of_a_figure_has_a_name(notebook: Any) -> None:
                 assert title.get("text"), f"{name} of {figure['layout'].get('title')}"
 
 
+def test_no_legend_covers_the_name_of_an_axis(notebook: Any) -> None:
+    for output in outputs(notebook):
+        layout = output.get("data", {}).get(FIGURE, {}).get("layout", {})
+        legend = layout.get("legend", {})
+        if legend.get("y", 1) < 0:
+            plot_px = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+            assert legend["yanchor"] == "top"
+            # The numbers of the axis take about 20 pixels, and so does its name.
+            assert 50 <= -legend["y"] * plot_px <= layout["margin"]["b"] - 19, layout.get("title")
+
+
+def test_nothing_is_lost_in_a_notebook_that_is_not_trusted(notebook: Any) -> None:
+    """JupyterLab removes these elements from the outputs of a notebook that somebody else ran."""
+    for output in outputs(notebook):
+        page = output.get("data", {}).get("text/html", "")
+        assert not re.findall("<(?:svg|script|iframe|button|canvas)", page)
+
+
 def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
     stamp = "20260704-235959-waves-beef"
     folder = tmp_path / "notebook-x"

@@ -137,7 +137,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": TEXT_COLOR, "size": 12},
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 110},
             "annotations": [
                 {
                     "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
@@ -167,7 +167,8 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 "title": {"text": drawn.parts_x_title},
             },
             "yaxis2": {**axis, "anchor": "x2", "title": {"text": "time of a step, ms"}},
-            "legend": {"orientation": "h", "y": -0.2},
+            # Below the names of the axes, as a share of the height that the margins leave.
+            "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"},
         },
         "config": {"responsive": True, "displaylogo": False},
     }
