@@ -107,7 +107,7 @@ def picture(
             "xaxis": {**axis, "title": {"text": "ranks"}, "tickvals": sorted({p.ranks for p in modelled})},
             "yaxis": {**axis, "title": {"text": "speed-up in samples per second"}, "dtick": "D2"},
             # Beside the plot the names of claims would take more than half of a narrow page.
-            "legend": {"x": 0, "y": -_AXIS_PX / _PLOT_PX, "yanchor": "top"},
+            "legend": {"x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         },
         "config": {"responsive": True, "displaylogo": False},
     }

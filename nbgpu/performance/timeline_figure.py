@@ -33,8 +33,6 @@ _LANE_PX = 26
 _LINE_ABOVE = 0.46
 _ABOVE_PX, _BELOW_PX = 70, 115
 """The margins: of the title, and of the x axis with the legend."""
-_LEGEND_PX = 55
-"""How far below the plot the legend begins, so that the name of the axis has room."""
 
 
 def figure(
@@ -67,7 +65,7 @@ def figure(
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": TEXT_COLOR},
         "margin": {"l": 130, "r": 20, "t": _ABOVE_PX, "b": _BELOW_PX},
-        "legend": {"orientation": "h", "y": -_LEGEND_PX / (_LANE_PX * len(lanes)), "yanchor": "top"},
+        "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": {"title": {"text": "time, ms"}, "gridcolor": _GRID_COLOR, "zeroline": False},
         "yaxis": {
             "tickvals": [_y(rank, lane) for rank, lane in lanes],

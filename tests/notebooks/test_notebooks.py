@@ -118,11 +118,11 @@ def test_no_legend_covers_the_name_of_an_axis(notebook: Any) -> None:
     for output in outputs(notebook):
         layout = output.get("data", {}).get(FIGURE, {}).get("layout", {})
         legend = layout.get("legend", {})
-        if legend.get("y", 1) < 0:
-            plot_px = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
-            assert legend["yanchor"] == "top"
-            # The numbers of the axis take about 20 pixels, and so does its name.
-            assert 50 <= -legend["y"] * plot_px <= layout["margin"]["b"] - 19, layout.get("title")
+        if legend.get("y", 1) <= 0:
+            # Plotly can place one that is measured from the plot before it knows how high the plot becomes.
+            assert (legend["y"], legend.get("yref"), legend.get("yanchor")) == (0, "container", "bottom")
+            # Three lines of a legend, and the numbers and the name of the axis.
+            assert layout["margin"]["b"] >= 110
 
 
 def test_nothing_is_lost_in_a_notebook_that_is_not_trusted(notebook: Any) -> None:
