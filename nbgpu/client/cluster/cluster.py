@@ -24,7 +24,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
-from nbgpu.client.host import host_checks, registry
+from nbgpu.client.host import registry
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables.autoreload import Reloading
@@ -34,6 +34,7 @@ from nbgpu.errors import (
     NbgpuError,
     NoClusterError,
 )
+from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
@@ -171,7 +172,11 @@ class Cluster(VariableCalls, RunCalls):
                 self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
-                self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
+                self._client,
+                processes.this_host.name,
+                self.world_size,
+                self.config.start_timeout_s,
+                processes.require_reachable,
             )
             self._ranks = self._sit_down(processes, seating)
             self._use_transport(find_transport(self._ranks, self._transports, self.config))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.client.cluster.history import CellHistory
-from nbgpu.client.cluster.questions import Listener, Questions
+from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
@@ -23,6 +23,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError, RunError
+from nbgpu.host.questions import Listener
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
@@ -122,7 +123,8 @@ class ClusterParts:
         """Make a lookout, which asks the ranks where they are. The caller closes it."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
-        return Lookout(self._processes.folder, self.pids, self._last_seen)
+        hosts = self._processes.hosts
+        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self._last_seen)
 
     def questions(self) -> Questions:
         """Make the object that takes the ranks' questions to the person. The caller closes it."""

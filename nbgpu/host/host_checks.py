@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from nbgpu.client.host.findings import Finding, fail, ok, warn
 from nbgpu.errors import ClusterError, ConfigError
+from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine.pidfds import has_pidfds
 
 _GIB = 2**30
