@@ -98,45 +98,6 @@ def test_many_small_pieces_stop_at_the_limit(limited: nbgpu.Cluster, code: str) 
     assert well(limited)
 
 
-_REFUSED_A_KERNEL = """
-import resource
-spare = [torch.ones(n) for n in (1024, 2048, 4096) for _ in range(100)]
-del spare[::2]  # room in the heap for a convolution's result, but not for the pages of a kernel
-limits = resource.getrlimit(resource.RLIMIT_DATA)
-for width in range(20, 80):
-    image, weight = torch.ones(1, 8, 8, width), torch.ones(8, 8, 3, 3)
-    resource.setrlimit(resource.RLIMIT_DATA, (2**20, limits[1]))
-    try:
-        torch.nn.functional.conv2d(image, weight)
-    except RuntimeError as error:
-        if str(error) == "could not create a primitive":
-            raise
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, limits)
-"""
-
-
-def test_a_rank_that_was_refused_memory_for_a_kernel_convolves_all_the_same(
-    limited: nbgpu.Cluster, tmp_path: Path
-) -> None:
-    with pytest.raises(nbgpu.RankError) as caught:
-        limited.execute(_REFUSED_A_KERNEL, ranks=[1])
-    (failure,) = caught.value.failures
-    assert failure.error_type == "OutOfMemoryError", failure
-    assert "computes them without it" in failure.message
-    assert "%nbgpu restart --rank 1" in failure.message
-    convolves = (
-        "torch.nn.functional.conv2d(torch.ones(1, 8, 8, 200), torch.ones(8, 8, 3, 3)); "
-        "print(torch._C._get_mkldnn_enabled())"
-    )
-    assert limited.execute(convolves) == {0: "True\n", 1: "False\n"}
-    run = limited.train("autoencoder", steps=2, batch_size=1, runs_dir=str(tmp_path), **SETTINGS)
-    assert run.wait(120).status == "finished", run.failures
-    assert limited.execute(convolves.replace("200", "201")) == {0: "True\n", 1: "False\n"}
-    limited.restart(rank=1)
-    assert limited.execute(convolves.replace("200", "202")) == {0: "True\n", 1: "True\n"}
-
-
 def test_what_a_backward_that_was_refused_memory_still_held_is_given_back(limited: nbgpu.Cluster) -> None:
     before_mib = max(resident_mib(limited))
     # Two ways lead back to x, so that one of them still waits when the other asks for too much.
