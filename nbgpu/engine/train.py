@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -345,30 +344,31 @@ def main(arguments: list[str]) -> None:
         transport.name,
         cluster.collective_timeout_s,
     )
+    if world_size == local_world_size:
+        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
+        group.stay_on_loopback()
     if transport.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
     limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
     if limit_bytes is not None:
         memory_limit.enforce(limit_bytes, member.device)
 
-    with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
-        group.form(member, None if world_size > 1 else Path(rendezvous))
+    # A single rank meets nobody.
+    group.form(member, None if world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
+    try:
+        choice = together(lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}})
+        choice = exchange.broadcast(choice, source=0)
+        config = settled(config.changed(**choice["values"]), of_ranks)
+        made = together(lambda: str(runs.create(config, cluster, Chosen(**choice))) if rank == 0 else "")
+        folder = Path(exchange.broadcast(made, source=0))
+        trainer = _trainer(config, folder, member, device)
         try:
-            choice = together(
-                lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}}
-            )
-            choice = exchange.broadcast(choice, source=0)
-            config = settled(config.changed(**choice["values"]), of_ranks)
-            made = together(lambda: str(runs.create(config, cluster, Chosen(**choice))) if rank == 0 else "")
-            folder = Path(exchange.broadcast(made, source=0))
-            trainer = _trainer(config, folder, member, device)
-            try:
-                state = _leaving_outcome(folder, rank, lambda: train(trainer))
-            except BaseException as error:
-                _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
-                raise
-        finally:
-            dist.destroy_process_group()
+            state = _leaving_outcome(folder, rank, lambda: train(trainer))
+        except BaseException as error:
+            _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
+            raise
+    finally:
+        dist.destroy_process_group()
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
 
