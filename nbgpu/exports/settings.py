@@ -149,4 +149,4 @@ def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
             problems.append(f"{name}: an export to {to} has no place for it; {takes} can take it")
     if problems or settings is None:
         raise ConfigError("\n".join(problems))
-    return to, settings  # type: ignore[return-value]
+    return to, settings
