@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -354,36 +353,38 @@ def main(arguments: list[str]) -> int:
         transport.name,
         cluster.collective_timeout_s,
     )
+    if world_size == local_world_size:
+        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
+        group.stay_on_loopback()
     if transport.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
     limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
     if limit_bytes is not None:
         memory_limit.enforce(limit_bytes, member.device)
 
-    with tempfile.TemporaryDirectory(prefix="nbgpu-") as rendezvous:
-        group.form(member, None if world_size > 1 else Path(rendezvous))
+    # A single rank meets nobody.
+    group.form(member, None if world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
+    try:
+        folder, config, goes_on = _own_folder(config, cluster, of_ranks, rank)
+        done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
+        if exchange.broadcast(done, source=0):
+            if rank == 0:
+                print(_finished_already(folder))  # noqa: T201 - what the command is for
+            return 0
+        held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
+        trainer = _trainer(config, folder, member, device, goes_on)
+        ending.listen(lambda: trainer.step)
         try:
-            folder, config, goes_on = _own_folder(config, cluster, of_ranks, rank)
-            own = folder
-            done = together(lambda: goes_on and rank == 0 and jobs.is_finished(own))
-            if exchange.broadcast(done, source=0):
-                if rank == 0:
-                    print(_finished_already(folder))  # noqa: T201 - what the command is for
-                return 0
-            held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
-            trainer = _trainer(config, folder, member, device, goes_on)
-            ending.listen(lambda: trainer.step)
-            try:
-                state = _leaving_outcome(folder, rank, lambda: train(trainer))
-            except BaseException as error:
-                _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
-                raise
-            finally:
-                if held is not None:
-                    os.close(held)
-            signals = exchange.gather(ending.received()) if state == "stopped" else []
+            state = _leaving_outcome(folder, rank, lambda: train(trainer))
+        except BaseException as error:
+            _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
+            raise
         finally:
-            dist.destroy_process_group()
+            if held is not None:
+                os.close(held)
+        signals = exchange.gather(ending.received()) if state == "stopped" else []
+    finally:
+        dist.destroy_process_group()
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
     return _exit_code(folder, signals, rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
@@ -142,11 +142,12 @@ def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
         settings = ExportConfig.checked(**values)
     except ConfigError as error:
         problems.append(str(error))
+    kind = cast(Format, to)
     if to in FORMATS:
         given = {name for name, value in values.items() if value not in ("", None)}
-        for name in sorted(given & ExportConfig.model_fields.keys() - USED[to]):  # type: ignore[index]
-            takes = ", ".join(kind for kind in FORMATS if name in USED[kind])
+        for name in sorted(given & ExportConfig.model_fields.keys() - USED[kind]):
+            takes = ", ".join(each for each in FORMATS if name in USED[each])
             problems.append(f"{name}: an export to {to} has no place for it; {takes} can take it")
     if problems or settings is None:
         raise ConfigError("\n".join(problems))
-    return to, settings
+    return kind, settings

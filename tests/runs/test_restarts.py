@@ -72,8 +72,9 @@ def wait_until(holds: Callable[[], bool], torchrun: subprocess.Popen[str]) -> No
 
 
 def newest_step(runs_dir: Path) -> int:
-    steps = [int(path.name.removeprefix("step-")) for path in runs_dir.glob("*/checkpoints/step-*")]
-    return max(steps, default=0)
+    folders = runs_dir.iterdir() if runs_dir.exists() else ()
+    found = [path for folder in folders for path in checkpoint_files.checkpoints(folder)]
+    return max((int(path.name.removeprefix("step-")) for path in found), default=0)
 
 
 def losses(folder: Path) -> dict[tuple[int, int], float]:
@@ -99,7 +100,8 @@ def test_a_job_goes_on_in_one_folder_after_every_end(cluster2: nbgpu.Cluster, tm
         wait_until(lambda: len(ranks_of(torchrun)) == 2 and killed not in ranks_of(torchrun), torchrun)
         before = newest_step(runs_dir)
         wait_until(lambda: newest_step(runs_dir) > before, torchrun)
-        # Time is nearly up: all stop with a checkpoint, torchrun starts none again, and the job may queue again.
+        # Time is nearly up: all stop with a checkpoint, torchrun starts none again, and the job may queue
+        # again.
         ranks_of(torchrun)[1].send_signal(signal.SIGUSR1)
         text, _ = torchrun.communicate(timeout=_PATIENCE_S)
         assert torchrun.returncode == 0, text

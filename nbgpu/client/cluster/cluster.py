@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from nbgpu.client.cluster import resizing, status
 from nbgpu.client.cluster.history import CellHistory
-from nbgpu.client.cluster.questions import Listener, Questions
+from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.recipe_calls import RecipeCalls
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.engines import environment
@@ -30,7 +30,7 @@ from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
-from nbgpu.client.host import host_checks, registry
+from nbgpu.client.host import registry
 from nbgpu.client.runs import planning, predicting
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
@@ -49,6 +49,8 @@ from nbgpu.errors import (
     NoClusterError,
     RunError,
 )
+from nbgpu.host import host_checks
+from nbgpu.host.questions import Listener
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
@@ -258,7 +260,11 @@ class Cluster(RecipeCalls):
                 self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
             seating = Seating.at_start(
-                self._client, self.world_size, self.config.start_timeout_s, processes.require_reachable
+                self._client,
+                processes.this_host.name,
+                self.world_size,
+                self.config.start_timeout_s,
+                processes.require_reachable,
             )
             self._ranks = self._sit_down(processes, seating)
             self._use_transport(find_transport(self._ranks, self._transports, self.config))
@@ -822,7 +828,8 @@ class Cluster(RecipeCalls):
         """Make a lookout, which asks the ranks where they are. The caller closes it."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
-        return Lookout(self._processes.folder, self.pids, self._last_seen)
+        hosts = self._processes.hosts
+        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self._last_seen)
 
     def questions(self) -> Questions:
         """Make the object that takes the ranks' questions to the person. The caller closes it."""

@@ -1,4 +1,5 @@
-"""ipyparallel's controller, which ends with the processes without which it is of no use.
+"""ipyparallel's controller, which ends with the processes without which it is of no use, and, in the same
+process, the place where the ranks meet.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
@@ -41,8 +42,12 @@ def main() -> None:
     os.register_at_fork(after_in_child=_end_with_parent)
     from ipyparallel.controller.app import IPController
 
+    from nbgpu.client.engines import meeting
+
     held: list[socket.socket] = []
     """Open sockets, kept until the process ends."""
+    servers: list[meeting.Server] = []
+    """The one in which the ranks meet, kept likewise."""
 
     class Controller(IPController):  # type: ignore[misc]
         """ipyparallel's controller without copies of messages, and with ports that it holds.
@@ -61,6 +66,8 @@ def main() -> None:
             """Stay in this folder. ipyparallel would look for modules there, before the standard library."""
 
         def init_hub(self) -> None:
+            # The ranks need it as soon as they can be called.
+            servers.append(meeting.Server(self.engine_ip, folder))
             super().init_hub()
             copies = self.hub.monitor.socket
             copies.unsubscribe(b"")

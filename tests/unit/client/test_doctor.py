@@ -18,8 +18,9 @@ import pynvml
 import pytest
 
 from nbgpu.cli import host
-from nbgpu.client.host import doctor, gpu_checks, host_checks
-from nbgpu.client.host.findings import Finding, fail, ok, warn
+from nbgpu.client.host import doctor
+from nbgpu.host import gpu_checks, host_checks
+from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine.requirements import requirements
 from nbgpu.version import VERSION
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from nbgpu.client.host.findings import Finding, fail, ok, warn
 from nbgpu.errors import ClusterError, ConfigError
+from nbgpu.host.findings import Finding, fail, ok, warn
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
