@@ -196,10 +196,16 @@ def _stage(
     sent: dict[int, Any] = {}
     for rank in range(len(ranks)):
         saved_by = rank if manifest.world_size == len(ranks) else 0
-        saved = manifest.ranks[saved_by]
-        there = [name for name in wanted if name in saved.fingerprints]
+        there = [name for name in wanted if name in manifest.ranks[saved_by].fingerprints]
         sent |= ranks.call(
-            Call.STAGE_VARIABLES, str(folder), manifest.data, saved_by, saved, there, trust, ranks=[rank]
+            Call.STAGE_VARIABLES,
+            str(folder),
+            manifest.data,
+            saved_by,
+            manifest.ranks,
+            there,
+            trust,
+            ranks=[rank],
         )
     return sent
 
