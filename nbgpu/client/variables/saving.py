@@ -190,6 +190,13 @@ def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = Fa
     return Loaded(folder, len(ranks), ready, [*left_out, *failed], untrusted, with_random_state)
 
 
+def where_they_are(folder: Path) -> str:
+    """A sentence that names the folder of saved variables and the command that loads them."""
+    return (
+        f"the ranks' variables are in {folder.absolute()}: %nbgpu load {shlex.quote(str(folder.absolute()))}"
+    )
+
+
 def _stage(
     ranks: Ranks, folder: Path, manifest: Manifest, wanted: Sequence[str], trust: bool
 ) -> dict[int, Any]:

@@ -191,6 +191,12 @@ class Describer:
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
         kind = type(value)
+        if isinstance(value, Tensor) and getattr(value, "_is_flat_param", False):
+            raise NotSaved(
+                "it is a parameter of FullyShardedDataParallel (FSDP1). Save a variable with what its optim_state_dict "
+                "returns",
+                about=value,
+            )
         for described in (self._of_plain_value, self._of_container, self._of_array, self._of_code):
             if (node := described(value, kind, path)) is not None:
                 return node
@@ -440,6 +446,8 @@ def _is_compiled(kind: type) -> bool:
 def _why_it_stays(kind: type) -> str:
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
+    if kind.__name__ == "FullyShardedDataParallel":
+        return "it is of FSDP1. Save a variable with a full state_dict(), or use fully_shard (FSDP2)"
     return "it belongs to the process group of the ranks"
 
 

@@ -1,8 +1,8 @@
 """Describe what is spread over the ranks, and put it together again: DTensors, meshes and models under FSDP.
 
-Each rank writes its own part of a DTensor and nothing is exchanged, neither for saving nor for loading, so
-that no rank waits for one that has failed. On another number of ranks, each reads its part from the files of
-all ranks that have some of it.
+Each rank writes its own part of a DTensor, and the parts are not exchanged, neither for saving nor for
+loading. On another number of ranks, each reads its part from the files of all ranks that have some of it.
+Only a mesh of several dimensions needs groups of its own, which the ranks form together while they load.
 """
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
     if len(shape) == 1:
         shape = (world_size,)
     elif saved_by != world_size:
-        raise Cannot(f"its mesh is {' x '.join(map(str, shape))}, and there are {world_size} ranks now")
+        in_words = " x ".join(map(str, shape))
+        raise Cannot(f"its mesh is {in_words}, for {saved_by} ranks and not for {world_size}")
     names = None if node["names"] is None else tuple(node["names"])
     return init_device_mesh(node["device"], shape, mesh_dim_names=names)
 
@@ -254,7 +255,7 @@ class Parts:
         if kind != "shard" or others or (node["stride"] != contiguous and 0 not in shape):
             raise Cannot(
                 f"{node['path']} was saved by {len(self.of_path)} ranks, is neither cut along one dimension nor equal on "
-                f"all of them, and there are {world_size} now"
+                f"all of them, so that another number of ranks ({world_size}) cannot have it"
             )
         (dimension,) = arguments
         length = shape[dimension]
