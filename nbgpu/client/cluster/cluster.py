@@ -27,6 +27,7 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
+from nbgpu.client.variables import saving
 from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
 from nbgpu.errors import (
@@ -269,11 +270,7 @@ class Cluster(VariableCalls, RunCalls):
                     self.news.append(why)
                 return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
-        held = (
-            f"the ranks' variables are in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
-            if saved_in
-            else "the ranks' variables are gone"
-        )
+        held = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
             f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client.cluster.cell_calls import CellCalls
+from nbgpu.client.cluster.release import tell_in_next_cell
 from nbgpu.client.variables import definitions, saving, table, transfer
 from nbgpu.client.variables.saving import Loaded, Saved
+from nbgpu.errors import NbgpuError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +85,29 @@ class VariableCalls(CellCalls):
         """
         self._make_ready()
         return saving.save(self.ranks, Path(folder), names)
+
+    def save_before_the_end(self, folder: str | Path, why: str) -> str:
+        """Save the variables because the ranks will end soon for a reason outside the notebook, and say in
+        the next cell where they are.
+
+        Call it on the notebook's main thread, between its cells, as `release_after_s` does. A rank that runs
+        a cell saves when that has ended.
+
+        Args:
+            folder: as for `save`.
+            why: the reason, as the beginning of a sentence: 'the job has 90 s left'.
+
+        Returns:
+            The sentence that the next cell shows, for later messages, too. Where the variables could not be
+            saved it says why.
+        """
+        try:
+            self.save(folder)
+            told = f"{why}: {saving.where_they_are(Path(folder))}"
+        except NbgpuError as error:
+            told = f"{why}, and the ranks' variables could not be saved in {Path(folder).absolute()}: {error}"
+        tell_in_next_cell(told[0].upper() + told[1:])
+        return told
 
     def load(self, folder: str | Path, names: Sequence[str] = (), *, trust: bool = False) -> Loaded:
         """Give the ranks variables that `save` has written: to each its own or, on another number of ranks,
