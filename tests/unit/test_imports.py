@@ -65,6 +65,7 @@ HOUSE = [
     "engine.group",
     "engine.frames",
     "engine.__init__",
+    "exports",
     "run_folder",
     "saved_folder",
     "planning",
