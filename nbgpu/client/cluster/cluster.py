@@ -594,11 +594,11 @@ class Cluster(RecipeCalls):
         return saving.save(self.ranks, Path(folder), names)
 
     def save_before_the_end(self, folder: str | Path, why: str) -> str:
-        """Save the variables because the ranks will end soon for a reason outside the notebook, and say in the
-        next cell where they are.
+        """Save the variables because the ranks will end soon for a reason outside the notebook, and say in
+        the next cell where they are.
 
-        Call it on the notebook's main thread, between its cells, as `release_after_s` does. A rank that runs a
-        cell saves when that has ended.
+        Call it on the notebook's main thread, between its cells, as `release_after_s` does. A rank that runs
+        a cell saves when that has ended.
 
         Args:
             folder: as for `save`.
