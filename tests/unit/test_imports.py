@@ -64,6 +64,7 @@ HOUSE = [
     "engine.group",
     "engine.frames",
     "engine.__init__",
+    "exports",
     "run_folder",
     "saved_folder",
     "planning",
