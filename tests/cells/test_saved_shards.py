@@ -97,13 +97,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str
 def test_what_cannot_be_saved_is_named_with_its_line(saved: Any) -> None:
     *_, report = saved
     refused = report.partition("not saved:\n")[2].splitlines()
-    assert len(refused) == 1
-    assert refused[0].startswith("  parallel: ")
-    assert (
-        "it has hooks of parallelize_module or distribute_module. Save a variable with its state_dict()"
-        in report
-    )
+    assert [line.partition(": ")[0].strip() for line in refused] == [
+        "parallel",
+        "of_fsdp1",
+        "its_optimizer.param_groups[0]['params'][0]",
+    ]
+    assert "it has hooks of parallelize_module" in refused[0]
+    assert "Save a variable with its state_dict()" in refused[0]
     assert "Made by: parallel = parallelize_module(" in refused[0]
+    assert "it is of FSDP1. Save a variable with a full state_dict()" in refused[1]
+    assert "Made by: its_optimizer = torch.optim.SGD(" in refused[2]
     assert "each rank has a value of its own: x\n" in report, "parts of one tensor are no values of their own"
 
 
@@ -115,9 +118,9 @@ def test_training_goes_on_to_the_same_bits(saved: Any) -> None:
         assert cluster.execute(SHOWN) == held
         assert cluster.execute(GOES_ON) == goes_on
         hybrid = cluster.execute(
-            "print(hybrid(torch.ones(1, 3)).shape, hybrid.weight.device_mesh is one_by_two)"
+            "print(hybrid.weight.device_mesh is one_by_two, hybrid(torch.ones(1, 3)).shape)"
         )
-        assert hybrid == dict.fromkeys(range(2), "torch.Size([1, 3]) True\n")
+        assert hybrid == dict.fromkeys(range(2), "True torch.Size([1, 3])\n")
         # What was loaded can be saved and loaded like what was made.
         assert "not saved" not in str(cluster.save(folder.with_name("again")))
 

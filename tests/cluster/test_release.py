@@ -116,7 +116,7 @@ def test_the_variables_are_saved_first_and_where_that_fails_it_goes_on(
     assert notebook.run(f"%nbgpu load {folder}").status == "ok"
     assert notebook.run("%%distributed\nprint(value)").said(0, 1) == [["5"], ["6"]]
     # Whoever learns that the ranks will end soon saves in the same way.
-    at_the_end = f"nbgpu.current_cluster().save_before_the_end({str(folder)!r}, 'the job has 90 s left')"
+    at_the_end = f"nbgpu.current().save_before_the_end({str(folder)!r}, 'the job has 90 s left')"
     assert notebook.run(f"import nbgpu; told = {at_the_end}").stderr == ""
     warning = f"the job has 90 s left: the ranks' variables are in {folder}: %nbgpu load {folder}"
     done = notebook.run("print(told)")
