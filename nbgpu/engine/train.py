@@ -37,7 +37,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
 from nbgpu.engine.ipykernel import interrupts, kept_failure
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.memory import heap
+from nbgpu.engine.memory import heap, onednn
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.undisturbed import undisturbed
@@ -48,7 +48,7 @@ from nbgpu.engine.training.minimiser import Minimiser
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
-from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
 from nbgpu.machine import allocator, devices, interpreter, transports
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
@@ -219,6 +219,8 @@ def train(trainer: Loop, mended: str = "") -> RunState:
             raise
         with undisturbed():
             explained = trainer.out_of_memory(error)
+            if note := onednn.mend(error, trainer.rank):
+                explained = OutOfMemoryError(f"{explained}\n{note}")
             memory.let_go(error)
         raise explained from None
     _close(trainer)
