@@ -33,6 +33,7 @@ HOUSE = [
     "ui.followed",
     "ui.cell",
     "ui.slot",
+    "ui.kept_svg",
     "client.demo",
     "client.notebook",
     "client.sweeps",
