@@ -147,6 +147,15 @@ def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_requeu
     def output() -> str:
         return "".join(path.read_text() for path in job.glob("*.out")) + test_slurm.logs()
 
+    def start_now() -> None:
+        # Slurm lets a job that was queued again wait for two minutes.
+        def is_waiting() -> bool:
+            show = ["squeue", "--noheader", f"--jobs={number}", "--format=%T"]
+            return test_slurm.run(show).stdout.strip() == "PENDING"
+
+        wait_until(is_waiting, _PATIENCE_S, output)
+        test_slurm.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+
     submit = f"cd {job} && sbatch --parsable job.sbatch"
     number = test_slurm.run(["bash", "-c", submit]).stdout.strip()
     try:
@@ -156,9 +165,10 @@ def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_requeu
         wait_until(lambda: "the job queues again" in output(), _PATIENCE_S, output)
         stopped_at = newest_step(shared)
         assert stopped_at < SMALL["steps"], "the run was over too early: this test shows nothing"
+        start_now()
         wait_until(lambda: newest_step(shared) > stopped_at, _PATIENCE_S, output)
-        if not is_finished(shared):
-            test_slurm.run(["scontrol", "requeue", number])
+        test_slurm.run(["scontrol", "requeue", number])
+        start_now()
         wait_until(lambda: is_finished(shared), _PATIENCE_S, output)
         test_slurm.wait_until_idle()
     finally:

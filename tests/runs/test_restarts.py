@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,12 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def ranks_of(torchrun: subprocess.Popen[str]) -> list[psutil.Process]:
-    return [
-        p for p in psutil.Process(torchrun.pid).children() if "nbgpu.engine.train" in " ".join(p.cmdline())
-    ]
+    found = []
+    for process in psutil.Process(torchrun.pid).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie counts as that too
+            if "nbgpu.engine.train" in process.cmdline():
+                found.append(process)
+    return found
 
 
 def wait_until(holds: Callable[[], bool], torchrun: subprocess.Popen[str]) -> None:
