@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 import psutil
 
 from nbgpu.errors import ClusterError
+from nbgpu.machine.pidfds import has_pidfds
 
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
@@ -31,6 +32,11 @@ _NUM_FIELDS_TO_FLAGS = 7
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.pread.restype = ctypes.c_ssize_t
 _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
+
+
+def boot_id() -> str:
+    """The id of the host's boot. Containers of one machine have the same."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class ProcessId(NamedTuple):
@@ -57,8 +63,14 @@ class ProcessId(NamedTuple):
             return False
 
     def send(self, signal_number: int) -> None:
-        """Send a signal to this process, and never to another one that got its pid. Does nothing if it has
+        """Send a signal to this process, and not to another one that got its pid. Does nothing if it has
         ended."""
+        if not has_pidfds():
+            with suppress(ProcessLookupError):
+                # In the moment between the two the process may end, and another one get its pid.
+                if self.alive():
+                    os.kill(self.pid, signal_number)
+            return
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -71,6 +83,14 @@ class ProcessId(NamedTuple):
             pass
         finally:
             os.close(fd)
+
+
+class EngineProcess(NamedTuple):
+    """A process of a cluster. Hosts may give the same pid at the same time."""
+
+    host: str
+    """The host's name, unique in the cluster."""
+    pid: int
 
 
 def is_ending(pid: int) -> bool:
@@ -206,6 +226,27 @@ def _interrupt_tree(pid: int) -> None:
 def _children(pid: int) -> Iterator[int]:
     for thread in Path(f"/proc/{pid}/task").iterdir():
         yield from map(int, (thread / "children").read_text().split())
+
+
+def has_open(pid: int, beginning: str) -> bool:
+    """Whether a process has a file open whose path begins like this, as far as this user may know."""
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for link in links:
+        with suppress(OSError):  # the file was closed in the meantime
+            if str(link.readlink()).startswith(beginning):
+                return True
+    return False
+
+
+def resident_bytes(pid: int) -> int | None:
+    """The memory that a process has in RAM; None where it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return None
 
 
 class CoreUse(NamedTuple):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from nbgpu.client.faults.hangs import Place, notice
 from nbgpu.client.faults.stacks import Lookout, Sighting
+from nbgpu.host.stacks import Stacks
+from nbgpu.machine.processes import EngineProcess
 from nbgpu.protocol.records import MainThreadState
 
 _PATIENCE_S = 0.3
@@ -30,7 +32,8 @@ class RanksWatch:
     def __init__(self, folder: Path, pids: Mapping[int, int]) -> None:
         self.pids = dict(pids)
         self._seen: dict[int, Sighting] = {}
-        self._lookout = Lookout(folder, self.pids, self._seen)
+        processes = {rank: EngineProcess("", pid) for rank, pid in pids.items()}
+        self._lookout = Lookout(processes, lambda _: Stacks(folder), self._seen)
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
 
     def look(self) -> dict[int, Place]:

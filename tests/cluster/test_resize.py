@@ -283,13 +283,13 @@ def test_faults_are_handled_as_before(cluster: nbgpu.Cluster) -> None:
 def test_a_spare_is_taken_first_and_threads_and_limits_follow() -> None:
     num_cores = len(os.sched_getaffinity(0))
     with beside(ranks=1, spare=1, memory_limit="0.9", cell_seed=5) as cluster:
-        ((spare, _),) = cluster.ranks.seating.spares.items()
+        (spare,) = cluster.ranks.seating.spares.values()
         threads = "import os; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
         assert cluster.execute(threads) == {0: f"{num_cores} {num_cores}\n"}
         limit = cluster.ranks._seats[0]["memory_limit_bytes"]
         cluster.resize(2)
-        assert cluster.pids[1] == spare
-        assert list(cluster.ranks.seating.spares) != [spare]
+        assert cluster.pids[1] == spare.pid
+        assert list(cluster.ranks.seating.spares.values()) != [spare]
         assert len(cluster.ranks.seating.spares) == 1
         half = max(1, num_cores // 2)
         assert cluster.execute(threads) == dict.fromkeys(range(2), f"{half} {half}\n")

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from rows import row
 
 import nbgpu
-from nbgpu.client.host import host_checks, registry
+from nbgpu.client.host import registry
+from nbgpu.host import host_checks
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE, Transport
 
 SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}

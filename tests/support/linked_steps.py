@@ -48,7 +48,9 @@ def measure(
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    group.form(group.Membership(place.rank, place.world_size, place.rank, device, "gloo"), place.rendezvous)
+    member = group.Membership(place.rank, place.world_size, place.rank, device, "gloo")
+    store = dist.FileStore(str(place.rendezvous / "store"), place.world_size)  # type: ignore[attr-defined]
+    group.form(member, store)
     only = _FSDP if any(row["strategy"] == "fsdp" for row in rows) else _DDP
     _wait_for_quiet(place.rank, quiet_within_s)
     links, steps, loads = [link_timing.measure(budget_s, only)], [], []

@@ -33,6 +33,7 @@ HOUSE = [
     "ui.followed",
     "ui.cell",
     "ui.slot",
+    "ui.kept_svg",
     "client.demo",
     "client.notebook",
     "client.sweeps",
@@ -65,10 +66,12 @@ HOUSE = [
     "engine.group",
     "engine.frames",
     "engine.__init__",
+    "exports",
     "run_folder",
     "saved_folder",
     "planning",
     "performance",
+    "host",
     "machine",
     "conversion",
     "config.__init__",
@@ -240,6 +243,31 @@ def test_an_import_that_goes_up_is_found(room: str) -> None:
 def test_an_import_from_the_other_side_is_found(importer: str, code: str) -> None:
     (found,) = _imports(importer, ast.parse(code))
     assert _is_wrong(found)
+
+
+_ELSEWHERE = {
+    # These look at their own process, or say in words what the host's code does.
+    "client.host.gpu_holders": "a docstring and a comment name /proc",
+    "serialization.shared_memory": "two processes of one host share memory, which it checks before",
+    "ui.devices.top": "Ctrl-Z stops the process itself",
+}
+"""Modules outside of the host's code that may name what only a process of the same host can do, and why."""
+
+
+def test_only_the_hosts_code_touches_processes_and_devices() -> None:
+    """All else asks a `Host`, because ranks may run on another one."""
+    found = []
+    for name, path in MODULES.items():
+        if _part(name) in {"machine", "host", "engine"} or name in _ELSEWHERE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name) else ""
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if words in {"os.kill", "os.killpg", "socket.AF_UNIX"} or words.startswith("pynvml."):
+                found.append(f"{name}:{node.lineno} {words}")
+            elif is_text and node.value.startswith("/proc/"):
+                found.append(f"{name}:{node.lineno} {node.value}")
+    assert found == []
 
 
 def test_no_module_imports_itself_through_others() -> None:

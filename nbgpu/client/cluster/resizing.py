@@ -7,12 +7,10 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-import psutil
-
 from nbgpu.client.engines.results import sentence
-from nbgpu.client.host import host_checks
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError
+from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.machine.transports import SINGLE, Transport
@@ -106,9 +104,7 @@ def _require_memory(cluster: Cluster, config: ClusterConfig, chosen: tuple[Devic
     if limit_bytes is None or chosen[0].kind != "cpu":
         return
     used_bytes = {
-        rank: psutil.Process(pid).memory_info().rss
-        for rank, pid in cluster.pids.items()
-        if rank < len(chosen)
+        rank: cluster.ranks.resident_bytes(rank) or 0 for rank in cluster.pids if rank < len(chosen)
     }
     wrong = [f"rank {rank} has {in_words(used)}" for rank, used in used_bytes.items() if used >= limit_bytes]
     if wrong:

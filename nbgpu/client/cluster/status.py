@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import psutil
-
 from nbgpu.client.faults.stacks import Lookout, described
 from nbgpu.text.tables import aligned
 
@@ -22,11 +20,9 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
     lookout.ask()
     lookout.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(cluster.devices):
-        try:
-            memory = f"{psutil.Process(pids[rank]).memory_info().rss / 2**20:.0f} MiB"
-            state = _state(cluster, rank, lookout)
-        except psutil.NoSuchProcess:
-            memory, state = "", "gone"
+        used_bytes = cluster.ranks.resident_bytes(rank)
+        memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
+        state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
         rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
     return "\n".join([cluster.describe(), *aligned(rows)])
 

@@ -1,4 +1,5 @@
-"""ipyparallel's controller, which ends with the processes without which it is of no use.
+"""ipyparallel's controller, which ends with the processes without which it is of no use, and, in the same
+process, the place where the ranks meet.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
@@ -13,10 +14,12 @@ import select
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbgpu.machine.lifetime import LifetimeWatch
+from nbgpu.machine import watched
+from nbgpu.machine.lifetime import LifetimeWatch, end_with
 from nbgpu.protocol.records import engine_pid
 
 _FAREWELL_S = 1.0
@@ -27,7 +30,8 @@ def main() -> None:
     """Run the controller until it is stopped, or until its owner or the fork server is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
-    lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [fork_server_pid])
+    watched.show(folder)
+    lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), [fork_server_pid])
 
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
@@ -38,11 +42,16 @@ def main() -> None:
 
     threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()
     multiprocessing.set_start_method("fork")
-    os.register_at_fork(after_in_child=_end_with_parent)
+    # The helpers that the controller forks would not notice a kill of the controller.
+    os.register_at_fork(after_in_child=partial(end_with, os.getpid()))
     from ipyparallel.controller.app import IPController
+
+    from nbgpu.client.engines import meeting
 
     held: list[socket.socket] = []
     """Open sockets, kept until the process ends."""
+    servers: list[meeting.Server] = []
+    """The one in which the ranks meet, kept likewise."""
 
     class Controller(IPController):  # type: ignore[misc]
         """ipyparallel's controller without copies of messages, and with ports that it holds.
@@ -61,11 +70,13 @@ def main() -> None:
             """Stay in this folder. ipyparallel would look for modules there, before the standard library."""
 
         def init_hub(self) -> None:
+            # The ranks need it as soon as they can be called.
+            servers.append(meeting.Server(self.engine_ip, folder))
             super().init_hub()
             copies = self.hub.monitor.socket
             copies.unsubscribe(b"")
             copies.subscribe(b"heartmonitor")
-            unregister_engines_that_end(self.hub)
+            unregister_engines_that_end(self.hub, folder)
 
     Controller.launch_instance()
 
@@ -85,7 +96,7 @@ def hold_port() -> socket.socket:
     return holder
 
 
-def unregister_engines_that_end(hub: Any) -> None:
+def unregister_engines_that_end(hub: Any, folder: Path) -> None:
     """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
 
     An engine that misses its heartbeats may be stopped, held by a debugger or in a frozen control group, or
@@ -104,7 +115,7 @@ def unregister_engines_that_end(hub: Any) -> None:
             hub.unregister_engine(heart, {"content": {"id": number}})
 
         try:
-            process = os.pidfd_open(engine_pid(heart.decode()))
+            process = watched.watch(engine_pid(heart.decode()), folder)
         except ProcessLookupError:
             unregister()
             return
@@ -119,18 +130,6 @@ def unregister_engines_that_end(hub: Any) -> None:
     hub.finish_registration = watch_over
     # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
     hub.handle_stopped_heart = lambda heart: None
-
-
-def _end_with_parent() -> None:
-    """End this helper, which the controller has forked, with its parent: it would not notice a kill of the
-    controller."""
-    parent = os.pidfd_open(os.getppid())
-
-    def wait() -> None:
-        select.select([parent], [], [])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="nbgpu-lifetime", daemon=True).start()
 
 
 if __name__ == "__main__":

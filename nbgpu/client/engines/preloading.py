@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from nbgpu.client.engines import environment, launch
+from nbgpu.client.engines import environment
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import NbgpuError
+from nbgpu.host import launch
 from nbgpu.machine import devices
 
 VARIABLE = "NBGPU_PRELOAD"

@@ -5,29 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import psutil
 from traitlets.log import get_logger
 
-from nbgpu.client.engines import launch, preloading
+from nbgpu.client.engines import preloading
 from nbgpu.errors import ClusterError
-from nbgpu.machine import processes
-from nbgpu.machine.processes import ProcessId
+from nbgpu.host import launch
+from nbgpu.host.host import Host
+from nbgpu.host.logs import Whose
+from nbgpu.host.this_host import ThisHost
+from nbgpu.machine import processes, watched
+from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import KEPT, TAKEN
+from nbgpu.protocol.meeting import MEETING
+from nbgpu.protocol.records import KEPT
 
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 
@@ -36,9 +36,6 @@ _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Cells that are sent every few milliseconds do not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
-_FORK_SERVER_PATIENCE_S = 60.0
-_POLL_PERIOD_S = 0.05
-_VMSTAT = Path("/proc/vmstat")
 _serializers_tables = threading.Lock()
 
 
@@ -51,15 +48,16 @@ class Processes:
     """
 
     def __init__(self, folder: Path, leaders: Mapping[str, ProcessId] | None = None) -> None:
-        self.folder = folder
         self.leaders = dict(leaders or {})
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         """The leaders that this process has started."""
         self._reachable_mono_s = -math.inf
-        # Of a cluster that was started by another process nobody knows how many there were before.
-        self._num_oom_kills = None if leaders else _num_oom_kills()
-        self._guesses: dict[int, str] = {}
-        """By process that SIGKILL ended: the probable sender, as a part of a sentence."""
+        self._use_folder(folder, from_start=not leaders)
+
+    def _use_folder(self, folder: Path, from_start: bool) -> None:
+        self.folder = folder
+        self.this_host: Host = ThisHost(folder, from_start)
+        self.hosts = {self.this_host.name: self.this_host}
 
     @classmethod
     def prepare(cls) -> Self:
@@ -71,6 +69,11 @@ class Processes:
         """ipyparallel's file for clients."""
         return self.folder / "profile" / "security" / f"ipcontroller-{launch.CLUSTER_ID}-client.json"
 
+    @property
+    def meeting_file(self) -> Path:
+        """The file that says where the ranks meet. It is there before `connection_file` is."""
+        return self.folder / MEETING
+
     def launch(self, environment: Mapping[str, str]) -> None:
         """Launch the fork server and the controller, or take over the preloaded ones, and return at once.
 
@@ -78,7 +81,7 @@ class Processes:
             environment: the engines' variables beside this process's own.
         """
         launched = preloading.take(environment) or launch.launch(self.folder, environment)
-        self.folder = launched.folder
+        self._use_folder(launched.folder, from_start=True)
         self._children = launched.children
         for name, child in launched.children.items():
             try:
@@ -88,13 +91,7 @@ class Processes:
 
     def start_engines(self, num_engines: int) -> None:
         """Ask the fork server to fork the first engines when it is ready, and return at once."""
-        with (
-            suppress(ConnectionError),  # it has ended: `connect` says why
-            socket.socket(socket.AF_UNIX) as parent,
-            short_path(self.folder) as folder,
-        ):
-            parent.connect(str(folder / launch.REQUESTS_SOCKET))
-            parent.sendall(json.dumps({"begin": num_engines}).encode())
+        self.this_host.begin_engines(num_engines)
 
     # Cut in two, the client would leave a thread and sockets that nobody knows.
     @uninterrupted()
@@ -132,37 +129,29 @@ class Processes:
             raise
         return client
 
-    def new_engine(self, take: Callable[[int, int], None]) -> None:
+    def new_engine(self, take: Callable[[EngineProcess, int], None]) -> None:
         """Start one more engine.
 
         Args:
-            take: called with the pid and the number under which the engine registers with ipyparallel in a
-                moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
-                engine is ended.
+            take: called with the process and the number under which the engine registers with ipyparallel in
+                a moment. From then on the engine belongs to the caller. If an interrupt comes before that,
+                the engine is ended.
         """
-        with self._fork_server() as fork_server:
-            fork_server.sendall(json.dumps({"fork": True}).encode())
-            answer = json.loads(_received(fork_server))
-            with uninterrupted():
-                take(answer["pid"], answer["engine"])
-                fork_server.sendall(TAKEN)
+        host = self.this_host
+        with self._answering():
+            host.fork_engine(lambda pid, engine: take(EngineProcess(host.name, pid), engine))
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
         """Ask the fork server to import what later engines need to train with these recipes, and return
         at once."""
-        # It may still import what it was asked for before, and does not answer meanwhile.
-        with self._fork_server() as fork_server:
-            fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
+        with self._answering():
+            self.this_host.prepare_to_train(recipes)
 
     @contextmanager
-    def _fork_server(self) -> Iterator[socket.socket]:
-        """A connection to the process that starts engines; ClusterError if it does not answer."""
+    def _answering(self) -> Iterator[None]:
+        """Raise ClusterError if the process that starts engines does not answer."""
         try:
-            with socket.socket(socket.AF_UNIX) as fork_server:
-                fork_server.settimeout(_FORK_SERVER_PATIENCE_S)
-                with short_path(self.folder) as folder:
-                    fork_server.connect(str(folder / launch.REQUESTS_SOCKET))
-                yield fork_server
+            yield
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
@@ -181,6 +170,7 @@ class Processes:
         for child in self._children.values():
             child.wait()
         self._children = {}
+        watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def require_reachable(self) -> None:
@@ -213,20 +203,20 @@ class Processes:
         except subprocess.TimeoutExpired:
             return None
 
-    def how_ended(self, pid: int, debug: bool) -> str | None:
+    def host_of(self, process: EngineProcess) -> Host:
+        """The host on which an engine runs."""
+        return self.hosts[process.host]
+
+    def how_ended(self, process: EngineProcess, debug: bool) -> str | None:
         """How an engine ended, in words that follow its name; None while it lives."""
-        if not processes.is_ending(pid):
+        ending = self.host_of(process).how_ended(process.pid)
+        if ending is None:
             return None
-        code = self._engine_exit_code(pid)
-        if code is None:
-            if psutil.pid_exists(pid):
-                return None  # it is still ending
-            # It may have ended at this very moment, and its parent writes down how.
-            code = self._engine_exit_code(pid)
+        code = ending.code
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
-        guess = self._guess_of_killer(pid) if name == "SIGKILL" else ""
+        guess = ending.killer
         if name == "SIGABRT" and not debug:
             # gloo aborts a process that is sent more than it expects.
             guess = (
@@ -235,37 +225,9 @@ class Processes:
             )
         return f"was killed by {name}{guess}"
 
-    def _guess_of_killer(self, pid: int) -> str:
-        if pid not in self._guesses:
-            before, now = self._num_oom_kills, _num_oom_kills()
-            self._num_oom_kills = now
-            if before is None or now is None:
-                self._guesses[pid] = "; the kernel's OOM killer?"
-            elif now > before:
-                self._guesses[pid] = (
-                    ", most likely by the kernel's OOM killer, which has just ended a process"
-                )
-            else:
-                self._guesses[pid] = ", and not by the kernel's OOM killer"
-        return self._guesses[pid]
-
-    def _engine_exit_code(self, pid: int) -> int | None:
-        """The exit code of an engine; None if it has not ended, or if the code is unknown."""
-        record = self.folder / f"ended-{pid}"
-        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
-        # The fork server may be busy with an import.
-        while (status := processes.wait_status(pid)) is None and not record.exists():
-            if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
-                return None
-            time.sleep(0.005)
-        return int(record.read_text()) if status is None else os.waitstatus_to_exitcode(status)
-
-    def log_tail(self, whose: Literal["engines", "controller"] = "engines") -> str:
+    def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines that the engines or the controller wrote, as sentences for an error message."""
-        pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
-        logs = sorted((self.folder / "profile" / "log").glob(pattern))
-        tail = "\n".join(line for log in logs for line in log.read_text(errors="replace").splitlines()[-20:])
-        return f"The log of the {whose} ends with:\n{tail}" if tail else f"The log of the {whose} is empty."
+        return self.this_host.log_tail(whose)
 
     def _connection(self) -> dict[str, Any] | None:
         """The content of ipyparallel's file for clients; None while the controller has not written all of
@@ -285,7 +247,7 @@ class Processes:
 
     def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
         gone = [name for name, process in self.leaders.items() if not process.alive()]
-        gone += ["process of an engine" for _ in self.folder.glob("ended-*")]
+        gone += ["process of an engine"] * self.this_host.num_ended()
         if gone:
             raise self._ended_during_start(gone)
         if time.monotonic() > deadline_s:
@@ -295,26 +257,6 @@ class Processes:
             )
         time.sleep(0.01)
         take_interrupt()
-
-
-def _received(fork_server: socket.socket) -> bytes:
-    """The answer of the process that starts engines; TimeoutError if it takes too long."""
-    give_up_s = time.monotonic() + _FORK_SERVER_PATIENCE_S
-    while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
-        take_interrupt()
-        if time.monotonic() > give_up_s:
-            raise TimeoutError(f"no answer within {_FORK_SERVER_PATIENCE_S:g} s")
-    return fork_server.recv(4096)
-
-
-def _num_oom_kills() -> int | None:
-    """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
-    does not say."""
-    try:
-        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
-        return int(counts["oom_kill"])
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 def _fill_serializers_tables() -> None:

@@ -7,11 +7,9 @@ one, or by a waiting spare, which takes its seat in the next generation of the g
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +21,13 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
+from nbgpu.host.host import Glance
 from nbgpu.machine import devices
-from nbgpu.machine import processes as machine_processes
+from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.calls import Call
+from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import CellOptions, Device
 
 if TYPE_CHECKING:
@@ -74,10 +74,9 @@ class Ranks:
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._glances: dict[int, machine_processes.Glance] = {}
-        """By process id."""
-        self._why_ended: dict[int, str] = {}
-        """By process id: how the process ended, in words, if this object has ended it."""
+        self._glances: dict[EngineProcess, Glance] = {}
+        self._why_ended: dict[EngineProcess, str] = {}
+        """How a process ended, in words, if this object has ended it."""
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
         self._seats = self._seats_for(transport)
@@ -86,6 +85,7 @@ class Ranks:
         """Return the seat of each engine (`Seat` in engine/process/boot.py)."""
         chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
         link = self._config.simulated_link
+        meeting = MeetingPlace.read(self._processes.meeting_file)
         return [
             {
                 "rank": rank,
@@ -96,7 +96,9 @@ class Ranks:
                 "device": devices.torch_name(device, self._chosen),
                 "visible_gpus": devices.visible_gpus(self._chosen),
                 "described": asdict(device),
-                "rendezvous": str(self._processes.folder),
+                "folder": str(self._processes.folder),
+                "store": meeting.address,
+                "store_keys": str(self._processes.meeting_file),
                 "threads": self._config.threads_for(len(chosen)),
                 "collective_timeout_s": self._config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
@@ -119,7 +121,7 @@ class Ranks:
     @property
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
-        return dict(self.seating.pids)
+        return self.seating.pids
 
     def __getitem__(self, rank: int) -> Any:
         """Return ipyparallel's view of a rank's engine."""
@@ -164,8 +166,7 @@ class Ranks:
             self.seating.generation += 1
             self._give_places({rank: self._new_spare() for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
-                for by_rank in (self.seating.engines, self.seating.pids):
-                    del by_rank[gone]
+                del self.seating.engines[gone], self.seating.processes[gone]
 
     @uninterrupted()
     def join(self, timeout_s: float) -> list[str]:
@@ -204,10 +205,8 @@ class Ranks:
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
-        for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(self.seating.pids[rank], signal.SIGINT)
-            machine_processes.interrupt_programs_of(self.seating.pids[rank])
+        for host, processes in self._by_host(self.seating.processes[rank] for rank in ranks).items():
+            self._processes.hosts[host].interrupt(processes)
 
     def sever(self) -> None:
         """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
@@ -215,7 +214,8 @@ class Ranks:
         Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
         end only. A second call for the same generation does nothing more.
         """
-        self.seating.give_up(self._processes.folder)
+        for host, processes in self._by_host(self.seating.processes.values()).items():
+            self._processes.hosts[host].give_up(processes, self.seating.generation)
         if self.seating.is_whole:
             self.seating.is_whole = False
             self._note()
@@ -224,6 +224,18 @@ class Ranks:
     def group_is_whole(self) -> bool:
         """Whether the group may be used: all ranks joined it, and it has not been given up since."""
         return self.seating.is_whole
+
+    @staticmethod
+    def _by_host(processes: Iterable[EngineProcess]) -> dict[str, list[int]]:
+        """The pids of processes by the names of their hosts, so that each host gets one message."""
+        pids: dict[str, list[int]] = {}
+        for process in processes:
+            pids.setdefault(process.host, []).append(process.pid)
+        return pids
+
+    def _kill(self, processes: Iterable[EngineProcess]) -> None:
+        for host, pids in self._by_host(processes).items():
+            self._processes.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def without_group(self) -> list[int]:
         """Return the ranks that are no longer in a process group, because their own code has ended it."""
@@ -250,12 +262,14 @@ class Ranks:
 
     def how_ended(self, rank: int) -> str | None:
         """Return how the process of a rank ended, in words, or None while it lives."""
-        ended = self._processes.how_ended(self.seating.pids[rank], self._config.debug)
-        return None if ended is None else f"rank {rank} {self._why_ended.get(self.seating.pids[rank], ended)}"
+        process = self.seating.processes[rank]
+        ended = self._processes.how_ended(process, self._config.debug)
+        return None if ended is None else f"rank {rank} {self._why_ended.get(process, ended)}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
-        return machine_processes.is_ending(self.seating.pids[rank])
+        process = self.seating.processes[rank]
+        return self._processes.host_of(process).is_ending(process.pid)
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return those of these ranks that live but stand still, each with the reason and the way to let it
@@ -264,10 +278,11 @@ class Ranks:
         Args:
             ranks: the ranks to look at; None for all.
         """
-        chosen = self.seating.pids if ranks is None else ranks
-        return {
-            rank: why for rank in chosen if (why := machine_processes.standstill(self.seating.pids[rank]))
-        }
+        chosen = self.seating.processes if ranks is None else ranks
+        return {rank: why for rank in chosen if (why := self._standstill(self.seating.processes[rank]))}
+
+    def _standstill(self, process: EngineProcess) -> str:
+        return self._processes.host_of(process).standstill(process.pid)
 
     @uninterrupted()
     def wait_for(self, results: Mapping[int, Reply]) -> dict[int, Any]:
@@ -285,23 +300,29 @@ class Ranks:
 
             return collect(results, check=check)
 
-    def core_use(self, rank: int) -> machine_processes.CoreUse | None:
+    def resident_bytes(self, rank: int) -> int | None:
+        """Return the memory that a rank's process has in RAM, or None if the process is gone."""
+        process = self.seating.processes[rank]
+        return self._processes.host_of(process).resident_bytes(process.pid)
+
+    def core_use(self, rank: int) -> CoreUse | None:
         """Return the core time that a rank's process has used and waited for so far, or None if the process
         is gone."""
-        return machine_processes.core_use(self.seating.pids[rank])
+        process = self.seating.processes[rank]
+        return self._processes.host_of(process).core_use(process.pid)
 
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""
         ending = [rank for rank in range(len(self)) if self._glance(rank).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
-    def _glance(self, rank: int) -> machine_processes.Glance:
-        pid = self.seating.pids[rank]
-        if pid not in self._glances:
-            for replaced in set(self._glances) - set(self.seating.pids.values()):
+    def _glance(self, rank: int) -> Glance:
+        process = self.seating.processes[rank]
+        if process not in self._glances:
+            for replaced in set(self._glances) - set(self.seating.processes.values()):
                 self._glances.pop(replaced).close()
-            self._glances[pid] = machine_processes.Glance(pid)
-        return self._glances[pid]
+            self._glances[process] = self._processes.host_of(process).glance(process.pid)
+        return self._glances[process]
 
     def close(self) -> None:
         """Stop watching the processes. Call when the cluster has ended."""
@@ -424,10 +445,11 @@ class Ranks:
             RankError: a rank failed to join again and again.
         """
         seating = self.seating
-        before = self._chosen, self._seats, dict(seating.engines), dict(seating.pids)
+        before = self._chosen, self._seats, dict(seating.engines), dict(seating.processes)
         new = range(len(self), len(chosen))
         arrived = dict(zip(new, self._take_spares(len(new)), strict=True))
-        leaving = {rank: pid for rank, pid in seating.pids.items() if rank >= len(chosen)}
+        came = {engine: seating.spares[engine] for engine in arrived.values()}
+        leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
         seating.leaving = list(leaving.values())
         try:
@@ -435,17 +457,16 @@ class Ranks:
             self._chosen = tuple(chosen)
             self._seats = self._seats_for(transport)
             for rank in leaving:
-                del seating.engines[rank], seating.pids[rank]
+                del seating.engines[rank], seating.processes[rank]
             for rank in new:
                 self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             lines = self.regroup(failed=new)
         except BaseException:
-            self._chosen, self._seats, seating.engines, seating.pids = before
+            self._chosen, self._seats, seating.engines, seating.processes = before
             seating.leaving = []
             seating.is_whole = False
             self._distrusted.difference_update(new)
-            for pid, _ in arrived.values():
-                self._dismiss(pid)
+            self._dismiss(came)
             self._note()
             raise
         return lines
@@ -458,36 +479,31 @@ class Ranks:
             ClusterError: a process does not end.
         """
         leaving = self.seating.leaving
-        for pid in leaving:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in leaving:
-            if pid in self._glances:
-                self._glances.pop(pid).close()
-            self._wait_for_the_end_of(pid, f"a rank that has left (pid {pid})")
+        self._kill(leaving)
+        for process in leaving:
+            if process in self._glances:
+                self._glances.pop(process).close()
+            self._wait_for_the_end_of(process, f"a rank that has left (pid {process.pid})")
         if leaving:
             self.seating.leaving = []
             self._note()
 
-    def _give_places(self, arrived: Mapping[int, tuple[int, int]]) -> None:
-        """Put new engines, (pid, number) by rank, in the place of the ranks' old engines, once they have
-        come."""
+    def _give_places(self, arrived: Mapping[int, int]) -> None:
+        """Put spares, their numbers by rank, in the place of the ranks' old engines, once they have come."""
         try:
             self._wait_for(arrived.values())
         except ClusterError:
-            for pid, _ in arrived.values():
-                self._dismiss(pid)
+            self._dismiss({engine: self.seating.spares[engine] for engine in arrived.values()})
             raise
-        for rank, (pid, engine) in arrived.items():
+        for rank, engine in arrived.items():
             self.seating.engines[rank] = engine
-            self.seating.pids[rank] = pid
-            self.seating.spares.pop(pid)
+            self.seating.processes[rank] = self.seating.spares.pop(engine)
 
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Have the imports for training done wherever a rank's replacement will come from; return at once."""
         self._processes.prepare_engines(list(recipes))
-        for engine in set(self.seating.spares.values()) & set(self._client.ids):
+        for engine in set(self.seating.spares) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
     @uninterrupted()
@@ -496,35 +512,36 @@ class Ranks:
         while len(self.seating.spares) < num_spares:
             self._new_spare()
 
-    def _new_spare(self) -> tuple[int, int]:
-        """Start a new engine and return its (pid, engine).
+    def _new_spare(self) -> int:
+        """Start a new engine and return its number.
 
         It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
         owner: the next replacement takes it.
         """
-        spares: dict[int, int] = {}
+        new: list[int] = []
 
-        def take(pid: int, engine: int) -> None:
-            self.seating.spares[pid] = spares[pid] = engine
+        def take(process: EngineProcess, engine: int) -> None:
+            self.seating.spares[engine] = process
+            new.append(engine)
             self._note()
 
         self._processes.new_engine(take)
-        ((pid, engine),) = spares.items()
-        return pid, engine
+        (engine,) = new
+        return engine
 
-    def _take_spares(self, num: int) -> list[tuple[int, int]]:
-        """Return the (pid, engine) of `num` living spares; start new ones if there are too few."""
-        for pid in list(self.seating.spares):
-            if self._processes.how_ended(pid, self._config.debug) is not None:
-                del self.seating.spares[pid]
+    def _take_spares(self, num: int) -> list[int]:
+        """Return the numbers of `num` living spares; start new ones if there are too few."""
+        for engine, process in list(self.seating.spares.items()):
+            if self._processes.how_ended(process, self._config.debug) is not None:
+                del self.seating.spares[engine]
         self.add_spares(num)
-        return list(self.seating.spares.items())[:num]
+        return list(self.seating.spares)[:num]
 
-    def _dismiss(self, pid: int) -> None:
-        """End a spare."""
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        self.seating.spares.pop(pid, None)
+    def _dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
+        """End new engines, by number, that get no place."""
+        self._kill(engines.values())
+        for engine in engines:
+            self.seating.spares.pop(engine, None)
 
     @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
@@ -537,16 +554,15 @@ class Ranks:
             ClusterError: a process does not end.
         """
         for rank in ranks:
-            pid = self.seating.pids[rank]
+            process = self.seating.processes[rank]
             if not self.is_ending(rank):
-                self._why_ended[pid] = why or "was ended, to be replaced"
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self._wait_for_the_end_of(pid, f"rank {rank} (pid {pid})")
+                self._why_ended[process] = why or "was ended, to be replaced"
+            self._kill([process])
+            self._wait_for_the_end_of(process, f"rank {rank} (pid {process.pid})")
 
-    def _wait_for_the_end_of(self, pid: int, whose: str) -> None:
+    def _wait_for_the_end_of(self, process: EngineProcess, whose: str) -> None:
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self._processes.how_ended(pid, self._config.debug) is None:
+        while self._processes.how_ended(process, self._config.debug) is None:
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"the process of {whose} does not end: it waits in the kernel or its driver. "
@@ -568,14 +584,15 @@ class Ranks:
                 raise ClusterError(how)
             take_interrupt()
 
-    def _wait_for(self, arriving: Collection[tuple[int, int]]) -> None:
-        """Wait until new engines, each as (pid, number), can be reached; ClusterError if one ends or does not
-        come."""
+    def _wait_for(self, arriving: Iterable[int]) -> None:
+        """Wait until spares can be reached; ClusterError if one ends or does not come."""
         give_up_s = time.monotonic() + _ENGINE_PATIENCE_S
-        while missing := {pid: engine for pid, engine in arriving if engine not in self._client.ids}:
-            for pid in missing:
-                if how := self._processes.how_ended(pid, self._config.debug):
-                    raise ClusterError(f"a new engine (pid {pid}) {how}. {self._processes.log_tail()}")
+        while missing := [engine for engine in arriving if engine not in self._client.ids]:
+            for process in (self.seating.spares[engine] for engine in missing):
+                if how := self._processes.how_ended(process, self._config.debug):
+                    raise ClusterError(
+                        f"a new engine (pid {process.pid}) {how}. {self._processes.log_tail()}"
+                    )
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"

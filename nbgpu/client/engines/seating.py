@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
-from contextlib import suppress
+import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nbgpu.client.engines.results import collect
+from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import GivenUp
+
+
+def of_one_host(written: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Seating` that was written with pids alone, when all engines were on this host."""
+    host = platform.node()
+    spares = written.get("spares", {})
+    return {
+        **{name: value for name, value in written.items() if name != "pids"},
+        "processes": {rank: (host, pid) for rank, pid in written["pids"].items()},
+        "spares": {number: (host, int(pid)) for pid, number in spares.items()},
+        "leaving": [(host, pid) for pid in written.get("leaving", [])],
+    }
 
 
 @dataclass
@@ -23,12 +32,12 @@ class Seating:
 
     engines: dict[int, int] = field(default_factory=dict)
     """ipyparallel's number of each rank's engine."""
-    pids: dict[int, int] = field(default_factory=dict)
-    """The process id of each rank."""
-    spares: dict[int, int] = field(default_factory=dict)
-    """ipyparallel's numbers of the spares, by pid."""
-    leaving: list[int] = field(default_factory=list)
-    """The process ids of ranks that are about to leave the group."""
+    processes: dict[int, EngineProcess] = field(default_factory=dict)
+    """The process of each rank."""
+    spares: dict[int, EngineProcess] = field(default_factory=dict)
+    """The processes of the spares, by ipyparallel's number."""
+    leaving: list[EngineProcess] = field(default_factory=list)
+    """The processes of ranks that are about to leave the group."""
     generation: int = 0
     """The generation of the group whose forming was begun last."""
     is_whole: bool = True
@@ -36,9 +45,14 @@ class Seating:
 
     @classmethod
     @uninterrupted()
-    def at_start(cls, client: Any, world_size: int, timeout_s: float, check: Callable[[], None]) -> Seating:
+    def at_start(
+        cls, client: Any, host: str, world_size: int, timeout_s: float, check: Callable[[], None]
+    ) -> Seating:
         """Return the seating at a cluster's start: the first engines, by number, are the ranks; the others
         are spares.
+
+        Args:
+            host: the name of the host on which they run.
 
         Raises:
             ClusterError: an engine does not answer in time; or `check`, which is called meanwhile, raises it.
@@ -47,27 +61,15 @@ class Seating:
         # Ask all engines before waiting for one: this is part of every start.
         asked = {number: client[number].apply_async(os.getpid) for number in numbers}
         pids = collect(asked, timeout_s, check)
+        processes = {number: EngineProcess(host, pid) for number, pid in pids.items()}
         ranks = dict(enumerate(numbers[:world_size]))
         return cls(
             engines=ranks,
-            pids={rank: pids[number] for rank, number in ranks.items()},
-            spares={pids[number]: number for number in numbers[world_size:]},
+            processes={rank: processes[number] for rank, number in ranks.items()},
+            spares={number: processes[number] for number in numbers[world_size:]},
         )
 
-    def give_up(self, folder: Path) -> None:
-        """Tell the ranks' sentinels that this generation of the group is given up; return at once.
-
-        Args:
-            folder: the cluster's folder, in which the sentinels listen.
-        """
-        with (
-            suppress(FileNotFoundError),  # the folder is removed when the engines end
-            short_path(folder) as short,
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
-        ):
-            sender.setblocking(False)
-            for pid in self.pids.values():
-                # The process is gone, or it is stopped and its queue is full, so that it reads this, too,
-                # only when it goes on.
-                with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-                    sender.sendto(str(self.generation).encode(), str(short / GivenUp.socket_name(pid)))
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each rank on its own host."""
+        return {rank: process.pid for rank, process in self.processes.items()}

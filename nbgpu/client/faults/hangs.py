@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import psutil
-
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.faults.stacks import Lookout, described
 from nbgpu.protocol.records import MainThreadState
@@ -280,10 +278,7 @@ class HangWatch:
         return here
 
     def _computes(self, rank: int) -> bool:
-        try:
-            return self._lookout.computes(rank)
-        except psutil.NoSuchProcess:
-            return False
+        return bool(self._lookout.computes(rank))
 
     def close(self) -> None:
         self._lookout.close()

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from nbgpu.client.host import host_checks, registry
+from nbgpu.client.host import registry
 from nbgpu.client.host.gpu_holders import Holders, State, listed, notebook
 from nbgpu.client.host.registry import AnyEntry
 from nbgpu.errors import ClusterError
+from nbgpu.host import host_checks
 from nbgpu.machine.device_readings import DeviceMonitor, DeviceReading, HostReading
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words

@@ -18,10 +18,11 @@ from typing import Any
 
 import psutil
 
-from nbgpu.client.host import gpu_checks, host_checks, probes, registry
+from nbgpu.client.host import probes, registry
 from nbgpu.client.host.device_cards import HostDevices
-from nbgpu.client.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.errors import ClusterError
+from nbgpu.host import gpu_checks, host_checks
+from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices
 from nbgpu.machine.requirements import requirements
 from nbgpu.machine.tried_versions import newer_than_tried

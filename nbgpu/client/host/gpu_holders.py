@@ -17,6 +17,7 @@ import psutil
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry
+from nbgpu.machine import processes
 from nbgpu.machine.device_readings import DeviceReading, GpuProcess
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
@@ -191,7 +192,7 @@ def _person(process: psutil.Process) -> _Person | None:
     if process.uids().real != os.getuid():
         words = f"user {process.username()}"
         return _Person(words, f"{words} (process {process.pid}, {process.name()})", False)
-    if not _has_gpu_open(process.pid):
+    if not processes.has_open(process.pid, DRIVER_FILES):
         return None
     if process.pid == os.getpid():
         return _Person("this notebook itself", "this notebook's own process", True)
@@ -199,18 +200,3 @@ def _person(process: psutil.Process) -> _Person | None:
         name = Path(path).name
         return _Person(name, f"your notebook {name} (process {process.pid})", True)
     return _Person(f"your {process.name()}", f"your process {process.pid} ({process.name()})", True)
-
-
-def _has_gpu_open(pid: int) -> bool:
-    try:
-        links = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-    return any(_target(link).startswith(DRIVER_FILES) for link in links)
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""  # the file was closed in the meantime

@@ -22,13 +22,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.seating import Seating, of_one_host
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.processes import ProcessId, boot_id
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION
@@ -81,7 +81,7 @@ class Footprint(BaseModel):
 
     def alive(self) -> bool:
         """Whether any process of the cluster runs, or, while the cluster starts, whether the owner runs."""
-        if self.boot != _boot():
+        if self.boot != boot_id():
             return False
         processes = [*self.leaders.values(), *self.engines.values()]
         return any(process.alive() for process in processes or [self.owner])
@@ -117,6 +117,12 @@ class Entry(Footprint):
     seating: Seating = Seating()
 
     model_config = ConfigDict(populate_by_name=True)
+
+    @field_validator("seating", mode="before")
+    @classmethod
+    def _of_any_version(cls, seating: Any) -> Any:
+        """The seating as this version writes it. Earlier ones knew one host, and gave pids alone."""
+        return of_one_host(seating) if isinstance(seating, dict) and "pids" in seating else seating
 
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
@@ -199,7 +205,7 @@ def new_entry(
     return Entry(
         id=secrets.token_hex(3),
         version=VERSION,
-        boot=_boot(),
+        boot=boot_id(),
         owner=ProcessId.of(os.getpid()),
         notebook=_own_name(),
         config=config,
@@ -390,10 +396,6 @@ def _locked() -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _own_name() -> str:

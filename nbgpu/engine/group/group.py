@@ -1,7 +1,7 @@
 """The process group of the ranks, and its generations.
 
-A generation is one forming of the group. Each has a rendezvous of its own, a file in the cluster's private
-folder, so that nothing left over from an earlier group can be mistaken for a part of this one.
+A generation is one forming of the group. Each has a store of its own in which the ranks meet (`meeting.py`),
+so that nothing left over from an earlier group can be mistaken for a part of this one.
 
 After a failure `give_up` frees the ranks that wait in a collective, from a thread, and `form_again` makes the
 next generation; `replicas.py` moves the person's DistributedDataParallel objects to it. `give_up` takes the
@@ -14,16 +14,22 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.group import flight_recorder, simulated_link, sockets, torch_private, torch_settings
+from nbgpu.engine.group import (
+    flight_recorder,
+    meeting,
+    simulated_link,
+    sockets,
+    torch_private,
+    torch_settings,
+)
 from nbgpu.protocol.records import Device
 
 
@@ -73,8 +79,8 @@ _is_cut = True
 """Whether the connections of `_generation` were cut."""
 _given_up = -1
 """The newest generation that was given up; all earlier ones count as given up too."""
-_store_file: Path | None = None
-"""The file in which the ranks of `_generation` meet."""
+_store: dist.Store | None = None  # type: ignore[name-defined]
+"""The store in which the ranks of `_generation` meet."""
 
 
 def membership() -> Membership:
@@ -89,13 +95,12 @@ def has_ended() -> bool:
 
 
 @torch_settings.as_at_the_beginning()
-def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> None:
+def form(member: Membership, store: dist.Store | None, generation: int = 0) -> None:  # type: ignore[name-defined]
     """Form the default process group and prove it with a real all_reduce on the rank's device.
 
     Args:
         member: this process's place.
-        rendezvous: the folder in which the ranks meet, which only the user can enter. It holds a FileStore; a
-            TCPStore would listen on every interface of the host. With None the ranks meet as torchrun's
+        store: where the ranks of this generation, and nobody else, meet. With None they meet as torchrun's
             environment says.
         generation: the number of this forming of the group.
 
@@ -105,13 +110,10 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
         ConnectionError: a process of another user took a rank's place.
     """
     global _membership
-    store = None
-    store_file = None if rendezvous is None else rendezvous / f"group-generation-{generation}"
-    _begin(generation, store_file)
-    if store_file is not None:
+    _begin(generation, store)
+    if store is not None:
         stay_on_loopback()
         flight_recorder.keep_nccl_from_ending_the_process()
-        store = dist.FileStore(str(store_file), member.world_size)  # type: ignore[attr-defined]
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
     torch_private.count_groups_from_zero()
@@ -130,14 +132,6 @@ def form(member: Membership, rendezvous: Path | None, generation: int = 0) -> No
     _refuse_given_up()
     sockets.refuse_other_users()
     prove(member.world_size, member.device)
-    if rendezvous is not None:
-        simulated_link.begin(rendezvous, generation)
-    if rendezvous is not None and member.rank == 0:
-        # torch removes a generation's file with its last group, but not the link that `give_up` puts in its
-        # place.
-        for left_over in rendezvous.glob("group-generation-*"):
-            if left_over.is_symlink() and left_over != store_file:
-                left_over.unlink(missing_ok=True)
     _membership = member
 
 
@@ -245,15 +239,15 @@ def untouched_by_cell() -> bool:
     return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
 
 
-def _begin(generation: int, store_file: Path | None) -> None:
+def _begin(generation: int, store: dist.Store | None) -> None:  # type: ignore[name-defined]
     """Enter a generation; DistBackendError if it was given up before this rank reached it.
 
     A cut that is under way is waited for, because it would otherwise hit the new connections.
     """
-    global _generation, _store_file, _is_cut
+    global _generation, _store, _is_cut
     with _cutting:
         _require_wanted(generation)
-        _generation, _store_file, _is_cut = generation, store_file, False
+        _generation, _store, _is_cut = generation, store, False
 
 
 def give_up(generation: int) -> None:
@@ -296,13 +290,9 @@ def _cut() -> None:
     simulated_link.end()
     sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
     sockets.cut()
-    if _store_file is not None:
-        # A rank that makes a group polls this file until the others have come, for up to half an hour, and
-        # ignores signals meanwhile. A link to itself cannot be opened, which ends the polling.
-        with suppress(FileNotFoundError):  # the cluster's folder is gone when the cluster ends
-            link = _store_file.with_name(f"{_store_file.name}-{os.getpid()}")
-            link.symlink_to(_store_file)
-            link.rename(_store_file)
+    if isinstance(_store, meeting.Store):
+        # A rank that makes a group may wait in the store until the others have come, for up to half an hour.
+        _store.give_up()
     for group in torch_private.living_groups():
         # NCCL has no connections of its own to cut, and an abort that works.
         torch_private.abort_nccl(group)
@@ -324,7 +314,7 @@ def prepare_cell() -> None:
     note_traffic()
 
 
-def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
+def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
     """Form the group again, in place of the one that this process may have.
 
     Every rank calls this function.
@@ -341,4 +331,4 @@ def form_again(member: Membership, rendezvous: Path, generation: int) -> None:
         # gloo does not notice that a send was cut in the middle, as it is where another rank's process was
         # stopped: a thread of the group waits for it, and the group's own end waits for that thread.
         threading.Thread(target=groups.clear, name="nbgpu-end-of-group", daemon=True).start()
-    form(member, rendezvous, generation)
+    form(member, store, generation)

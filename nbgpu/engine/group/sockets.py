@@ -44,6 +44,11 @@ def group_in_the_making() -> Iterator[None]:
         _is_in_the_making = before
 
 
+def is_group_in_the_making() -> bool:
+    """Whether the main thread is making a group."""
+    return _is_in_the_making
+
+
 @contextmanager
 def noted_as_groups() -> Iterator[None]:
     """Record the connections that are opened in the block as those of a process group."""

@@ -28,6 +28,7 @@ from nbgpu.engine.frames import (
     is_function,
     is_library,
 )
+from nbgpu.engine.group import sockets
 from nbgpu.engine.ipykernel import awaiting
 from nbgpu.protocol.records import Unheeded
 
@@ -101,6 +102,10 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     global _interrupted, _unheeded
     if _is_in_import_of_torch(frame):
         _unheeded = "importing"
+        return
+    if sockets.is_group_in_the_making():
+        # The other ranks would wait for the connections of this one. It is freed like them, and interrupted
+        # again.
         return
     before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbgpu.engine.group.group import Membership
+    from nbgpu.engine.group.meeting import Store
 
 _log = logging.getLogger("nbgpu.engine")
 
@@ -64,9 +65,9 @@ class Sentinel:
     def _leave(self) -> None:
         """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
         self._socket.close()
-        for pidfd in self._lifetime.fds:
+        for descriptor in self._lifetime.fds:
             with suppress(OSError):
-                os.close(pidfd)
+                os.close(descriptor)
 
     def _watch(self) -> None:
         try:
@@ -171,8 +172,12 @@ class Seat:
     """The UUIDs of these GPUs, separated by commas."""
     described: Mapping[str, Any]
     """The fields of the device's `records.Device`."""
-    rendezvous: str
-    """The folder in which the ranks meet; only the user can enter it."""
+    folder: str
+    """The cluster's folder on this host; only the user can enter it."""
+    store: str
+    """The address of the server of the store in which the ranks meet."""
+    store_keys: str
+    """The file with the keys of that server, a `protocol.meeting.MeetingPlace`."""
     threads: int
     """CPU threads for torch's operators on this rank."""
     collective_timeout_s: float
@@ -198,10 +203,11 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
     """
-    from nbgpu.engine.group import group
+    from nbgpu.engine.group import group, simulated_link
 
     taken = _take(Seat(**seat))
-    group.form(_membership(taken), Path(taken.rendezvous), generation)
+    group.form(_membership(taken), _store(taken, generation), generation)
+    simulated_link.begin(Path(taken.folder), generation)
     return _settings_of_transport
 
 
@@ -240,7 +246,8 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     taken = _take(new_seat)
     variables = _shell().user_ns
     lost = [f"{why}: {line}" for line in user_groups.how_to_make_again(variables)]
-    group.form_again(_membership(taken), Path(taken.rendezvous), generation)
+    group.form_again(_membership(taken), _store(taken, generation), generation)
+    simulated_link.begin(Path(taken.folder), generation)
     global _last_cell_failed
     _last_cell_failed = False
     with simulated_link.not_simulated():
@@ -324,7 +331,7 @@ def _take(seat: Seat) -> Seat:
     script_lines.install(shell, seat.device)
     defaults.take_over(shell)
     clear_output.clear_only_own_displays(shell)
-    input_requests.go_to_the_notebook(shell, Path(seat.rendezvous), seat.rank)
+    input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
     execution.answer_cells(shell.kernel)  # type: ignore[attr-defined]
     cell_options.follow(shell.kernel, _timeline)  # type: ignore[attr-defined]
     bars.draw_as_text()
@@ -358,6 +365,12 @@ def _timeline() -> AbstractContextManager[None]:
     from nbgpu.engine.scaling import cell_timeline
 
     return cell_timeline.noted()
+
+
+def _store(seat: Seat, generation: int) -> Store:
+    from nbgpu.engine.group import meeting
+
+    return meeting.store_at(seat.store, Path(seat.store_keys), generation)
 
 
 def _membership(seat: Seat) -> Membership:

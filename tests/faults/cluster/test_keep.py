@@ -287,7 +287,9 @@ def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
             "val_every": 0,
         }
         if leader == "controller":
-            cell = DistributedCell(cluster, "import time; time.sleep(600)", None, None)
+            # They wait in the store that the controller serves.
+            waits = "dist.distributed_c10d._get_default_store().wait(['never'])"
+            cell = DistributedCell(cluster, waits, None, None)
         else:
             run = cluster.train("autoencoder", runs_dir=str(tmp_path), **train_settings)
             wait_until(lambda: run.status == "training", lambda: (run.status, run.failures))

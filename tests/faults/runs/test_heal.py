@@ -17,8 +17,8 @@ import pytest
 from rows import Measured, row
 
 import nbgpu
-from nbgpu.client.engines import processes
 from nbgpu.client.runs.run import Run
+from nbgpu.host import endings
 from nbgpu.protocol.records import Event
 from nbgpu.run_folder import checkpoint_files
 
@@ -288,7 +288,7 @@ def test_who_ended_a_rank_is_read_from_the_kernel(
 
     def told_of_a_death(before: str, after: str) -> str:
         count.write_text(before)
-        cluster._processes._num_oom_kills = processes._num_oom_kills()
+        cluster._processes.this_host._endings._num_oom_kills = endings._num_oom_kills()
         count.write_text(after)
         os.kill(cluster.pids[1], signal.SIGKILL)
         give_up_s = time.monotonic() + 60
@@ -299,7 +299,7 @@ def test_who_ended_a_rank_is_read_from_the_kernel(
             cluster.execute("1")
         return str(raised.value).partition(". ")[0].partition("? ")[0]
 
-    monkeypatch.setattr(processes, "_VMSTAT", count)
+    monkeypatch.setattr(endings, "_VMSTAT", count)
     killed = "Between two cells, rank 1 was killed by SIGKILL"
     line = "nr_free_pages 5\noom_kill {}\n"
     assert told_of_a_death(line.format(3), line.format(3)) == f"{killed}, and not by the kernel's OOM killer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from nbgpu.client.host.registry import Entry
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine import processes
-from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
 
@@ -135,7 +136,7 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it() -> None:
 def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Popen[bytes]) -> None:
     noted = cluster_on(*GPUS, engine_pid=engine.pid).model_copy(
         update={
-            "seating": Seating({0: 1}, {0: engine.pid}, generation=3, is_whole=False),
+            "seating": Seating({0: 1}, {0: _here(engine)}, generation=3, is_whole=False),
             "run": Path("/runs/a"),
             "leaders": {"controller": ProcessId(1, 2)},
         }
@@ -145,6 +146,10 @@ def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Pope
     registry.remove(noted)
     registry.remove(noted)
     assert registry.entries() == []
+
+
+def _here(engine: subprocess.Popen[bytes]) -> EngineProcess:
+    return EngineProcess(platform.node(), engine.pid)
 
 
 def test_an_entry_of_an_earlier_version_is_read(engine: subprocess.Popen[bytes]) -> None:
@@ -161,7 +166,7 @@ def test_an_entry_of_an_earlier_version_is_read(engine: subprocess.Popen[bytes])
     }
     path.write_text(json.dumps(entry))
     (found,) = registry.entries()
-    assert found.seating == Seating({0: 1}, {0: engine.pid}, generation=3)
+    assert found.seating == Seating({0: 1}, {0: _here(engine)}, generation=3)
 
 
 def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subprocess.Popen[bytes]) -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbgpu.machine import interpreter, processes
+from nbgpu.machine import interpreter, processes, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.unix_sockets import short_path
@@ -71,6 +71,7 @@ class Launched:
         processes.end(alive)
         for child in self.children.values():
             child.wait()
+        watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -90,6 +91,7 @@ def launch(folder: Path, environment: Mapping[str, str]) -> Launched:
     folder.mkdir(mode=0o700)
     launched = Launched(folder, {})
     try:
+        watched.show(folder)
         _start_both(launched, environment)
     except BaseException:
         launched.end()

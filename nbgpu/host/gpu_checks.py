@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from nbgpu.client.host.findings import Finding, fail, ok, warn
+from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine import gpu_links
 
 _GIB = 2**30

@@ -1,0 +1,368 @@
+"""The place where the ranks meet: a store of keys and values, served by a thread of the controller's process.
+
+It is there and not in the notebook's kernel, which may hold its GIL for minutes, nor in a rank, which may
+die. Each generation of the group has keys of its own. A generation that is given up is refused from then on:
+a request that waits in it is answered at once, and what it stored is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from nbgpu.machine.files import write_whole
+from nbgpu.protocol.meeting import (
+    LEASE_S,
+    MAX_KEY_BYTES,
+    MAX_STORED_BYTES,
+    MAX_VALUE_BYTES,
+    MAX_WAITING,
+    MEETING,
+    OVERHEAD_BYTES,
+    Ask,
+    MeetingPlace,
+    Said,
+)
+
+_log = logging.getLogger("nbgpu.meeting")
+
+Answer = Sequence[bytes]
+Send = Callable[[bytes, Answer], bool]
+"""Sends an answer to a client; returns whether the client is still connected."""
+
+_DOMAIN = "nbgpu"
+_WAITING_KINDS = (Ask.GET, Ask.WAIT, Ask.POP)
+
+
+class _RefusedError(Exception):
+    """A request that cannot be granted; the text says why."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request that waits for keys."""
+
+    client: bytes
+    kind: Ask
+    keys: Sequence[bytes]
+    until_mono_s: float
+    missing: set[bytes] = field(default_factory=set)
+
+
+class _Generation:
+    """What the ranks of one generation have stored, and who waits for more."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.queues: dict[bytes, deque[bytes]] = {}
+        self.num_bytes = 0
+        self.waiting: dict[_Waiting, None] = {}
+        self._waiting_for: dict[bytes, dict[_Waiting, None]] = {}
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store a value."""
+        before = self.values.get(key)
+        self.num_bytes += len(value) - (-len(key) - OVERHEAD_BYTES if before is None else len(before))
+        self.values[key] = value
+
+    def delete(self, key: bytes) -> bool:
+        """Delete a value; return whether it was there."""
+        before = self.values.pop(key, None)
+        if before is not None:
+            self.num_bytes -= len(before) + len(key) + OVERHEAD_BYTES
+        return before is not None
+
+    def push(self, key: bytes, value: bytes) -> None:
+        """Put a value at the end of a queue."""
+        self.num_bytes += len(value) + len(key) + OVERHEAD_BYTES
+        self.queues.setdefault(key, deque()).append(value)
+
+    def pop(self, key: bytes) -> bytes:
+        """Take the first value of a queue, which is not empty."""
+        value = self.queues[key].popleft()
+        if not self.queues[key]:
+            del self.queues[key]
+        self.num_bytes -= len(value) + len(key) + OVERHEAD_BYTES
+        return value
+
+    def push_back(self, key: bytes, value: bytes) -> None:
+        """Undo `pop`."""
+        self.num_bytes += len(value) + len(key) + OVERHEAD_BYTES
+        self.queues.setdefault(key, deque()).appendleft(value)
+
+    def has(self, kind: Ask, key: bytes) -> bool:
+        """Whether a request of this kind need not wait for a key. torch's own stores let `wait` and `check`
+        see queues as well."""
+        in_values = kind is not Ask.POP and key in self.values
+        return in_values or (kind is not Ask.GET and key in self.queues)
+
+    def wait(self, request: _Waiting) -> None:
+        """Have a request wait for the keys in its `missing`."""
+        self.waiting[request] = None
+        for key in request.missing:
+            self._waiting_for.setdefault(key, {})[request] = None
+
+    def forget(self, request: _Waiting) -> None:
+        """Let a request wait no longer."""
+        self.waiting.pop(request, None)
+        for key in request.missing:
+            waiting = self._waiting_for.get(key, {})
+            waiting.pop(request, None)
+            if not waiting:
+                self._waiting_for.pop(key, None)
+
+    def woken_by(self, key: bytes) -> list[_Waiting]:
+        """Return the requests that wait for nothing any more, now that a key was stored."""
+        woken = []
+        for request in self._waiting_for.pop(key, {}):
+            request.missing.discard(key)
+            if not request.missing:
+                del self.waiting[request]
+                woken.append(request)
+        return woken
+
+
+class Meeting:
+    """Answers requests, apart from sockets. Use it from one thread.
+
+    Args:
+        send: how answers are sent.
+        clock_s: the monotonic clock.
+    """
+
+    def __init__(self, send: Send, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock_s = clock_s
+        self._generations: dict[int, _Generation] = {}
+        self._given_up = -1
+        self.next_expiry_mono_s = math.inf
+        """No request that waits has to be answered before this time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all that is stored."""
+        return sum(generation.num_bytes for generation in self._generations.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of requests that wait for a key."""
+        return sum(len(generation.waiting) for generation in self._generations.values())
+
+    def take(self, client: bytes, frames: Sequence[bytes]) -> None:
+        """Answer a request, at once or later."""
+        try:
+            answer = self._answer(client, frames)
+        except _RefusedError as refused:
+            answer = [Said.REFUSED.value, str(refused).encode()]
+        except (ValueError, IndexError):
+            answer = [Said.REFUSED.value, b"the request is not one that nbgpu sends"]
+        if answer is not None:
+            self._send(client, answer)
+
+    def expire(self) -> None:
+        """Answer the requests that have waited for as long as they may. Call at `next_expiry_mono_s`."""
+        now_s = self._clock_s()
+        if now_s < self.next_expiry_mono_s:
+            return
+        ends = [math.inf]
+        for generation in self._generations.values():
+            for request in list(generation.waiting):
+                if request.until_mono_s <= now_s:
+                    generation.forget(request)
+                    self._send(request.client, [Said.LATER.value])
+                else:
+                    ends.append(request.until_mono_s)
+        self.next_expiry_mono_s = min(ends)
+
+    def _answer(self, client: bytes, frames: Sequence[bytes]) -> Answer | None:
+        """Return the answer to a request; None if it comes later."""
+        kind, number, arguments = Ask(frames[0]), int(frames[1]), frames[2:]
+        if number <= self._given_up:
+            return [Said.GIVEN_UP.value]
+        if kind is Ask.GIVE_UP:
+            self._give_up(number)
+            return [Said.DONE.value]
+        generation = self._generations.setdefault(number, _Generation())
+        if kind in _WAITING_KINDS:
+            patience_s = min(int(arguments[0]) / 1000, LEASE_S)
+            keys = [_key(key) for key in arguments[1:]]
+            request = _Waiting(client, kind, keys, self._clock_s() + max(patience_s, 0.0))
+            return self._answer_or_wait(generation, request)
+        given = self._act(generation, kind, arguments)
+        return [Said.DONE.value, *given]
+
+    def _act(self, generation: _Generation, kind: Ask, arguments: Sequence[bytes]) -> Sequence[bytes]:
+        """Do what a request that does not wait asks for, and return what it gives."""
+        if kind is Ask.COUNT:
+            return [_number(len(generation.values))]
+        if kind is Ask.LIST:
+            return list(generation.values)
+        key = _key(arguments[0])
+        values = generation.values
+        match kind:
+            case Ask.SET:
+                for one, value in zip(arguments[::2], arguments[1::2], strict=True):
+                    self._store(generation, _key(one), value)
+            case Ask.ADD:
+                total = _number(_as_number(values.get(key, b"0")) + int(arguments[1]))
+                self._store(generation, key, total)
+                return [total]
+            case Ask.APPEND:
+                self._store(generation, key, values.get(key, b"") + arguments[1])
+            case Ask.COMPARE_SET:
+                _, expected, desired = arguments
+                # As in torch's own stores, a key that is not there equals an empty value.
+                if values.get(key, b"") == expected:
+                    self._store(generation, key, desired)
+                return [values.get(key, expected)]
+            case Ask.CHECK:
+                return [_number(all(generation.has(kind, _key(one)) for one in arguments))]
+            case Ask.DELETE:
+                return [_number(generation.delete(key))]
+            case Ask.PUSH:
+                self._require_room(generation, len(key), arguments[1])
+                generation.push(key, arguments[1])
+                self._wake(generation, key)
+            case Ask.LENGTH:
+                return [_number(len(generation.queues.get(key, ())))]
+        return []
+
+    def _store(self, generation: _Generation, key: bytes, value: bytes) -> None:
+        self._require_room(generation, len(key), value, generation.values.get(key, b""))
+        generation.put(key, value)
+        self._wake(generation, key)
+
+    def _require_room(
+        self, generation: _Generation, key_bytes: int, value: bytes, before: bytes = b""
+    ) -> None:
+        if len(value) > MAX_VALUE_BYTES:
+            raise _RefusedError(f"a value of {len(value)} bytes is more than {MAX_VALUE_BYTES}")
+        more = key_bytes + OVERHEAD_BYTES + len(value) - len(before)
+        if self.num_bytes + more > MAX_STORED_BYTES:
+            raise _RefusedError(
+                f"the store in which the ranks meet holds {generation.num_bytes} bytes, and no more than "
+                f"{MAX_STORED_BYTES}: delete keys that are not needed"
+            )
+
+    def _wake(self, generation: _Generation, key: bytes) -> None:
+        for request in generation.woken_by(key):
+            answer = self._answer_or_wait(generation, request)
+            if answer is not None and not self._send(request.client, answer) and request.kind is Ask.POP:
+                generation.push_back(request.keys[0], answer[1])
+
+    def _answer_or_wait(self, generation: _Generation, request: _Waiting) -> Answer | None:
+        request.missing = {key for key in request.keys if not generation.has(request.kind, key)}
+        if request.missing:
+            if request.until_mono_s <= self._clock_s():
+                return [Said.LATER.value]
+            if self.num_waiting >= MAX_WAITING:
+                raise _RefusedError(f"{MAX_WAITING} requests wait already")
+            generation.wait(request)
+            self.next_expiry_mono_s = min(self.next_expiry_mono_s, request.until_mono_s)
+            return None
+        if request.kind is Ask.GET:
+            return [Said.DONE.value, *(generation.values[key] for key in request.keys)]
+        if request.kind is Ask.POP:
+            return [Said.DONE.value, generation.pop(request.keys[0])]
+        return [Said.DONE.value]
+
+    def _give_up(self, number: int) -> None:
+        self._given_up = number
+        for ended in [other for other in self._generations if other <= number]:
+            for request in self._generations.pop(ended).waiting:
+                self._send(request.client, [Said.GIVEN_UP.value])
+
+
+def _key(key: bytes) -> bytes:
+    if len(key) > MAX_KEY_BYTES:
+        raise _RefusedError(f"a key of {len(key)} bytes is longer than {MAX_KEY_BYTES}")
+    return key
+
+
+def _as_number(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise _RefusedError(
+            "the value under this key is no whole number, so nothing can be added to it"
+        ) from None
+
+
+def _number(number: int) -> bytes:
+    return b"%d" % number
+
+
+class _OnlyTheRanks:
+    """Says whom the server talks to. CurveZMQ alone would let in whoever knows the server's public key."""
+
+    def __init__(self, public_key: bytes) -> None:
+        self._public_key = public_key
+
+    def callback(self, _: str, key: bytes) -> bool:
+        """Whether a client with this key may ask."""
+        return key == self._public_key
+
+
+class Server:
+    """Serves a `Meeting` on a port of its own, until the process ends.
+
+    Args:
+        ip: the address to listen on.
+        folder: the cluster's folder, in which the ranks find the address and the keys.
+    """
+
+    def __init__(self, ip: str, folder: Path) -> None:
+        # The handler that says who may connect counts for a whole context, and ipyparallel's sockets have
+        # another.
+        context = zmq.Context()
+        public_key, secret_key = zmq.curve_keypair()
+        ranks_public_key, ranks_secret_key = zmq.curve_keypair()
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, _OnlyTheRanks(ranks_public_key))
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_publickey, self._socket.curve_secretkey = public_key, secret_key
+        self._socket.zap_domain = _DOMAIN.encode()
+        # zmq closes the connection of a client that sends more.
+        self._socket.maxmsgsize = MAX_VALUE_BYTES + 2 * MAX_KEY_BYTES
+        self._socket.tcp_keepalive = 1
+        self._socket.router_mandatory = True
+        # A client has one request under way on each connection.
+        self._socket.sndhwm = 16
+        port = self._socket.bind_to_random_port(f"tcp://{ip}")
+        place = MeetingPlace(
+            f"tcp://{ip}:{port}", public_key.decode(), ranks_public_key.decode(), ranks_secret_key.decode()
+        )
+        write_whole(folder / MEETING, place.as_json(), mode=0o600)
+        self._meeting = Meeting(self._send)
+        threading.Thread(target=self._serve, name="nbgpu-meeting", daemon=True).start()
+
+    def _send(self, client: bytes, answer: Answer) -> bool:
+        try:
+            self._socket.send_multipart([client, b"", *answer], zmq.DONTWAIT)
+        except zmq.ZMQError:
+            return False  # it is gone, or takes no answers
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            left_s = self._meeting.next_expiry_mono_s - time.monotonic()
+            if self._socket.poll(None if left_s == math.inf else int(1000 * max(left_s, 0.0)) + 1):
+                try:
+                    client, empty, *frames = self._socket.recv_multipart()
+                    if empty == b"":
+                        self._meeting.take(client, frames)
+                except Exception:  # noqa: BLE001 - it is logged
+                    # Without this thread no group could be formed any more.
+                    _log.exception("a request of a rank could not be answered")
+            self._meeting.expire()

@@ -1,0 +1,279 @@
+"""The store in which the ranks meet, as a rank sees it.
+
+torch's own stores do not do: a TCPStore listens on every interface of the host and lets everybody in, and a
+FileStore needs a folder that all ranks share. This one asks the server in the controller's process
+(`client/engines/meeting.py`) over CurveZMQ, encrypted and authenticated both ways.
+
+torch calls it from threads of its own too, such as NCCL's watchdog. Each request therefore has a connection
+to itself, which is used again afterwards, and the GIL is free while a request waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+import zmq
+
+from nbgpu.protocol.meeting import LEASE_S, MAX_VALUE_BYTES, Ask, MeetingPlace, Said
+
+if TYPE_CHECKING:
+    _Socket = zmq.Socket[bytes]
+
+_log = logging.getLogger("nbgpu.engine")
+
+_GIVEN_UP = "the process group was given up, because another rank failed"
+_LOOK_PERIOD_MS = 500
+"""The server frees whoever waits in a generation that is given up; this is for one that cannot be reached."""
+_ANSWER_PATIENCE_S = 600.0
+"""How much longer than a request itself may take its answer is waited for. A silent controller may have been
+stopped together with the host; when it has ended, the rank's sentinel ends the rank."""
+_GIVE_UP_PATIENCE_MS = 1000
+
+_context: tuple[int, zmq.Context[_Socket]] | None = None
+"""This process's context, with the process id: a forked child makes its own."""
+_kept: list[Store] = []
+"""Every store: torch keeps only the C++ part of one, which is of no use without the part in Python."""
+
+
+class Store(dist.Store):  # type: ignore[name-defined,misc]
+    """The store of one generation of the group.
+
+    Args:
+        place: where the server is.
+        generation: the number of this forming of the group, whose keys are apart from those of all others.
+    """
+
+    def __init__(self, place: MeetingPlace, generation: int) -> None:
+        super().__init__()
+        self._place = place
+        self._generation = str(generation).encode()
+        self._idle: deque[tuple[int, _Socket]] = deque()
+        """Connections that are not in use, with the process that made them. A deque needs no lock, which a
+        forked child might inherit locked."""
+        self._is_given_up = False
+        _kept.append(self)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value."""
+        self._ask(Ask.SET, _encoded(key), _encoded(value))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Store several values."""
+        if len(keys) != len(values):
+            raise ValueError(f"there are {len(keys)} keys and {len(values)} values")
+        if keys:
+            pairs = [part for pair in zip(keys, values, strict=True) for part in pair]
+            self._ask(Ask.SET, *map(_encoded, pairs))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a key and return its value."""
+        return self._ask_until(Ask.GET, [key], self.timeout)[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Wait for all keys and return their values."""
+        return self._ask_until(Ask.GET, keys, self.timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number under a key, which is 0 at first, and return the sum."""
+        return int(self._ask(Ask.ADD, _encoded(key), str(amount).encode())[0])
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add bytes to the value under a key, which is empty at first."""
+        self._ask(Ask.APPEND, _encoded(key), _encoded(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Store a value if the present one is the expected one; return the value afterwards."""
+        return self._ask(Ask.COMPARE_SET, *map(_encoded, (key, expected, desired)))[0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return not keys or self._ask(Ask.CHECK, *map(_encoded, keys))[0] == b"1"
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        self._ask_until(Ask.WAIT, keys, self.timeout if timeout is None else timeout)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
+        return self._ask(Ask.DELETE, _encoded(key))[0] == b"1"
+
+    def num_keys(self) -> int:
+        """Return the number of keys."""
+        return int(self._ask(Ask.COUNT)[0])
+
+    def list_keys(self) -> list[str]:
+        """Return the keys."""
+        return [key.decode() for key in self._ask(Ask.LIST)]
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of a queue."""
+        self._ask(Ask.PUSH, _encoded(key), _encoded(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue and return it; wait for one with `block`.
+
+        Raises:
+            QueueEmptyError: the queue is empty, without `block`.
+        """
+        if not block:
+            found = self._ask_once(Ask.POP, b"0", _encoded(key))
+            if found is None:
+                raise dist.QueueEmptyError(f"the queue {key!r} is empty")
+            return found[0]
+        return self._ask_until(Ask.POP, [key], self.timeout)[0]
+
+    def queue_len(self, key: str) -> int:
+        """Return the length of a queue."""
+        return int(self._ask(Ask.LENGTH, _encoded(key))[0])
+
+    def has_extended_api(self) -> bool:
+        """Whether `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+    def clone(self) -> Store:
+        """Return this store, which several threads may use at the same time."""
+        return self
+
+    # The names under which C++ calls them.
+    deleteKey = delete_key
+    getNumKeys = num_keys
+
+    def give_up(self) -> None:
+        """End this generation for everybody: whoever waits in it gets DistStoreError at once.
+
+        Call on any thread. It does not wait long for a server that does not answer, which gets the message
+        when it goes on.
+        """
+        if self._is_given_up:
+            return
+        self._is_given_up = True
+        socket = self._take()
+        socket.linger = -1
+        socket.send_multipart([Ask.GIVE_UP.value, self._generation])
+        if not socket.poll(_GIVE_UP_PATIENCE_MS):
+            _log.warning(
+                "the controller does not answer that generation %s is given up", self._generation.decode()
+            )
+        socket.close()
+        self._close_idle()
+
+    def _ask_until(self, kind: Ask, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        """Ask for keys again and again until they are there; DistStoreError after the timeout."""
+        names = list(map(_encoded, keys))
+        # torch reads a timeout of zero as none.
+        timeout_s = timeout.total_seconds() or float("inf")
+        give_up_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, give_up_s - time.monotonic())
+            patience_ms = str(int(1000 * min(left_s, LEASE_S)) + 1).encode()
+            found = self._ask_once(kind, patience_ms, *names)
+            if found is not None:
+                return found
+            if time.monotonic() >= give_up_s:
+                raise dist.DistStoreError(f"waited {timeout_s:g} s for the keys {', '.join(keys)}")
+
+    def _ask(self, kind: Ask, *arguments: bytes) -> list[bytes]:
+        given = self._ask_once(kind, *arguments)
+        assert given is not None, "only requests that wait are answered later"
+        return given
+
+    def _ask_once(self, kind: Ask, *arguments: bytes) -> list[bytes] | None:
+        """Send a request and return what it gives; None if what it waits for is not there yet.
+
+        Raises:
+            DistStoreError: the generation was given up, or the server does not answer.
+            ValueError: the server refuses the request.
+        """
+        if (size := max(map(len, arguments), default=0)) > MAX_VALUE_BYTES:
+            # The server would close the connection.
+            raise ValueError(
+                f"a value of {size} bytes is too large for the store in which the ranks meet, which takes "
+                f"{MAX_VALUE_BYTES}: send it with a collective"
+            )
+        if self._is_given_up:
+            # NCCL's threads ask again and again, until their group has ended.
+            raise dist.DistStoreError(_GIVEN_UP)
+        socket = self._take()
+        try:
+            socket.send_multipart([kind.value, self._generation, *arguments])
+            give_up_s = time.monotonic() + LEASE_S + _ANSWER_PATIENCE_S
+            while not socket.poll(_LOOK_PERIOD_MS):
+                if self._is_given_up:
+                    raise dist.DistStoreError(_GIVEN_UP)
+                if time.monotonic() > give_up_s:
+                    raise dist.DistStoreError(
+                        "the cluster's controller, in which the ranks meet, does not answer: %nbgpu restart"
+                    )
+            said, *given = socket.recv_multipart()
+        except BaseException:
+            socket.close()  # an answer may be on its way
+            raise
+        if said == Said.GIVEN_UP.value:
+            self._is_given_up = True
+            socket.close()
+            self._close_idle()
+            raise dist.DistStoreError(_GIVEN_UP)
+        self._idle.append((os.getpid(), socket))
+        if said == Said.REFUSED.value:
+            raise ValueError(given[0].decode())
+        return None if said == Said.LATER.value else given
+
+    def _take(self) -> _Socket:
+        """Return a connection that nobody else uses."""
+        while self._idle:
+            try:
+                pid, socket = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if pid == os.getpid():
+                return socket
+        socket = _own_context().socket(zmq.REQ)
+        socket.linger = 0
+        socket.tcp_keepalive = 1
+        socket.curve_serverkey = self._place.server_public_key.encode()
+        socket.curve_publickey = self._place.public_key.encode()
+        socket.curve_secretkey = self._place.secret_key.encode()
+        socket.connect(self._place.address)
+        return socket
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            try:
+                pid, socket = self._idle.pop()
+            except IndexError:
+                return
+            if pid == os.getpid():
+                socket.close()
+
+
+def store_at(address: str, keys_file: Path, generation: int) -> Store:
+    """Return the store of a generation.
+
+    Args:
+        address: the server's, as this host reaches it.
+        keys_file: the file with the keys, which holds a `MeetingPlace`.
+        generation: the number of this forming of the group.
+    """
+    keys = MeetingPlace.read(keys_file)
+    place = MeetingPlace(address, keys.server_public_key, keys.public_key, keys.secret_key)
+    return Store(place, generation)
+
+
+def _own_context() -> zmq.Context[_Socket]:
+    global _context
+    if _context is None or _context[0] != os.getpid():
+        # Not the one that ipykernel uses, which cannot end before all its sockets are closed.
+        _context = os.getpid(), zmq.Context()
+    return _context[1]
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else bytes(text)

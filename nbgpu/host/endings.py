@@ -1,0 +1,93 @@
+"""How engines of this host have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from nbgpu.machine import processes
+
+_OBITUARY_PATIENCE_S = 0.2
+_VMSTAT = Path("/proc/vmstat")
+
+
+class Ending(NamedTuple):
+    """How a process ended."""
+
+    code: int | None
+    """Its exit code, which is negative for a signal; None if it is not known."""
+    killer: str = ""
+    """If SIGKILL ended it: the probable sender, as a part of a sentence that follows the signal's name."""
+
+
+class Endings:
+    """Says how engines ended, and who probably killed those that were killed.
+
+    Args:
+        folder: the cluster's folder on this host, in which the fork server records exit codes.
+        from_start: whether the cluster begins now. Of one that was started by another process nobody knows
+            how often the OOM killer had struck before.
+    """
+
+    def __init__(self, folder: Path, from_start: bool) -> None:
+        self._folder = folder
+        self._num_oom_kills = _num_oom_kills() if from_start else None
+        self._guesses: dict[int, str] = {}
+        """By process that SIGKILL ended."""
+
+    def of(self, pid: int) -> Ending | None:
+        """How an engine ended; None while it lives."""
+        if not processes.is_ending(pid):
+            return None
+        code = self._exit_code(pid)
+        if code is None:
+            if psutil.pid_exists(pid):
+                return None  # it is still ending
+            # It may have ended at this very moment, and its parent writes down how.
+            code = self._exit_code(pid)
+        return Ending(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
+
+    def _guess_of_killer(self, pid: int) -> str:
+        if pid not in self._guesses:
+            before, now = self._num_oom_kills, _num_oom_kills()
+            self._num_oom_kills = now
+            if before is None or now is None:
+                self._guesses[pid] = "; the kernel's OOM killer?"
+            elif now > before:
+                self._guesses[pid] = (
+                    ", most likely by the kernel's OOM killer, which has just ended a process"
+                )
+            else:
+                self._guesses[pid] = ", and not by the kernel's OOM killer"
+        return self._guesses[pid]
+
+    def _exit_code(self, pid: int) -> int | None:
+        """The exit code of an engine; None if it has not ended, or if the code is unknown."""
+        record = self._folder / f"ended-{pid}"
+        give_up_s = time.monotonic() + _OBITUARY_PATIENCE_S
+        # The fork server may be busy with an import.
+        while (status := processes.wait_status(pid)) is None and not record.exists():
+            if psutil.pid_exists(pid) or time.monotonic() > give_up_s:
+                return None
+            time.sleep(0.005)
+        return int(record.read_text()) if status is None else os.waitstatus_to_exitcode(status)
+
+
+def recorded(folder: Path) -> int:
+    """The number of engines of which the fork server has recorded the end."""
+    return sum(1 for _ in folder.glob("ended-*"))
+
+
+def _num_oom_kills() -> int | None:
+    """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
+    does not say."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
