@@ -154,7 +154,8 @@ def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_requeu
             return test_slurm.run(show).stdout.strip() == "PENDING"
 
         wait_until(is_waiting, _PATIENCE_S, output)
-        test_slurm.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+        # Not at once: Slurm kills a job that starts within the second in which its last start was revoked.
+        test_slurm.run(["scontrol", "update", f"JobId={number}", "StartTime=now+5"])
 
     submit = f"cd {job} && sbatch --parsable job.sbatch"
     number = test_slurm.run(["bash", "-c", submit]).stdout.strip()
