@@ -118,8 +118,8 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         command = interpreter.command("nbgpu.engine.process.fork_server", str(requests.fileno()))
         parent = _started(command, folder, "ipengine.log", variables, requests.fileno())
     launched.children["fork server"] = parent
-    watched = (str(folder), str(os.getpid()), str(parent.pid))
-    command = interpreter.command("nbgpu.client.engines.controller", *watched, *_CONTROLLER_OPTIONS)
+    needed = (str(folder), str(os.getpid()), str(parent.pid))
+    command = interpreter.command("nbgpu.client.engines.controller", *needed, *_CONTROLLER_OPTIONS)
     controller = _started(command, folder, "ipcontroller.log", variables)
     launched.children["controller"] = controller
     write_whole(folder / CONTROLLER_PID, str(controller.pid))
