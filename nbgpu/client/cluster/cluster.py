@@ -20,7 +20,7 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.recipe_calls import RecipeCalls
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
-from nbgpu.client.engines import environment
+from nbgpu.client.engines import environment, hosts
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
@@ -51,7 +51,7 @@ from nbgpu.errors import (
 )
 from nbgpu.host import host_checks
 from nbgpu.host.questions import Listener
-from nbgpu.machine import devices, transports
+from nbgpu.machine import devices, interfaces, transports
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
@@ -88,6 +88,10 @@ def require_none() -> None:
         )
 
 
+_UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
+"""Stands for the devices of hosts that have not dialled in."""
+
+
 class Cluster(RecipeCalls):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
@@ -117,11 +121,12 @@ class Cluster(RecipeCalls):
         return cluster
 
     def _configure(self, config: ClusterConfig) -> None:
-        chosen = devices.choose(config.gpus, config.ranks)
+        # What other hosts have is known once they have dialled in.
+        chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen)[0]
+        best = transports.candidates(config, chosen or _UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -129,7 +134,7 @@ class Cluster(RecipeCalls):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or _UNKNOWN)
         self.chosen_transport = chosen_transport
         """The transport, with those that were tried before it; before the start, the first to be tried."""
         self.run: Run | None = None
@@ -140,6 +145,8 @@ class Cluster(RecipeCalls):
         """The latest plan."""
         self._choices = planning.Choices()
         self._processes: Processes | None = None
+        self.join_file: Path | None = None
+        """With `launcher='hosts'`: the file with which hosts dial in."""
         self._entry: registry.Entry | None = None
         self._client: Any = None
         self._ranks: Ranks | None = None
@@ -212,10 +219,14 @@ class Cluster(RecipeCalls):
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices:
+            return f"{self.config.nodes} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
+        if self.config.launcher != "local":
+            count += f" on {self.config.nodes} host{'s' if self.config.nodes > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"
+            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
@@ -242,6 +253,8 @@ class Cluster(RecipeCalls):
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
+        if self.config.launcher == "hosts":
+            return self._start_on_hosts(at_the_end)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines
@@ -272,6 +285,34 @@ class Cluster(RecipeCalls):
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        interface, ip = interfaces.address_of(self.config.interface)
+        self._processes = processes = Processes.prepare()
+        variables = environment.of_engines(self.config, _UNKNOWN)
+        try:
+            with uninterrupted():
+                processes.launch(variables, ip)
+                entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                self._note()
+            self._client = processes.connect(0, self.config.start_timeout_s)
+            self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
+            hosts.say_how_to_join(self.join_file, self.config.nodes)
+            there = hosts.gather(self._client, self.config, processes.require_reachable)
+            processes.use(there)
+            seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
+            self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
+            self._transports = transports.candidates(self.config, self.devices)
+            self.chosen_transport = ChosenTransport(self._transports[0])
+            self._ranks = self._sit_down(processes, seating)
+            self._use_transport(find_transport(self._ranks, self._transports, self.config))
             at_the_end()
         except BaseException:
             self.stop()
@@ -341,7 +382,7 @@ class Cluster(RecipeCalls):
                 "config": self.config,
                 "devices": self._ranks.devices,
                 "seating": seating,
-                "engines": self._entry.engines_with(seating.pids),
+                "engines": self._entry.engines_with(self._ranks.pids_here),
             }
         if self.run is not None:
             known["run"] = self.run.folder
@@ -422,6 +463,8 @@ class Cluster(RecipeCalls):
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
+        if self._processes is not None:
+            self._processes.end_others()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -798,7 +841,7 @@ class Cluster(RecipeCalls):
             self._note()
             raise
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or _UNKNOWN)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()
