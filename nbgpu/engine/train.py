@@ -344,6 +344,9 @@ def main(arguments: list[str]) -> None:
         transport.name,
         cluster.collective_timeout_s,
     )
+    if world_size == local_world_size:
+        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
+        group.stay_on_loopback()
     if transport.name == transports.NCCL_SAFE:
         safe_nccl.apply(one_host=world_size == local_world_size)
     limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
