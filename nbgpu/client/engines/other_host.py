@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _SERVED_BY = "nbgpu.engine.process.host"
 _PATIENCE_S = 10.0
+_FORK_PATIENCE_S = 70.0
+"""The fork server may still import torch, for which its host waits a minute."""
 _POLL_PERIOD_S = 0.05
 _LOOK_S = 0.2
 
@@ -63,14 +65,14 @@ class OtherHost:
         """Ask the host, and return its answer; OSError if it gives none."""
         return self._answer(self.tell("call", method, *args))
 
-    def _answer(self, asked: Any) -> Any:
-        give_up_s = time.monotonic() + _PATIENCE_S
+    def _answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
+        give_up_s = time.monotonic() + patience_s
         while not asked.wait(_POLL_PERIOD_S):
             take_interrupt()
             if not self.is_there:
                 raise ConnectionError(f"host {self.name} is not reached any more")
             if time.monotonic() > give_up_s:
-                raise TimeoutError(f"host {self.name} did not answer within {_PATIENCE_S:g} s")
+                raise TimeoutError(f"host {self.name} did not answer within {patience_s:g} s")
         return asked.get()
 
     def begin_engines(self, num: int) -> None:
@@ -83,7 +85,11 @@ class OtherHost:
         asked = self.tell("fork", [next(self._numbers) for _ in range(num)])
 
         def forked() -> dict[int, int]:
-            pids: dict[int, int] = self._answer(asked)
+            pids: dict[int, int] = self._answer(asked, _FORK_PATIENCE_S)
+            # A pid may have been another engine's before.
+            for pid in pids.values():
+                self._endings.pop(pid, None)
+                self._came.discard(pid)
             self._number_of |= {pid: number for number, pid in pids.items()}
             return pids
 

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -232,6 +233,4 @@ def cell_line(pid: int) -> int | None:
 
 if __name__ == "__main__":
     # The client's calls find this module under its name.
-    from nbgpu.engine.process import host
-
-    host.main()
+    import_module("nbgpu.engine.process.host").main()
