@@ -64,11 +64,11 @@ def commands() -> str:
 
 
 def _help(command: Command) -> str:
-    """What `nbgpu COMMAND --help` prints on a page of 100 columns, as a block of text."""
+    """What `nbgpu COMMAND --help` prints on a page of 88 columns, which fits the site, as a block."""
     said = io.StringIO()
     # rich reads how wide a terminal is, and whether it has colours, from the environment.
     with (
-        mock.patch.dict(os.environ, {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}),
+        mock.patch.dict(os.environ, {"COLUMNS": "88", "TERM": "dumb", "NO_COLOR": "1"}),
         contextlib.redirect_stdout(said),
         contextlib.suppress(SystemExit),
     ):

@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
+import hosts
 import ipykernel
 import leaks
 import psutil
@@ -86,6 +87,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("subshells") and ipykernel.version_info < (7, 1):
         pytest.skip(f"ipykernel {ipykernel.__version__} has no subshells, which came with 7.1")
     if item.get_closest_marker("slow_link") and (reason := slow_link.why_not()):
+        _skip_unless_ci(reason)
+    if item.get_closest_marker("hosts") and (reason := hosts.why_not()):
         _skip_unless_ci(reason)
     if item.get_closest_marker("requires_shared_data") and not SHARED_DATA.is_dir():
         _skip_without_shared_data()
@@ -164,6 +167,32 @@ def cluster2() -> Iterator[Any]:
 
     with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def test_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Slurm]:
+    """A Slurm with the nodes n1 and n2, started once for a test module that is marked `hosts`."""
+    folder = tmp_path_factory.mktemp("slurm")
+    with (
+        hosts.make_hosts(["login", "n1", "n2"], folder / "hosts", shared=[folder]) as made,
+        leaks.holding(lambda leftover: made.have(leftover.pid)),
+        hosts.slurm(made, folder / "slurm") as started,
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def test_ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.SecureShell]:
+    """Hosts n1 and n2 that are reached by ssh from `laptop`, started once for a test module that is marked
+    `hosts`. They share no folder that a person writes to."""
+    folder = tmp_path_factory.mktemp("ssh")
+    private = [Path.home(), Path("/var/tmp")]
+    with (
+        hosts.make_hosts(["laptop", "n1", "n2"], folder, private=private) as made,
+        leaks.holding(lambda leftover: made.have(leftover.pid)),
+        hosts.secure_shell(made, folder / "ssh") as started,
+    ):
+        yield started
 
 
 @pytest.fixture

@@ -72,6 +72,11 @@ _REPORT = (
         "report.html in that folder: settings, curves, pictures and result on a page that needs no network",
     ),
 )
+_EXPORT = (
+    ("nbgpu export RUN_FOLDER --to slurm --nodes 2 --gpus-per-node 4", "a run's training as a job.sbatch"),
+    ("nbgpu export notebook.ipynb --to torchrun", "the distributed cells of a notebook as a script"),
+    ("nbgpu export --help", "the five formats, and what each takes"),
+)
 _DEMO = (
     ("nbgpu demo", "the notebook with its outputs, a page and the run's report, in the folder demo"),
     ("nbgpu demo elsewhere", "the same in another folder"),
@@ -132,6 +137,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "predict RUN_FOLDER", "apply a trained model to new data", "results", _PREDICT, has_flags=True
         ),
         Command("report RUN_FOLDER", "write one page that shows a run", "results", _REPORT),
+        Command(
+            "export RUN_OR_NOTEBOOK",
+            "leave for torchrun, Slurm, Kubernetes",
+            "exporting",
+            _EXPORT,
+            has_flags=True,
+        ),
         Command(
             "characterize FILE ...",
             "measure descriptors of microstructures",

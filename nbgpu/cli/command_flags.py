@@ -12,6 +12,7 @@ from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, MicrostructureConfig, Tra
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import unused
+from nbgpu.exports.settings import ExportConfig
 from nbgpu.planning import studies
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
@@ -68,6 +69,15 @@ class ConvertFlags(BaseModel):
     )
 
 
+class ExportFlags(BaseModel):
+    """The flag of `nbgpu export` that is no setting."""
+
+    to: str = Field(
+        "torchrun",
+        description="format: torchrun, slurm, or on Kubernetes job, jobset or trainjob (Kubeflow Trainer)",
+    )
+
+
 def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, FieldInfo]]:
     """The fields that are flags of a command, in order.
 
@@ -83,6 +93,7 @@ def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, Fi
         "predict": [PredictConfig, ClusterConfig],
         "characterize": [CharacterizeConfig, MicrostructureConfig],
         "convert": [ConvertFlags],
+        "export": [ExportFlags, ExportConfig],
     }
     left_out = {"recipe", *unused(model), *(studies.DECIDED if command == "scaling" else ())}
     if command == "characterize":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,22 +37,23 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
 from nbgpu.engine.ipykernel import interrupts, kept_failure
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.memory import heap
+from nbgpu.engine.memory import heap, onednn
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.engine.model import precision, randomness
-from nbgpu.engine.training import smoke
+from nbgpu.engine.training import ending, smoke
 from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.minimiser import Minimiser
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
-from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
 from nbgpu.machine import allocator, devices, interpreter, transports
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import job as jobs
 from nbgpu.run_folder import resume
 from nbgpu.run_folder.recorder import Recorder
 
@@ -217,6 +219,8 @@ def train(trainer: Loop, mended: str = "") -> RunState:
             raise
         with undisturbed():
             explained = trainer.out_of_memory(error)
+            if note := onednn.mend(error, trainer.rank):
+                explained = OutOfMemoryError(f"{explained}\n{note}")
             memory.let_go(error)
         raise explained from None
     _close(trainer)
@@ -228,7 +232,9 @@ def _own_heap(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
 
-def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Device) -> Loop:
+def _trainer(
+    config: TrainConfig, folder: Path, member: Membership, device: Device, goes_on: bool = False
+) -> Loop:
     # The recorder comes before all imports, which may take longer than anyone waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
     try:
@@ -244,7 +250,7 @@ def _trainer(config: TrainConfig, folder: Path, member: Membership, device: Devi
             recorder.close()
         raise
     log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, log_writer)
+    context = RunContext(folder, member, device, recorder, log_writer, goes_on)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)
@@ -300,11 +306,15 @@ def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[s
     }
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """Train as one rank of torchrun, or alone if there is no torchrun.
 
     The argument is a run.toml, from a run's own folder or written by hand. The run gets a folder of its own
-    under the settings' `runs_dir`, and rank 0 prints its path.
+    under the settings' `runs_dir`, and rank 0 prints its path. With `resume = "auto"` a job that is started
+    again goes on in the folder that it has made.
+
+    Returns:
+        The exit code.
     """
     if len(arguments) != 1:
         raise ConfigError("usage: torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml")
@@ -325,6 +335,7 @@ def main(arguments: list[str]) -> None:
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     chosen = devices.choose(cluster.gpus, local_world_size)
     of_ranks = chosen * (world_size // local_world_size)
+    asked = config
     settled(config, of_ranks)
     # Under torchrun nothing could restart the processes, so only the first transport is tried.
     transport = transports.candidates(cluster, chosen)[0]
@@ -356,21 +367,75 @@ def main(arguments: list[str]) -> None:
     # A single rank meets nobody.
     group.form(member, None if world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
     try:
-        choice = together(lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}})
-        choice = exchange.broadcast(choice, source=0)
-        config = settled(config.changed(**choice["values"]), of_ranks)
-        made = together(lambda: str(runs.create(config, cluster, Chosen(**choice))) if rank == 0 else "")
-        folder = Path(exchange.broadcast(made, source=0))
-        trainer = _trainer(config, folder, member, device)
+        folder, config, goes_on = _own_folder(config, cluster, of_ranks, rank)
+        done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
+        if exchange.broadcast(done, source=0):
+            if rank == 0:
+                print(_finished_already(folder))  # noqa: T201 - what the command is for
+            return 0
+        held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
+        trainer = _trainer(config, folder, member, device, goes_on)
+        ending.listen(lambda: trainer.step)
         try:
             state = _leaving_outcome(folder, rank, lambda: train(trainer))
         except BaseException as error:
             _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
             raise
+        finally:
+            if held is not None:
+                os.close(held)
+        signals = exchange.gather(ending.received()) if state == "stopped" else []
     finally:
         dist.destroy_process_group()
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
+    return _exit_code(folder, signals, rank)
+
+
+def _own_folder(
+    config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device], rank: int
+) -> tuple[Path, TrainConfig, bool]:
+    """Return (the run's folder, its settings, whether an earlier process of the same job has made it). A
+    collective."""
+    job = jobs.of_environment(config)
+    found = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
+    if before := exchange.broadcast(found, source=0):
+        folder = Path(before)
+        runs.require_own(folder)
+        _, as_begun = runs.read_settings(folder)
+        return folder, settled(runs.with_changes(as_begun, folder), of_ranks), True
+    choice = together(lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}})
+    choice = exchange.broadcast(choice, source=0)
+    complete = settled(config.changed(**choice["values"]), of_ranks)
+
+    def make() -> str:
+        made = runs.create(complete, cluster, Chosen(**choice))
+        if job:
+            jobs.note(made, config, job)
+        return str(made)
+
+    return Path(exchange.broadcast(together(lambda: make() if rank == 0 else ""), source=0)), complete, False
+
+
+def _finished_already(folder: Path) -> str:
+    return (
+        f"finished already: {folder}\nThis job has nothing left to do. With another {jobs.VARIABLE} (or torchrun --rdzv-id) in its "
+        "environment it begins a new run"
+    )
+
+
+def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
+    """Return the exit code that tells the launcher whether to start the ranks again.
+
+    It is 0 if the run is finished or a person stopped it. It is also 0 before a time limit (SIGUSR1), because
+    torchrun would restart the ranks until time is up; the batch script queues the job again by the file that
+    rank 0 leaves for it. After SIGTERM it is 143: torchrun restarts the ranks on the hosts that stay.
+    """
+    if signal.SIGTERM in signals:
+        return 128 + signal.SIGTERM
+    if signal.SIGUSR1 in signals and rank == 0 and (path := os.environ.get(jobs.AGAIN)):
+        Path(path).write_text(f"{folder}\n")
+    return 0
 
 
 def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> Chosen:
@@ -387,6 +452,6 @@ def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Devi
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        sys.exit(main(sys.argv[1:]))
     except NbgpuError as error:
         sys.exit(f"{type(error).__name__}: {error}")

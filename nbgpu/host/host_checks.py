@@ -14,6 +14,7 @@ import psutil
 
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.machine.pidfds import has_pidfds
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
@@ -40,11 +41,12 @@ _NOT_NCCLS = {
 
 
 def system() -> Finding:
-    """Check the operating system. The ranks need Linux, because they use pidfds, /proc and memfds."""
+    """Check the operating system. The ranks need Linux, because they use /proc and memfds."""
     text = f"{platform.system()} {platform.release()}, {platform.machine()}, glibc {platform.libc_ver()[1] or 'none'}"
     if platform.system() != "Linux":
         return fail("system", text, "nbgpu runs its ranks on Linux only (WSL 2 is one)")
-    return ok("system", text)
+    through = "pidfds" if has_pidfds() else "pipes, because pidfds (Linux 5.3 or newer) are missing here"
+    return ok("system", f"{text}; processes watch each other through {through}")
 
 
 def cores() -> Finding:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbgpu.machine import interpreter, processes
+from nbgpu.machine import interpreter, processes, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.processes import ProcessId
@@ -75,6 +75,7 @@ class Launched:
         processes.end(alive)
         for child in self.children.values():
             child.wait()
+        watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -96,6 +97,7 @@ def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launch
     folder.mkdir(mode=0o700)
     launched = Launched(folder, {})
     try:
+        watched.show(folder)
         _start_both(launched, environment, ip)
     except BaseException:
         launched.end()
@@ -116,9 +118,9 @@ def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> 
     parent = _fork_server(folder, variables) if not ip else None
     if parent is not None:
         launched.children["fork server"] = parent
-    watched = (str(folder), str(os.getpid()), str(parent.pid if parent is not None else os.getpid()))
+    lives_with = (str(folder), str(os.getpid()), str(parent.pid if parent is not None else os.getpid()))
     command = interpreter.command(
-        "nbgpu.client.engines.controller", *watched, f"--ip={ip or LOOPBACK}", *_CONTROLLER_OPTIONS
+        "nbgpu.client.engines.controller", *lives_with, f"--ip={ip or LOOPBACK}", *_CONTROLLER_OPTIONS
     )
     controller = _started(command, folder, "ipcontroller.log", variables)
     launched.children["controller"] = controller
@@ -145,6 +147,7 @@ def launch_fork_server(folder: Path, environment: Mapping[str, str]) -> subproce
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
     write_whole(folder / CONTROLLER_PID, own_pid)
+    watched.show(folder)
     return _fork_server(folder, variables)
 
 

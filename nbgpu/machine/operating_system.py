@@ -1,6 +1,6 @@
 """Which operating systems the ranks run on, and what to do on others.
 
-The ranks are held with pidfds, reached through /proc and share memory by memfds, which Linux alone has. What
+The ranks are reached through /proc and share memory by memfds, which Linux alone has. What
 starts no ranks works everywhere: the version, the notebooks, the settings and their flags.
 """
 

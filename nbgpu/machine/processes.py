@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 import psutil
 
 from nbgpu.errors import ClusterError
+from nbgpu.machine.pidfds import has_pidfds
 
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
@@ -62,8 +63,14 @@ class ProcessId(NamedTuple):
             return False
 
     def send(self, signal_number: int) -> None:
-        """Send a signal to this process, and never to another one that got its pid. Does nothing if it has
+        """Send a signal to this process, and not to another one that got its pid. Does nothing if it has
         ended."""
+        if not has_pidfds():
+            with suppress(ProcessLookupError):
+                # In the moment between the two the process may end, and another one get its pid.
+                if self.alive():
+                    os.kill(self.pid, signal_number)
+            return
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:

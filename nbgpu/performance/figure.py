@@ -14,6 +14,10 @@ _MODEL, _LAW, _CLAIM = RANK_COLORS[:3]
 _GREY = "#7b7b7b"
 _GRID = "rgba(128, 128, 128, 0.25)"
 _BAND = 0.15
+_ABOVE_PX, _PLOT_PX = 40, 340
+_AXIS_PX = 60
+"""The room that the numbers and the name of the x axis take."""
+_LEGEND_LINE_PX = 19
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ def picture(
     lines = list(_lines(modelled, measured, laws, claims))
     band = {
         "type": "scatter",
+        "mode": "lines",
         "name": "modelled, interval",
         "x": [*(p.ranks for p in modelled), *(p.ranks for p in reversed(modelled))],
         "y": [*(p.between[1] for p in modelled), *(p.between[0] for p in reversed(modelled))],
@@ -87,19 +92,22 @@ def picture(
         "line": {"width": 0},
         "hoverinfo": "skip",
     }
+    below_px = _AXIS_PX + _LEGEND_LINE_PX * (1 + len(lines))
     axis = {"type": "log", "gridcolor": _GRID, "zeroline": False, "automargin": True}
     figure = {
         "data": [band, *map(_trace, lines)],
         "layout": {
-            "height": 460,
+            "height": _ABOVE_PX + _PLOT_PX + below_px,
             "autosize": True,
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": _GREY, "size": 12},
-            "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
+            "margin": {"l": 60, "r": 20, "t": _ABOVE_PX, "b": below_px},
             "title": {"text": title, "x": 0, "font": {"size": 14}},
-            "xaxis": {**axis, "title": {"text": "ranks"}},
-            "yaxis": {**axis, "title": {"text": "speed-up in samples per second"}},
+            "xaxis": {**axis, "title": {"text": "ranks"}, "tickvals": sorted({p.ranks for p in modelled})},
+            "yaxis": {**axis, "title": {"text": "speed-up in samples per second"}, "dtick": "D2"},
+            # Beside the plot the names of claims would take more than half of a narrow page.
+            "legend": {"x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         },
         "config": {"responsive": True, "displaylogo": False},
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from nbgpu.text.palette import TEXT_COLOR
+from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
@@ -30,6 +30,9 @@ NAMES = {
 """The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
 _CACHE = "cache of the data"
+_MORE_COLORS = ("#d98cb3", "#5aa700", "#9a9a9a", "#6f9fb8")
+_COLORS = dict(zip((*NAMES.values(), _BEFORE, _REST), (*RANK_COLORS, *_MORE_COLORS), strict=True))
+"""The same in all pictures, whichever categories one has."""
 _TITLE_WIDTH = 80
 _GRID = "rgba(128, 128, 128, 0.25)"
 
@@ -225,14 +228,19 @@ class Predictions:
 
     def figure(self) -> go.Figure:
         """A bar for each combination of settings, by category."""
+        shown = [row for row in self.rows if row.tensors is not None]
+        # Below the bars stands what differs; what all of them have would fill the place of the bars.
+        same = set.intersection(*({*_in_words_of(row)} for row in shown)) if len(shown) > 1 else set()
         bars = {
-            "<br>".join(f"{name}={value}" for name, value in row.settings.items()): {
-                _named(key): num_bytes for key, num_bytes in row.tensors.items()
+            "<br>".join(words for words in _in_words_of(row) if words not in same): {
+                _named(key): num_bytes for key, num_bytes in (row.tensors or {}).items()
             }
-            for row in self.rows
-            if row.tensors is not None
+            for row in shown
         }
-        return _stacked(f"Memory of the tensors of a rank, predicted from: {self.title}", bars, "setting")
+        title = f"Memory of the tensors of a rank, predicted from: {self.title}"
+        if same:
+            title += f"; here {', '.join(words for words in _in_words_of(shown[0]) if words in same)}"
+        return _stacked(title, bars, "setting")
 
     def __str__(self) -> str:
         names = [key for key in NAMES if any((row.tensors or {}).get(key) for row in self.rows)]
@@ -254,6 +262,10 @@ class Predictions:
         )
 
     __repr__ = __str__
+
+
+def _in_words_of(row: PredictedMemory) -> list[str]:
+    return [f"{name}={value}" for name, value in row.settings.items()]
 
 
 def _named(key: str) -> str:
@@ -281,7 +293,12 @@ def _stacked(title: str, bars: Mapping[str, Mapping[str, int]], x_title: str) ->
         name for name in (*NAMES.values(), _BEFORE, _REST) if any(bar.get(name) for bar in bars.values())
     ]
     traces = [
-        go.Bar(name=name, x=list(bars), y=[bar.get(name, 0) / 2**20 for bar in bars.values()])
+        go.Bar(
+            name=name,
+            x=list(bars),
+            y=[bar.get(name, 0) / 2**20 for bar in bars.values()],
+            marker={"color": _COLORS[name]},
+        )
         for name in names
     ]
     layout = {

@@ -31,6 +31,8 @@ _GAP = 0.6
 """Between the lanes of two ranks, in lanes."""
 _LANE_PX = 26
 _LINE_ABOVE = 0.46
+_ABOVE_PX, _BELOW_PX = 70, 115
+"""The margins: of the title, and of the x axis with the legend."""
 
 
 def figure(
@@ -57,13 +59,13 @@ def figure(
         "title": {"text": f"{title}, {names}<br><sup>{'; '.join(['measured', *about])}</sup>"},
         "barmode": "overlay",
         "bargap": 0,
-        "height": 190 + _LANE_PX * len(lanes),
+        "height": _ABOVE_PX + _LANE_PX * len(lanes) + _BELOW_PX,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": TEXT_COLOR},
-        "margin": {"l": 130, "r": 20, "t": 70, "b": 50},
-        "legend": {"orientation": "h", "y": -0.25},
+        "margin": {"l": 130, "r": 20, "t": _ABOVE_PX, "b": _BELOW_PX},
+        "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom"},
         "xaxis": {"title": {"text": "time, ms"}, "gridcolor": _GRID_COLOR, "zeroline": False},
         "yaxis": {
             "tickvals": [_y(rank, lane) for rank, lane in lanes],

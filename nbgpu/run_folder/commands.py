@@ -74,13 +74,16 @@ class CommandWatch:
     Args:
         folder: the run's.
         cluster_folder: as for `send_command`.
+        only_new: whether to pass over what is there already, which was meant for an earlier life of the run.
     """
 
-    def __init__(self, folder: Path, cluster_folder: Path | None = None) -> None:
+    def __init__(self, folder: Path, cluster_folder: Path | None = None, only_new: bool = False) -> None:
         paths = [folder / _COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
         self._offsets_bytes = dict.fromkeys(paths, 0)
+        if only_new:
+            self._offsets_bytes |= {path: path.stat().st_size for path in paths if path.exists()}
         self._settings: dict[str, Any] = {}
 
     @property

@@ -59,7 +59,16 @@ _PARTS_OF_A_MODULE = ("_parameters", "_buffers", "_modules")
 
 
 class Explained(Exception):
-    """An error whose message is a reason in words, which needs nothing around it."""
+    """An error whose message is a reason in words, which needs nothing around it.
+
+    Args:
+        reason: the message.
+        about: the value that the reason is about, whose parts need no reasons of their own.
+    """
+
+    def __init__(self, reason: str, about: Any = None) -> None:
+        super().__init__(reason)
+        self.about = about
 
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
@@ -118,7 +127,8 @@ def described(
             return
         seen.add(id(value))
         num_lines_before = len(lines)
-        if not must_stay(value) and depth < _MAX_DEPTH:
+        is_explained = isinstance(error, Explained) and error.about is value
+        if not must_stay(value) and not is_explained and depth < _MAX_DEPTH:
             for suffix, part in _parts(value):
                 look(path + suffix, part, depth + 1)
         if len(lines) == num_lines_before:

@@ -18,6 +18,7 @@ from IPython.display import display, update_display
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend
 from nbgpu.ui.cell import stop_button
 from nbgpu.ui.cell.live_text import HtmlWidget
+from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 
 PERIOD_S = 1.0
@@ -65,7 +66,8 @@ class View(Protocol):
 
 def bundle(view: View, picture: str | None = None) -> dict[str, Any]:
     """The output that stays in the notebook: table and chart as HTML, and the table as text."""
-    return {"text/html": view.page(view.svg() if picture is None else picture), "text/plain": view.text()}
+    drawn = view.svg() if picture is None else picture
+    return {"text/html": view.page(as_image(drawn)), "text/plain": view.text()}
 
 
 class FollowedPanel:

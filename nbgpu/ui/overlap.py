@@ -16,6 +16,7 @@ from nbgpu.performance import overlap as model
 from nbgpu.performance.overlap import Overlap
 from nbgpu.performance.steps import StepTimes
 from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
+from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import require_notebook
 
 _BITS = 8
@@ -50,7 +51,8 @@ def overlap(times: StepTimes, link: str = "10GbE") -> None:
     require_notebook("times.predict")
     data = shown.box._repr_mimebundle_()
     # The picture is for a notebook that is opened without its kernel; a page with widgets shows these.
-    display({**data, "text/html": svg(shown.drawn), "text/plain": shown.drawn.title}, raw=True)
+    kept = _page(shown.drawn, as_image(svg(shown.drawn)))
+    display({**data, "text/html": kept, "text/plain": shown.drawn.title}, raw=True)
 
 
 class OverlapView:
@@ -136,7 +138,7 @@ class OverlapView:
 
     def _draw(self, link: Link) -> None:
         self.drawn = model.overlap(self._times, link, self.ranks.value, self.bucket_mb.value or None)
-        self.picture.value = svg(self.drawn)
+        self.picture.value = _page(self.drawn, svg(self.drawn))
 
 
 def svg(drawn: Overlap) -> str:
@@ -150,11 +152,18 @@ def svg(drawn: Overlap) -> str:
         return _LEFT + scale * at_s
 
     parts = [*_computing(drawn, x), *_sending(drawn, lanes, x), *_axis(ticks, height, x)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="100%" '
+        f'style="font:11px sans-serif" fill="{TEXT_COLOR}">{"".join(parts)}</svg>'
+    )
+
+
+def _page(drawn: Overlap, picture: str) -> str:
+    """The picture with its title and its legend, as HTML."""
     title = html.escape(drawn.title)
     return (
         f'<div style="line-height:1.4;white-space:normal"><b>{title}</b></div>'
-        f'<svg role="img" aria-label="{title}" viewBox="0 0 {_WIDTH} {height}" width="100%" '
-        f'style="max-width:900px;font:11px sans-serif" fill="{TEXT_COLOR}">{"".join(parts)}</svg>'
+        f'<div role="img" aria-label="{title}" style="max-width:900px">{picture}</div>'
         f'<div style="line-height:1.4;white-space:normal">{_legend()}</div>'
     )
 
@@ -199,7 +208,7 @@ def _axis(ticks: list[float], height: int, x: Any) -> Iterator[str]:
             f'stroke-opacity="0.3"/><text x="{x(at_s):.1f}" y="{base + 14}" text-anchor="middle">'
             f"{1e3 * at_s:g}</text>"
         )
-    yield f'<text x="{_LEFT - 8}" y="{base + 14}" text-anchor="end">ms</text>'
+    yield f'<text x="{_LEFT - 8}" y="{base + 14}" text-anchor="end">time, ms</text>'
 
 
 def _bar(kind: str, left: float, right: float, top: int) -> str:

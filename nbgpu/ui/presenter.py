@@ -108,9 +108,10 @@ def figure_of_study(study: Study) -> Any:
 
 def bundle_of_cell_study(study: CellStudy) -> dict[str, Any]:
     """Return the charts and the table of a cell's study as an output."""
+    from nbgpu.ui.kept_svg import as_image
     from nbgpu.ui.study import view
 
-    return {"text/html": view.page(study, view.svg(study)), "text/plain": str(study)}
+    return {"text/html": view.page(study, as_image(view.svg(study))), "text/plain": str(study)}
 
 
 def text_of_devices() -> str:

@@ -54,7 +54,8 @@ def _search_on_a_rank(rank: int, num_ranks: int, optimizer: str, folder: str) ->
     from nbgpu.recipes.microstructure.recipe import Microstructure
 
     torch.set_num_threads(1)
-    group.form(Membership(rank, num_ranks, rank, torch.device("cpu"), "gloo"), Path(folder))
+    store = dist.FileStore(f"{folder}/meeting", num_ranks)  # type: ignore[attr-defined]
+    group.form(Membership(rank, num_ranks, rank, torch.device("cpu"), "gloo"), store)
     config = train_config(
         "microstructure",
         shape=(EDGE, EDGE, EDGE),

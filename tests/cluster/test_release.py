@@ -115,4 +115,17 @@ def test_the_variables_are_saved_first_and_where_that_fails_it_goes_on(
     start(notebook, "")
     assert notebook.run(f"%nbgpu load {folder}").status == "ok"
     assert notebook.run("%%distributed\nprint(value)").said(0, 1) == [["5"], ["6"]]
+    # Whoever learns that the ranks will end soon saves in the same way.
+    at_the_end = f"nbgpu.current().save_before_the_end({str(folder)!r}, 'the job has 90 s left')"
+    assert notebook.run(f"import nbgpu; told = {at_the_end}").stderr == ""
+    warning = f"the job has 90 s left: the ranks' variables are in {folder}: %nbgpu load {folder}"
+    done = notebook.run("print(told)")
+    assert done.stdout.strip() == warning
+    assert done.stderr.strip() == f"T{warning[1:]}", "the next cell shows it"
+    assert notebook.run("1").stderr == "", "and no other"
+    (folder / "notes.txt").write_text("mine")
+    notebook.run(at_the_end)
+    done = notebook.run("1")
+    assert f"The job has 90 s left, and the ranks' variables could not be saved in {folder}: " in done.stderr
+    assert "has other files, such as notes.txt" in done.stderr
     assert notebook.run("%nbgpu stop").status == "ok"

@@ -166,6 +166,15 @@ def run(lab: Lab, cluster2: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFact
         run.wait(BOUND_S)
 
 
+@pytest.fixture
+def run_that_ended(run: nbgpu.Run) -> nbgpu.Run:
+    if not run.over:
+        run.stop()
+        run.wait(BOUND_S)
+    return run
+
+
+@pytest.mark.long
 def test_a_run_is_shown_paused_resumed_and_stopped(lab: Lab, cluster_id: str, run: nbgpu.Run) -> None:
     name, path = run.folder.name, RUN_POST.format(id=cluster_id)
 
@@ -202,9 +211,9 @@ def test_a_run_is_shown_paused_resumed_and_stopped(lab: Lab, cluster_id: str, ru
 
 
 def test_its_report_is_shown_without_the_servers_own_rights(
-    lab: Lab, cluster_id: str, run: nbgpu.Run
+    lab: Lab, cluster_id: str, run_that_ended: nbgpu.Run
 ) -> None:
-    answer = ask(lab, f"/nbgpu/clusters/{cluster_id}/report/{run.folder.name}")
+    answer = ask(lab, f"/nbgpu/clusters/{cluster_id}/report/{run_that_ended.folder.name}")
     assert answer.code == 200
     assert "Plotly.newPlot" in answer.body
     policy = answer.headers["Content-Security-Policy"]
@@ -215,15 +224,17 @@ def test_its_report_is_shown_without_the_servers_own_rights(
         assert ask(lab, f"/nbgpu/clusters/{cluster_id}/report/{other}").code == 404
 
 
-def test_a_damaged_file_is_said_and_hides_nothing_else(lab: Lab, cluster_id: str, run: nbgpu.Run) -> None:
-    path = run.folder / "run_info.json"
+def test_a_damaged_file_is_said_and_hides_nothing_else(
+    lab: Lab, cluster_id: str, run_that_ended: nbgpu.Run
+) -> None:
+    path = run_that_ended.folder / "run_info.json"
     content = path.read_bytes()
     path.write_text("{}")
     try:
         told = until(
             lambda: overview(lab)["problems"] and ask(lab, "/nbgpu/overview?devices=1").json(), "a problem"
         )
-        assert run.folder.name in told["problems"][0]
+        assert run_that_ended.folder.name in told["problems"][0]
         assert told["devices"]["devices"]
     finally:
         path.write_bytes(content)

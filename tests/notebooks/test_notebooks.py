@@ -114,6 +114,24 @@ def test_every_axis_of_a_figure_has_a_name(notebook: Any) -> None:
                 assert title.get("text"), f"{name} of {figure['layout'].get('title')}"
 
 
+def test_no_legend_covers_the_name_of_an_axis(notebook: Any) -> None:
+    for output in outputs(notebook):
+        layout = output.get("data", {}).get(FIGURE, {}).get("layout", {})
+        legend = layout.get("legend", {})
+        if legend.get("y", 1) <= 0:
+            # Plotly can place one that is measured from the plot before it knows how high the plot becomes.
+            assert (legend["y"], legend.get("yref"), legend.get("yanchor")) == (0, "container", "bottom")
+            # Three lines of a legend, and the numbers and the name of the axis.
+            assert layout["margin"]["b"] >= 110
+
+
+def test_nothing_is_lost_in_a_notebook_that_is_not_trusted(notebook: Any) -> None:
+    """JupyterLab removes these elements from the outputs of a notebook that somebody else ran."""
+    for output in outputs(notebook):
+        page = output.get("data", {}).get("text/html", "")
+        assert not re.findall("<(?:svg|script|iframe|button|canvas)", page)
+
+
 def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
     stamp = "20260704-235959-waves-beef"
     folder = tmp_path / "notebook-x"

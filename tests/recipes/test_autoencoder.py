@@ -313,7 +313,10 @@ def test_the_pictures_are_small_images_in_a_row() -> None:
         assert kind == "data:image/png;base64"
         assert len(content) < 100_000
         pixels = matplotlib.image.imread(io.BytesIO(base64.b64decode(content)), format="png")
-        assert pixels.shape[:2] == (96, 4 * 96 + 3 * 4)
+        # Each of 16 x 16 voxels as 7 x 7 pixels, four in a row, with room for the axes and the bar.
+        height, width = pixels.shape[:2]
+        assert height > 112
+        assert width > 4 * 112
 
 
 def test_with_nothing_held_out_there_is_no_result_and_it_says_why() -> None:

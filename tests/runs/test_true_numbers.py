@@ -219,7 +219,8 @@ def check_epochs(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]
         begins_whole = epoch["first_step"] == 1 or epoch is not told[0]
         assert epoch["complete"] == (begins_whole and (not is_last or num_samples == NUM_SAMPLES))
         assert abs(epoch["samples"] - num_samples) <= 12 * len(may_lack)
-        assert epoch["lr"] == own[0, epoch["last_step"]].lr
+        # A rank that was killed in that very step has noted nothing of it; all ranks have equal rates.
+        assert {epoch["lr"]} == {entry.lr for (_, step), entry in own.items() if step == epoch["last_step"]}
         if epoch["samples"] == num_samples:
             losses = [entry.loss for entry in own.values()]
             assert epoch["means"]["loss"] == pytest.approx(sum(losses) / len(losses))

@@ -32,8 +32,9 @@ MARKER = "NBGPU_TEST_SESSION"
 
 KINDS = ("process", "thread", "socket", "temp", "variable")
 
-_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"})
-"""Another one is set by debugpy, which ipykernel 6 imports."""
+_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL", "CUBLAS_WORKSPACE_CONFIG"})
+"""The second is set by debugpy, which ipykernel 6 imports, and the third by MONAI, for good, when it is
+imported first."""
 _LASTING_THREADS = frozenset({"TMonitor", "GarbageCollectorThread"})
 """Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's
 from the first message on that it sends without copying it."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, multiprocessing, nn
 
 from nbgpu.config import TrainConfig
@@ -130,7 +131,8 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
     )
     of_ranks = tuple(described)
     member = Membership(rank, world_size, rank, device, "gloo")
-    group.form(member, Path(folder))
+    store = dist.FileStore(f"{folder}/meeting", member.world_size)  # type: ignore[attr-defined]
+    group.form(member, store)
     for index, (settings, norm) in enumerate(runs):
         config = settled(TrainConfig.checked(**settings), of_ranks)
         run_folder = Path(folder, str(index))

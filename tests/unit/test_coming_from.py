@@ -14,11 +14,13 @@ import pytest
 from conftest import REPOSITORY
 
 import nbgpu
+from nbgpu.cli import main
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags, train_config
 from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read, unused
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
+from nbgpu.run_folder import folder as runs
 
 _OF_TRAIN = {"config": True, "environment-file": True, "preset": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
@@ -131,6 +133,25 @@ def test_every_command_that_measures_is_one() -> None:
         assert all(
             CharacterizeConfig.checked(**values).recipes_settings(file, {}).data == file for file in files
         )
+
+
+def test_every_command_that_exports_writes_its_files(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "coming-from.md").read_text()
+    commands = re.findall(r"`(nbgpu export [^`]*)`", page)
+    assert {flags.values_of(shlex.split(command), "to")[0] for command in commands} == {
+        "torchrun",
+        "slurm",
+        "job",
+    }
+    config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path))
+    folder = runs.create(config, ClusterConfig(gpus="none"))
+    written = ""
+    for number, command in enumerate(commands):
+        words = shlex.split(command.replace("RUN_FOLDER", str(folder)))[1:]
+        main([*words, "--out", str(tmp_path / f"out{number}")])
+        written += "".join(path.read_text() for path in (tmp_path / f"out{number}").iterdir())
+    for asked in ("--gpus-per-node=4", "--mem=128G", "--time=24:00:00", 'nvidia.com/gpu: "2"', "NNODES:=2"):
+        assert asked in written
 
 
 @pytest.mark.long

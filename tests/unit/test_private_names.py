@@ -94,10 +94,17 @@ torch.distributed.distributed_c10d
     _world
 torch.distributed.fsdp:FSDPModule
     _get_fsdp_state(self)
+torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam
+    _module_info
 torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
+    _auto_reshard_after_forward
     _fsdp_param_group
+    _fsdp_param_groups
+    _mp_policy
 torch.nn.modules.batchnorm
     _BatchNorm
+torch.nn.modules.module
+    _WrappedHook
 torch.nn.parallel:DistributedDataParallel
     _comm_hooks
     _register_builtin_comm_hook(self, comm_hook_type)
@@ -133,12 +140,19 @@ ROOMS = {
         # One of the loader's, where its processes are ended, and one as the name of a frame in a stack.
         "engine/data/workers.py",
         "engine/ipykernel/stacks.py",
+        # The class of a hook, by its name.
+        "engine/saved_variables/shards.py",
     },
 }
 """By library: where its private names may stand. `protocol/streams.py` has what both sides do to ipykernel's
 streams."""
 
-ONLY_IN_SOME_VERSIONS = {"_mesh_resources", "_dump_nccl_trace_json"}
+ONLY_IN_SOME_VERSIONS = {
+    "_mesh_resources",
+    "_dump_nccl_trace_json",
+    "_fsdp_param_group",
+    "_fsdp_param_groups",
+}
 """Names that are looked for, and left alone where they are not there."""
 
 NOT_OF_THESE_LIBRARIES = {
@@ -156,6 +170,10 @@ NOT_OF_THESE_LIBRARIES = {
     "_frombuffer",  # what NumPy writes into a pickle; nothing of that name is called
     "_target_",  # a key in MONAI's configuration files, documented
     "_SOCKET_IFNAME",  # ends of names
+    "_hooks",
+    "_is_fsdp_managed_module",  # attributes that FSDP gives to modules and tensors: they are left out where they are there
+    "_fsdp_use_orig_params",
+    "_is_flat_param",
     "_s",
     "_parameters",  # of a torch Module: which part of a value cannot travel is looked for there, and elsewhere where it is not
     "_buffers",

@@ -4,71 +4,44 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Self
 
 from nbgpu.client.cluster import resizing, status
 from nbgpu.client.cluster.history import CellHistory
-from nbgpu.client.cluster.questions import Questions
-from nbgpu.client.cluster.recipe_calls import RecipeCalls
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
+from nbgpu.client.cluster.run_calls import RunCalls
+from nbgpu.client.cluster.variable_calls import VariableCalls
 from nbgpu.client.engines import environment, hosts
-from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
-from nbgpu.client.faults.stacks import Lookout, Sighting
-from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import registry
-from nbgpu.client.runs import planning, predicting
-from nbgpu.client.runs.batch_sizes import BatchSizes
-from nbgpu.client.runs.plan import Plan
-from nbgpu.client.runs.predicting import Predictions
+from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
-from nbgpu.client.variables import definitions, saving, transfer
-from nbgpu.client.variables import table as variables
+from nbgpu.client.variables import saving
 from nbgpu.client.variables.autoreload import Reloading
-from nbgpu.client.variables.saving import Loaded, Saved
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
-from nbgpu.config.prediction import PredictConfig
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
 from nbgpu.errors import (
     ClusterError,
-    ConfigError,
     NbgpuError,
     NoClusterError,
-    RunError,
 )
 from nbgpu.host import host_checks
-from nbgpu.host.questions import Listener
 from nbgpu.machine import devices, interfaces, transports
-from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
-from nbgpu.performance.timeline import Timeline
-from nbgpu.planning.suitability import settled
-from nbgpu.protocol.records import CellOptions, Device
-from nbgpu.run_folder.predictions import Job
-from nbgpu.text.ranks import count_of_ranks
+from nbgpu.protocol.records import Device
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_OUTPUT_PATIENCE_S = 2.0
 _ANSWER_PATIENCE_S = 1.0
-_NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
-
-_R = TypeVar("_R", bound=Reply)
-"""A rank's pending reply."""
 
 _current: Cluster | None = None
 
@@ -92,7 +65,7 @@ _UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0)
 """Stands for the devices of hosts that have not dialled in."""
 
 
-class Cluster(RecipeCalls):
+class Cluster(VariableCalls, RunCalls):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
@@ -136,31 +109,23 @@ class Cluster(RecipeCalls):
         self.devices = self._wanted = chosen
         self._transports = transports.candidates(config, chosen or _UNKNOWN)
         self.chosen_transport = chosen_transport
-        """The transport, with those that were tried before it; before the start, the first to be tried."""
-        self.run: Run | None = None
-        """The latest training run, which may be over."""
-        self.last_timeline: Timeline | None = None
-        """What the ranks did in the latest cell with `%%distributed --timeline`."""
-        self._planned: Plan | None = None
-        """The latest plan."""
-        self._choices = planning.Choices()
-        self._processes: Processes | None = None
-        self.join_file: Path | None = None
-        """With `launcher='hosts'`: the file with which hosts dial in."""
-        self._entry: registry.Entry | None = None
-        self._client: Any = None
-        self._ranks: Ranks | None = None
+        self.run = None
+        self.last_timeline = None
         self.history = CellHistory()
-        """The cells and values that were sent to the ranks."""
         self.reloading = Reloading()
         self.recovery = Recovery(self)
-        self._last_seen: dict[int, Sighting] = {}
-        self._listens: Listener | None = None
-        self._release: IdleRelease | None = None
+        self.news = []
+        self.join_file = None
+        self._processes = None
+        self._entry = None
+        self._client = None
+        self._ranks = None
+        self._choices = planning.Choices()
+        self._planned = None
+        self._last_seen = {}
+        self._listens = None
+        self._release = None
         self._why_ended = ""
-        """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
-        self.news: list[str] = []
-        """News for the next cell to show, such as ranks that were replaced in a run."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -172,63 +137,6 @@ class Cluster(RecipeCalls):
 
     def __repr__(self) -> str:
         return f"<Cluster {'running' if self.running else 'stopped'}: {self.describe()}>"
-
-    @property
-    def running(self) -> bool:
-        return self._client is not None
-
-    @property
-    def world_size(self) -> int:
-        return len(self.devices)
-
-    @property
-    def backend(self) -> str:
-        """The backend of torch.distributed."""
-        return self.chosen_transport.transport.backend
-
-    @property
-    def transport(self) -> Transport:
-        """The transport over which the ranks communicate."""
-        return self.chosen_transport.transport
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """The process ids by rank."""
-        return self.ranks.pids
-
-    @property
-    def ranks(self) -> Ranks:
-        """The engines as ranks; NoClusterError if the cluster is not running."""
-        if self._ranks is None:
-            raise NoClusterError(self._why_ended or _NOT_RUNNING)
-        return self._ranks
-
-    @property
-    def folder(self) -> Path:
-        """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
-        if self._processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        return self._processes.folder
-
-    @property
-    def connection_file(self) -> Path:
-        """ipyparallel's file for clients. Another process needs it to reach the engines."""
-        if self._processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        return self._processes.connection_file
-
-    def describe(self) -> str:
-        """Describe the cluster's ranks, devices and transport in one line."""
-        if not self.devices:
-            return f"{self.config.nodes} host(s) that have not dialled in yet"
-        count = count_of_ranks(self.world_size)
-        if self.config.launcher != "local":
-            count += f" on {self.config.nodes} host{'s' if self.config.nodes > 1 else ''}"
-        if self.devices[0].kind == "cpu":
-            found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
-        names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
-        return f"{count} on {names}, {self.chosen_transport.describe()}"
 
     def start(self) -> Self:
         """Start the engines and return when an all_reduce over all of them has given the right sum.
@@ -363,32 +271,6 @@ class Cluster(RecipeCalls):
                 f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
             )
 
-    def stop_cell(self) -> None:
-        """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
-        self.recovery.stop_cell()
-
-    def _note(self) -> None:
-        """Write the entry that other processes need to list, end or take over this cluster."""
-        if self._entry is None or self._processes is None:
-            return
-        known: dict[str, Any] = {
-            "leaders": self._processes.leaders,
-            "chosen_transport": self.chosen_transport,
-            "devices": self.devices,
-        }
-        if self._ranks is not None:
-            seating = self._ranks.seating
-            known |= {
-                "config": self.config,
-                "devices": self._ranks.devices,
-                "seating": seating,
-                "engines": self._entry.engines_with(self._ranks.pids_here),
-            }
-        if self.run is not None:
-            known["run"] = self.run.folder
-        self._entry = self._entry.model_copy(update=known)
-        registry.update(self._entry)
-
     @uninterrupted()
     def _become_current(self) -> None:
         global _current
@@ -397,11 +279,6 @@ class Cluster(RecipeCalls):
             atexit.register(self.stop)
         if self.config.release_after_s is not None:
             self._release = IdleRelease(self.config.release_after_s, self._is_working, self._end_unused)
-
-    def note_use(self) -> None:
-        """Note that somebody uses the cluster, so that `release_after_s` counts from now."""
-        if self._release is not None:
-            self._release.used()
 
     def _is_working(self) -> bool:
         """Whether a run is active or a rank is at work. A rank that does not answer counts as working."""
@@ -429,11 +306,7 @@ class Cluster(RecipeCalls):
                     self.news.append(why)
                 return
         devices = "GPUs are free" if self.devices[0].kind == "cuda" else "memory is free"
-        held = (
-            f"the ranks' variables are in {Path(saved_in).absolute()}: %nbgpu load {saved_in}"
-            if saved_in
-            else "the ranks' variables are gone"
-        )
+        held = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
         self._why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
             f"{self.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
@@ -482,290 +355,6 @@ class Cluster(RecipeCalls):
         self.reloading.forget()
         self.recovery = Recovery(self)
         self._last_seen = {}
-
-    def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """Send a cell to the ranks and return at once.
-
-        Args:
-            code: the cell's text.
-            ranks: the ranks that run it; None for all.
-
-        Returns:
-            By rank, ipyparallel's AsyncResult, which gathers the output.
-
-        Raises:
-            RunError: a training run has the ranks now.
-        """
-        return self._send(
-            code,
-            ranks,
-            lambda chosen: {
-                rank: self.ranks[rank].execute(code, silent=False, block=False) for rank in chosen
-            },
-        )
-
-    def send_cell(
-        self,
-        code: str,
-        ranks: Sequence[int] | None,
-        options: CellOptions,
-        arrivals: Arrivals,
-        is_awaited: bool = False,
-    ) -> dict[int, Answer]:
-        """As `submit`, in half the time. `arrivals` gets the output message by message.
-
-        The answers to a cell that `is_awaited` come on the caller's event loop.
-        """
-        return self._send(
-            code,
-            ranks,
-            lambda chosen: self.ranks.send_cell(chosen, code, options, arrivals, is_awaited),
-        )
-
-    @uninterrupted()
-    def _send(
-        self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]
-    ) -> dict[int, _R]:
-        chosen = self._chosen(ranks)
-        self._make_ready()
-        self._last_seen = {}
-        self.reloading.before_cell(self.ranks)
-        self.history.note(chosen, code)
-        results: dict[int, _R] = {}
-        try:
-            # A cell that only some ranks got would meet the others' next cell in a collective.
-            results |= send(chosen)
-            take_interrupt()
-        except KeyboardInterrupt:
-            self.recovery.stop(RankWatch(self.ranks, results), results)
-            self.history.forget_newest(chosen)
-            raise
-        return results
-
-    @uninterrupted()
-    def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
-        """Run code on the ranks and return the text that each printed to stdout.
-
-        Raises:
-            RankError: the code raised on one rank or more.
-        """
-        results = self.submit(code, ranks)
-        watch = RankWatch(self.ranks, results)
-        try:
-            self.recovery.bring_back(watch, results)
-        finally:
-            if watch.severed or watch.gone:
-                self.history.forget_newest(results)
-            self.note_use()
-        for result in results.values():
-            # Output comes over another socket than the result, and may come after it.
-            result.wait_for_output(_OUTPUT_PATIENCE_S)
-        return {rank: result.stdout for rank, result in results.items()}
-
-    @uninterrupted()
-    def apply(
-        self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
-    ) -> dict[int, Any]:
-        """Call a function on the ranks and return its results by rank; RankError if it raised."""
-        chosen = self._chosen(ranks)
-        self._make_ready()
-        results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
-        self.recovery.bring_back(RankWatch(self.ranks, results), results)
-        return {rank: result.result() for rank, result in results.items()}
-
-    def pull(
-        self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
-    ) -> Any:
-        """Copy a variable of one rank into this process. Tensors arrive on the CPU.
-
-        Args:
-            name: the variable's name. For several names the result is a dict by name.
-            rank: the rank.
-            ranks: several ranks, or 'all', in place of `rank`. The result is then a dict by rank.
-
-        Raises:
-            RankError: a rank has no such variable, or its value cannot be sent. The message names every such
-                variable.
-            TransferError: a value cannot be rebuilt here, because its class is defined on the ranks only.
-            RunError: a training run has the ranks now.
-        """
-        chosen = self._chosen([rank] if ranks is None else None if ranks == "all" else ranks)
-        self._refuse_during_run()
-        names = [name] if isinstance(name, str) else list(name)
-        pulled = transfer.pull(self.ranks, chosen, names)
-        by_rank = {rank: values[name] if isinstance(name, str) else values for rank, values in pulled.items()}
-        return by_rank if ranks is not None else by_rank[rank]
-
-    def push(self, ranks: Sequence[int] | None = None, **values: Any) -> None:
-        """Give the ranks variables of these names, with copies of the values. Tensors arrive on the CPU.
-
-        Raises:
-            TransferError: some values cannot be sent. The message names all of them, and nothing was sent.
-            RankError: a rank cannot rebuild a value, because its class is not defined there.
-            RunError: a training run has the ranks now.
-        """
-        chosen = self._chosen(ranks)
-        self._refuse_during_run()
-        self.news += definitions.push(
-            self.ranks, chosen, values, lambda data: transfer.push(self.ranks, chosen, data)
-        )
-        self.history.note_pushed(values)
-
-    def vars(self, pattern: str = "*") -> pd.DataFrame:
-        """A table of the ranks' variables whose names match: one row for each variable and rank.
-
-        The columns are name, rank, type, shape, dtype, device, bytes, content and "ranks differ", which says
-        how they differ, and is empty where they agree or where the values were not compared.
-        """
-        return variables.table(self.apply, pattern).frame()
-
-    def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:
-        """Write the ranks' variables into a folder, all ranks side by side, whole or not at all.
-
-        Tensors, arrays, models, optimizers, DDP objects, frames, containers and plain values are saved as
-        JSON and safetensors, functions and classes of cells as source, imports by name, and other objects
-        as pickles. The states of the random number generators are there, too. The result prints as lines,
-        which name everything that cannot be saved.
-
-        Args:
-            folder: a new folder, or one with variables that were saved earlier, which are replaced.
-            names: the variables; all of them if none is named.
-
-        Raises:
-            DataError: the folder has other files, or cannot be written.
-            RankError: a rank has no variable of a name, or cannot write its files. The folder has what it had
-                before, as after any other error.
-            RunError: a training run has the ranks now, or another process saves into the folder.
-        """
-        self._make_ready()
-        return saving.save(self.ranks, Path(folder), names)
-
-    def load(self, folder: str | Path, names: Sequence[str] = (), *, trust: bool = False) -> Loaded:
-        """Give the ranks variables that `save` has written: to each its own or, on another number of ranks,
-        those that were equal on all of them. The result prints as lines, which name everything that was left
-        out.
-
-        Args:
-            folder: the folder of the saved variables.
-            names: the variables; all of them if none is named.
-            trust: whether pickles may be opened and definitions of cells be run, which can do anything.
-
-        Raises:
-            DataError: the folder has no saved variables, or none of a name, or is damaged.
-            RankError: a rank cannot read its files. No variable was changed.
-            RunError: a training run has the ranks now.
-        """
-        self._make_ready()
-        loaded = saving.load(self.ranks, Path(folder), names, trust)
-        self.history.note_loaded(loaded.folder)
-        return loaded
-
-    @uninterrupted()
-    def train_with(self, config: TrainConfig) -> Run:
-        """As `train`, with settings that are already checked."""
-        settled(config, self.devices)
-        self.note_use()
-        self._make_ready()
-        self.tell_news()
-        chosen = self._choices.of(self, config)
-        config = settled(config.changed(**chosen.values), self.devices)
-        planned = self._planned if self._planned and self._planned.config == config else None
-        self.run = Run.start(config, self, planned, chosen)
-        self._note()
-        self.run.on_end(lambda _: self.note_use())
-        try:
-            take_interrupt()
-        except KeyboardInterrupt:
-            self.run.stop()
-            raise
-        return self.run
-
-    def plan_with(self, config: TrainConfig) -> Plan:
-        """As `plan`, with settings that are already checked."""
-        settled(config, self.devices)
-        self._make_ready()
-        chosen = self._choices.of(self, config)
-        self._planned = planning.plan(self, settled(config.changed(**chosen.values), self.devices), chosen)
-        return self._planned
-
-    def with_choices(self, config: TrainConfig) -> TrainConfig:
-        """Return the settings for these ranks, with values for those that are left to the data.
-
-        Raises:
-            ConfigError: the ranks cannot train with these settings.
-            RankError: no file can be used.
-            RunError: a training run has the ranks now.
-        """
-        settled(config, self.devices)
-        self._make_ready()
-        return settled(config.changed(**self._choices.of(self, config).values), self.devices)
-
-    def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-        """As `find_batch_size`, with settings that are already checked."""
-        config = planning.for_search(config)
-        settled(config, self.devices)
-        self._make_ready()
-        chosen = self._choices.of(self, config)
-        found = planning.find_batch_size(self, settled(config.changed(**chosen.values), self.devices), stop)
-        # The batch is the largest for this model, and the run with it must not choose another one.
-        self._choices.note(self, config.changed(batch_size=found.batch_size), chosen)
-        return found
-
-    @uninterrupted()
-    def predict(
-        self,
-        run: Run | str | Path,
-        data: str | Path,
-        out: str | Path = "predictions",
-        *,
-        checkpoint: Literal["newest", "best"] = "newest",
-        max_samples: int | None = None,
-        skip_bad: bool = False,
-        trust: bool = False,
-        **settings: Any,
-    ) -> Predictions:
-        """Apply a run's trained model to new data, with a share of the samples on each rank, and write a
-        table and the recipe's files for each sample.
-
-        A file that turns out to be bad fails alone. A prediction that is cut off goes on with what is missing
-        when it is called again.
-
-        Args:
-            run: a run, or its folder, which may have come from another machine.
-            data: the new data, in the form that the recipe trains on.
-            out: the folder for the predictions.
-            checkpoint: the run's newest checkpoint, or the one with the best validation.
-            max_samples: the number of samples, the first ones of the data; None for all.
-            skip_bad: leave out files with bad names or headers, in place of refusing to begin.
-            trust: run the recipe file in the run's folder, for a recipe of your own.
-            settings: settings of the run that may differ for a prediction, such as `spacing` of a diffusion.
-
-        Raises:
-            ConfigError: something is wrong with the arguments or with `out`; nothing was predicted.
-            RankError: files are bad, or a rank failed or died.
-            RunError: a training run has the ranks now.
-        """
-        asked = PredictConfig.checked(
-            data=str(data),
-            out=str(out),
-            checkpoint=checkpoint,
-            max_samples=max_samples,
-            skip_bad=skip_bad,
-            trust=trust,
-        )
-        return self.predict_with(
-            predicting.job_of(run.folder if isinstance(run, Run) else run, asked, settings)
-        )
-
-    @uninterrupted()
-    def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:
-        """As `predict`, with a job that is already checked; `show` gets the progress."""
-        self._make_ready()
-        self.note_use()
-        try:
-            return predicting.predict(self, job, show)
-        finally:
-            self.note_use()
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
@@ -847,52 +436,6 @@ class Cluster(RecipeCalls):
         self._note()
         return lines
 
-    def restore_group(
-        self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
-    ) -> list[str]:
-        """Restore the group when all ranks are back or gone, and replace those that are gone.
-
-        Args:
-            watch: the watch over the results.
-            results: the results by rank.
-            failed: the ranks that raised, whose state does not count where the ranks differ.
-
-        Returns:
-            Lines for the person.
-        """
-        return self.recovery.restore_group(watch, results, failed)
-
-    def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Note the ranks that did not come back from a cell. Until they do they get no other cell, and no
-        answers to their questions."""
-        self.recovery.leave_behind(results)
-
-    def lookout(self) -> Lookout:
-        """Make a lookout, which asks the ranks where they are. The caller closes it."""
-        if self._processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        hosts = self._processes.hosts
-        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self._last_seen)
-
-    def questions(self) -> Questions:
-        """Make the object that takes the ranks' questions to the person. The caller closes it."""
-        if self._processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        return Questions(self._listener)
-
-    def _listener(self) -> Listener:
-        """The listener to which the ranks bring their questions."""
-        assert self._processes is not None
-        if self._listens is None:
-            self._listens = Listener(self._processes.folder)
-        return self._listens
-
-    def stop_listening(self) -> None:
-        """Take no more questions of the ranks to the person, until somebody asks for them again."""
-        if self._listens is not None:
-            self._listens.close()
-            self._listens = None
-
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line. Returns within a second."""
         with closing(self.lookout()) as lookout:
@@ -908,33 +451,3 @@ class Cluster(RecipeCalls):
             seating,
             self._note,
         )
-
-    def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
-        self.note_use()
-        self.ranks.require_reachable()
-        if ranks is None:
-            return list(range(self.world_size))
-        wrong = [r for r in ranks if not 0 <= r < self.world_size]
-        if wrong or not ranks:
-            raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
-        return sorted(set(ranks))
-
-    @uninterrupted()
-    def _make_ready(self) -> None:
-        """Have all ranks ready before work is sent, or raise the reason why they are not."""
-        self.note_use()
-        self.ranks.require_reachable()
-        self._refuse_during_run()
-        self.recovery.make_ready(self.run.folder if self.run is not None else None)
-
-    def tell_news(self) -> None:
-        """Print the news."""
-        while self.news:
-            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
-
-    def _refuse_during_run(self) -> None:
-        if self.run is not None and not self.run.over:
-            raise RunError(
-                f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
-                "wait until the end. Call run.wait() or run.stop() first"
-            )

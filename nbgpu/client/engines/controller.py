@@ -14,11 +14,13 @@ import select
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nbgpu.machine import watched
 from nbgpu.machine.interfaces import LOOPBACK
-from nbgpu.machine.lifetime import LifetimeWatch
+from nbgpu.machine.lifetime import LifetimeWatch, end_with
 from nbgpu.protocol.hosts import FIRST_NUMBER
 from nbgpu.protocol.records import engine_host, engine_pid
 
@@ -30,7 +32,8 @@ def main() -> None:
     """Run the controller until it is stopped, or until its owner or the fork server is gone."""
     folder = Path(sys.argv.pop(1))
     owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
-    lifetime = LifetimeWatch(folder, os.pidfd_open(owner_pid), [fork_server_pid])
+    watched.show(folder)
+    lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), [fork_server_pid])
 
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
@@ -41,7 +44,8 @@ def main() -> None:
 
     threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()
     multiprocessing.set_start_method("fork")
-    os.register_at_fork(after_in_child=_end_with_parent)
+    # The helpers that the controller forks would not notice a kill of the controller.
+    os.register_at_fork(after_in_child=partial(end_with, os.getpid()))
     from ipyparallel.controller.app import IPController
 
     from nbgpu.client.engines import meeting
@@ -74,7 +78,7 @@ def main() -> None:
             copies = self.hub.monitor.socket
             copies.unsubscribe(b"")
             copies.subscribe(b"heartmonitor")
-            unregister_engines_that_end(self.hub)
+            unregister_engines_that_end(self.hub, folder)
 
     Controller.launch_instance()
 
@@ -95,7 +99,7 @@ def hold_port(ip: str = LOOPBACK) -> socket.socket:
     return holder
 
 
-def unregister_engines_that_end(hub: Any) -> None:
+def unregister_engines_that_end(hub: Any, folder: Path) -> None:
     """Make ipyparallel's hub give an engine up when its process has ended, and never because it is silent.
 
     An engine that misses its heartbeats may be stopped, held by a debugger or in a frozen control group, or
@@ -115,7 +119,7 @@ def unregister_engines_that_end(hub: Any) -> None:
             hub.unregister_engine(heart, {"content": {"id": number}})
 
         try:
-            process = os.pidfd_open(engine_pid(heart.decode()))
+            process = watched.watch(engine_pid(heart.decode()), folder)
         except ProcessLookupError:
             unregister()
             return
@@ -141,18 +145,6 @@ def give_up_host(hub: Any, heart: bytes) -> None:
     for each, number in list(hub.hearts.items()):
         if engine_host(each.decode()) == host:
             hub.unregister_engine(each, {"content": {"id": number}})
-
-
-def _end_with_parent() -> None:
-    """End this helper, which the controller has forked, with its parent: it would not notice a kill of the
-    controller."""
-    parent = os.pidfd_open(os.getppid())
-
-    def wait() -> None:
-        select.select([parent], [], [])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="nbgpu-lifetime", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.host.logs import Whose
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import processes
+from nbgpu.machine import processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.meeting import MEETING
@@ -206,6 +206,7 @@ class Processes:
         for child in self._children.values():
             child.wait()
         self._children = {}
+        watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_others(self) -> None:

@@ -24,6 +24,8 @@ from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
+from nbgpu.exports import export
+from nbgpu.exports.export import Exported
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.links import Links
@@ -279,6 +281,22 @@ class Run:
             with suppress(ValueError):
                 self._host.news.remove(text)
         return heals
+
+    def export(self, to: str, **settings: Any) -> Exported:
+        """Write the files with which this run's training runs elsewhere, without a notebook.
+
+        It begins with the first step, and goes on from its newest checkpoint where it is started again.
+
+        Args:
+            to: 'torchrun', 'slurm', 'job', 'jobset' or 'trainjob'; the last three are for Kubernetes.
+            settings: the place, such as nodes=2, gpus_per_node=4 and time_limit='24:00:00'; those of
+                `nbgpu export --help`.
+
+        Raises:
+            ConfigError: a setting is bad or the format has no place for it; every mistake is named.
+            RunError: the files cannot be written, or are there already.
+        """
+        return export.of_run(self.folder, to, settings)
 
     def panel(self) -> None:
         """Display the live panel: loss, memory, utilization and throughput of every rank."""

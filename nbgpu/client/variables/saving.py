@@ -190,16 +190,29 @@ def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = Fa
     return Loaded(folder, len(ranks), ready, [*left_out, *failed], untrusted, with_random_state)
 
 
+def where_they_are(folder: Path) -> str:
+    """A sentence that names the folder of saved variables and the command that loads them."""
+    return (
+        f"the ranks' variables are in {folder.absolute()}: %nbgpu load {shlex.quote(str(folder.absolute()))}"
+    )
+
+
 def _stage(
     ranks: Ranks, folder: Path, manifest: Manifest, wanted: Sequence[str], trust: bool
 ) -> dict[int, Any]:
     sent: dict[int, Any] = {}
     for rank in range(len(ranks)):
         saved_by = rank if manifest.world_size == len(ranks) else 0
-        saved = manifest.ranks[saved_by]
-        there = [name for name in wanted if name in saved.fingerprints]
+        there = [name for name in wanted if name in manifest.ranks[saved_by].fingerprints]
         sent |= ranks.call(
-            Call.STAGE_VARIABLES, str(folder), manifest.data, saved_by, saved, there, trust, ranks=[rank]
+            Call.STAGE_VARIABLES,
+            str(folder),
+            manifest.data,
+            saved_by,
+            manifest.ranks,
+            there,
+            trust,
+            ranks=[rank],
         )
     return sent
 

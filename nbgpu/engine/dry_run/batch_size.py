@@ -14,6 +14,7 @@ from nbgpu.engine.dry_run.steps import DryRun, import_trainer, without_exchange
 from nbgpu.engine.group import exchange, group, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory import onednn
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.budget import SPARE_BYTES
 from nbgpu.engine.model import precision, randomness
@@ -133,6 +134,8 @@ class _Search:
                         if asked
                         else "got no more memory"
                     )
+                    if note := onednn.mend(error, group.membership().rank):
+                        why = f"{why}. {note}"
                 else:
                     self._failure = error
                 memory.let_go(error)

@@ -33,9 +33,12 @@ class Consensus:
 
     Args:
         commands: the person's commands; None on all ranks but rank 0.
+        must_stop: returns whether this rank has to stop, as where its launcher is about to end it; then
+            all do.
     """
 
-    def __init__(self, commands: CommandWatch | None) -> None:
+    def __init__(self, commands: CommandWatch | None, must_stop: Callable[[], bool] = lambda: False) -> None:
+        self._must_stop = must_stop
         self._commands = commands
         self._failure: Exception | None = None
         # On the CPU, so that reading it does not wait for the GPU.
@@ -53,7 +56,7 @@ class Consensus:
 
     def begin(self, failure: Exception | None = None) -> None:
         """Send this rank's command and failure; return at once."""
-        command = self._newest()
+        command = "stop" if self._must_stop() else self._newest()
         self._failure = failure
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None

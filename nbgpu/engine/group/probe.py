@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +38,8 @@ def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -
     """Form a group with the other processes that meet in the folder, and prove it with an all_reduce."""
     member = Membership(int(rank), int(world_size), int(rank), torch.device(device), backend)
     began_s = time.perf_counter()
-    group.form(member, Path(folder))
+    # These processes have no controller that could serve the cluster's store.
+    group.form(member, dist.FileStore(f"{folder}/meeting", member.world_size))  # type: ignore[attr-defined]
     formed_s = time.perf_counter() - began_s
     # A megabyte; the first collective, which sets up the connections, is not timed.
     values = torch.ones(2**18, dtype=torch.float32, device=member.device)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -169,6 +170,57 @@ def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
     mesh = state()._fsdp_param_group.mesh_info.mesh
     assert isinstance(mesh, DeviceMesh)
     return mesh
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How FSDP shards a module."""
+
+    original: type
+    """The class that the module had before."""
+    mesh: DeviceMesh | None
+    """None for a module without parameters of its own to shard."""
+    names: Sequence[str]
+    """The parameters' names, as in the module's state_dict(); those that are tied have several."""
+    reshard_after_forward: bool | int | None
+    mp_policy: Any
+    pin_memory: bool | None
+    """For weights that wait in the CPU's memory: whether that is pinned. None for others."""
+    group: Any
+    """The object with its other settings; None without parameters."""
+
+
+def sharding_of(module: nn.Module) -> Sharding | None:
+    """Return how `fully_shard` shards a module; None where it was given several modules at once, several
+    meshes or a part of a larger mesh."""
+    state: Any = module._get_fsdp_state()  # type: ignore[operator]
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # before torch 2.13 there was one at most
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    if len(getattr(state, "_modules", (module,))) > 1 or len(groups) > 1:
+        return None
+    original = type(module).__bases__[1]
+    after_forward = None if getattr(state, "_auto_reshard_after_forward", False) else True
+    if not groups:
+        return Sharding(original, None, [], after_forward, state._mp_policy, None, None)
+    (group,) = groups
+    if getattr(group.mesh_info, "is_spmd_mesh", False) or not hasattr(group.mesh_info, "shard_mesh_size"):
+        return None
+    if after_forward is not None:
+        resharded = group.post_forward_mesh_info
+        if resharded is None:
+            after_forward = False
+        elif resharded is not group.mesh_info:
+            after_forward = resharded.shard_mesh_size
+    prefixes = {below: f"{name}." if name else "" for name, below in module.named_modules()}
+    names = []
+    for parameter in group.fsdp_params:
+        info = parameter._module_info
+        owners = [info.module, *info.shared_modules]
+        own_names = [info.param_name, *info.shared_param_names]
+        names += [prefixes[owner] + name for owner, name in zip(owners, own_names, strict=True)]
+    pin_memory = getattr(group.offload_policy, "pin_memory", None)
+    return Sharding(original, group.mesh_info.mesh, names, after_forward, group.mp_policy, pin_memory, group)
 
 
 def init_fake_group(rank: int, world_size: int) -> None:

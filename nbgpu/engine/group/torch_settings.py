@@ -101,6 +101,13 @@ def _set_fp32_precisions(precisions: tuple[str, ...]) -> None:
         torch._C._set_fp32_precision_setter(*of, precision)
 
 
+_may_use_onednn = True
+
+
+def _set_onednn(enabled: bool) -> None:
+    torch._C._set_mkldnn_enabled(enabled and _may_use_onednn)
+
+
 _SETTINGS: dict[str, _Setting] = {
     "default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
     "default generator": _attribute(torch, "default_generator"),
@@ -124,7 +131,7 @@ _SETTINGS: dict[str, _Setting] = {
     "cache of autocast": _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "depth of autocast": _Setting(_autocast_depth, _set_autocast_depth),
     **{f"cudnn.{name}": _attribute(cudnn, name) for name in ("enabled", "benchmark", "deterministic")},
-    "mkldnn.enabled": _Setting(torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "mkldnn.enabled": _Setting(torch._C._get_mkldnn_enabled, _set_onednn),
     "mkldnn.deterministic": _attribute(mkldnn, "deterministic"),
     "nnpack": _Setting(torch._C._get_nnpack_enabled, nnpack.set_flags),
     "opt_einsum.enabled": _attribute(opt_einsum, "enabled"),
@@ -172,6 +179,13 @@ def note_threads(threads: int) -> None:
     """Take another number of threads as the one that runs begin with."""
     global _values_at_the_beginning
     _values_at_the_beginning = {**_values_at_the_beginning, "threads": threads}
+
+
+def forbid_onednn() -> None:
+    """Switch oneDNN off now, in every run that begins, and when the settings of cells are restored."""
+    global _may_use_onednn
+    _may_use_onednn = False
+    _set_onednn(False)
 
 
 @dataclass

@@ -124,6 +124,11 @@ def is_exhausted(error: BaseException) -> bool:
     return _root(error) is not None
 
 
+def lacked_a_kernel(error: BaseException) -> bool:
+    """Return whether oneDNN got no memory for a kernel."""
+    return str(_root(error)) == _ONEDNN
+
+
 def _root(error: BaseException | None) -> BaseException | None:
     """Return the exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps the exceptions
     of transforms."""

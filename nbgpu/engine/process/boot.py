@@ -65,9 +65,9 @@ class Sentinel:
     def _leave(self) -> None:
         """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
         self._socket.close()
-        for pidfd in self._lifetime.fds:
+        for descriptor in self._lifetime.fds:
             with suppress(OSError):
-                os.close(pidfd)
+                os.close(descriptor)
 
     def _watch(self) -> None:
         try:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import psutil
 
 from nbgpu.engine.process import boot
-from nbgpu.machine import descendants
+from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
@@ -72,7 +72,7 @@ class ForkServer:
         self._folder = folder
         self._num_forked = 0
         self._pid_of: dict[int, int] = {}
-        """The engines' pids by pidfd."""
+        """The engines' pids, by the descriptor that can be read once the engine has ended."""
         self._untaken: dict[socket.socket, int] = {}
         """Engines whose numbers were sent and not acknowledged yet, by connection."""
         self._orphans: descendants.Ending | None = None
@@ -89,17 +89,18 @@ class ForkServer:
         if number is None:
             number = self._num_forked
             self._num_forked += 1
-        pid = os.fork()
+        pid, descriptor = watched.fork()
         if pid == 0:
             self._requests.close()
-            for pidfd in self._pid_of:
-                os.close(pidfd)
+            for other in self._pid_of:
+                os.close(other)
             for connection in self._untaken:
                 connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            watched.show(self._folder)
             lifetime = LifetimeWatch(self._folder, self._owner, [fork_server_pid, self._controller_pid])
             boot.begin(number, lifetime, self._folder)
-        self._pid_of[os.pidfd_open(pid)] = pid
+        self._pid_of[descriptor] = pid
         return number, pid
 
     def serve(self) -> None:
@@ -110,8 +111,8 @@ class ForkServer:
             connections = {connection.fileno(): connection for connection in self._untaken}
             watched = [*lifetime.fds, requests, *self._pid_of, *connections]
             ready = set(select.select(watched, [], [], self._end_orphans())[0])
-            for pidfd in ready & set(self._pid_of):
-                self._bury(pidfd)
+            for descriptor in ready & set(self._pid_of):
+                self._bury(descriptor)
             for fd in ready & set(connections):
                 self._hand_over(connections[fd])
             if lifetime.over(ready):
@@ -122,8 +123,8 @@ class ForkServer:
     def end(self) -> None:
         """End the engines and all that they have started: ask first, and kill what is left after a moment."""
         descendants.end_all(_STOP_GRACE_S)
-        for pidfd in select.select(list(self._pid_of), [], [], 0)[0]:
-            self._bury(pidfd)
+        for descriptor in select.select(list(self._pid_of), [], [], 0)[0]:
+            self._bury(descriptor)
 
     def _end_orphans(self) -> float | None:
         """End the processes that engines have left; return the seconds until the next look, None if no look
@@ -141,10 +142,10 @@ class ForkServer:
         self._orphans = None
         return None
 
-    def _bury(self, pidfd: int) -> None:
-        pid = self._pid_of.pop(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
+    def _bury(self, descriptor: int) -> None:
+        pid = self._pid_of.pop(descriptor)
+        os.close(descriptor)
+        status = watched.reap(pid)
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
         # Only a parent learns how a process ended. The client reads this file, and never half of it.
         with suppress(FileNotFoundError):
@@ -186,9 +187,10 @@ def main() -> None:
     requests.set_inheritable(False)
     owner_pid = int(os.environ[OWNER_PID])
     folder = Path(os.environ[CLUSTER_FOLDER])
+    watched.show(folder)
     import_what_every_engine_needs()
     descendants.adopt_orphans()
-    owner = _owner(owner_pid)
+    owner = _owner(owner_pid, folder)
     num_engines = None if owner is None else _num_engines(requests, owner)
     controller_pid = _controller_pid(folder)
     if owner is not None and num_engines is not None and controller_pid is not None:
@@ -206,7 +208,7 @@ def main() -> None:
     # As the last process of the cluster it removes what the others wrote while they ended.
     with suppress(ProcessLookupError):
         if controller_pid is not None:
-            select.select([os.pidfd_open(controller_pid)], [], [], _STOP_GRACE_S)
+            select.select([watched.watch(controller_pid, folder)], [], [], _STOP_GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -222,13 +224,14 @@ def import_what_every_engine_needs() -> None:
     gc.freeze()  # keeps the collector from copying the pages that the engines share
 
 
-def _owner(pid: int) -> int | None:
-    """A pidfd of this process's owner, which is its parent; None if the owner is gone."""
+def _owner(pid: int, folder: Path) -> int | None:
+    """A descriptor that can be read once this process's owner, which is its parent, has ended; None if the
+    owner is gone."""
     try:
-        owner = os.pidfd_open(pid)
+        owner = watched.watch(pid, folder)
     except ProcessLookupError:
         return None
-    # The pidfd was opened first: a process that gets the same number later is not taken for the owner.
+    # The descriptor was opened first: a process that gets the same number later is not taken for the owner.
     return owner if os.getppid() == pid else None
 
 

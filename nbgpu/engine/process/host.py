@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from nbgpu.host import launch, versions
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import devices, interfaces
+from nbgpu.machine import devices, interfaces, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.hosts import HostDescription, JoinFile, new_number
 from nbgpu.protocol.meeting import MEETING
@@ -178,7 +178,7 @@ def fork(numbers: Sequence[int]) -> dict[int, int]:
 def _tell_end(number: int, pid: int) -> None:
     """Tell the hub as soon as an engine's process has ended."""
     with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
+        descriptor = watched.watch(pid, _folder)
         select.select([descriptor], [], [])
         os.close(descriptor)
     # An engine's last messages take another path than the news of its end.

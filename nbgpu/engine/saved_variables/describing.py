@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nbgpu.engine.checkpoints import tensor_files
 from nbgpu.engine.group import ddp_objects, torch_private
 from nbgpu.engine.ipykernel import shell
-from nbgpu.engine.saved_variables import tables
+from nbgpu.engine.saved_variables import shards, tables
 from nbgpu.protocol.records import Definition
 from nbgpu.serialization import sources, tensors, unpicklable
 from nbgpu.serialization.tensors import Source, TensorForm
@@ -185,16 +185,31 @@ class Describer:
             or (isinstance(value, np.ndarray) and _is_plain_array(value))
             or (isinstance(value, FunctionType | type | _CACHED) and value.__module__ == "__main__")
             or isinstance(value, torch.Generator)
+            or shards.has_description(value)
             or _is_described_by_attributes(type(value))
         )
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
         kind = type(value)
+        if isinstance(value, Tensor) and getattr(value, "_is_flat_param", False):
+            raise NotSaved(
+                "it is a parameter of FullyShardedDataParallel (FSDP1). Save a variable with what its optim_state_dict "
+                "returns",
+                about=value,
+            )
         for described in (self._of_plain_value, self._of_container, self._of_array, self._of_code):
             if (node := described(value, kind, path)) is not None:
                 return node
         if isinstance(value, DistributedDataParallel):
             return self._of_ddp(value, path)
+        try:
+            spread = shards.described(self, value, path)
+        except shards.Cannot as error:
+            raise NotSaved(str(error), error.about) from None
+        if spread is not None:
+            if (attributes := spread.pop("attributes", None)) is not None:
+                spread["state"] = self._described_state(value, attributes, path)
+            return spread
         if unpicklable.must_stay(value) or _is_compiled(kind):
             raise NotSaved(_why_it_stays(kind))
         if _is_described_by_attributes(kind):
@@ -232,8 +247,11 @@ class Describer:
             return {"is": _SEQUENCES[kind], "items": items}
         if kind in (dict, OrderedDict, defaultdict):
             pairs = [
-                [self.described(key, f"{path} (a key)"), self.described(part, f"{path}[{key!r}]")]
-                for key, part in value.items()
+                [
+                    self.described(key, f"{path} (a key)"),
+                    self.described(part, f"{path}[{index if isinstance(key, Tensor) else repr(key)}]"),
+                ]
+                for index, (key, part) in enumerate(value.items())
             ]
             factory = {"factory": self.described(value.default_factory, path)} if kind is defaultdict else {}
             return {"is": kind.__name__, "items": pairs, **factory}
@@ -312,11 +330,14 @@ class Describer:
         if state is not None and not isinstance(state, dict):
             return {"is": "pickle", "pickle": self._pickled(value, path)}
         made_of = self.described(kind, f"{path}.__class__")
-        items = [
-            [self.described(name, path), self._attribute(value, name, part, path)]
-            for name, part in (state or {}).items()
-        ]
+        items = self._described_state(value, shards.own_attributes(value, state or {}), path)
         return {"is": "object", "class": made_of, "state": items}
+
+    def _described_state(self, owner: Any, state: Mapping[Any, Any], path: str) -> list[list[Any]]:
+        return [
+            [self.described(name, path), self._attribute(owner, name, part, path)]
+            for name, part in state.items()
+        ]
 
     def _attribute(self, owner: Any, name: str, part: Any, path: str) -> Any:
         if isinstance(owner, nn.Module) and name in ("_parameters", "_buffers", "_modules"):
@@ -425,6 +446,8 @@ def _is_compiled(kind: type) -> bool:
 def _why_it_stays(kind: type) -> str:
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
+    if kind.__name__ == "FullyShardedDataParallel":
+        return "it is of FSDP1. Save a variable with a full state_dict(), or use fully_shard (FSDP2)"
     return "it belongs to the process group of the ranks"
 
 

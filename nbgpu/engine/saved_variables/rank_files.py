@@ -142,8 +142,12 @@ class _Fingerprints:
                 order[part["#"]] = len(order)
                 waiting.append(self._describer.nodes[part["#"]])
             return {"#": order[part["#"]]}
-        plain = {key: self._plain(each, order, waiting) for key, each in part.items() if key != "form"}
-        if "form" in part and not part.get("of_rank_0"):
+        plain = {
+            key: self._plain(each, order, waiting)
+            for key, each in part.items()
+            if key not in ("form", "path")
+        }
+        if "form" in part and not part.get("of_rank_0") and not part.get("is_part"):
             block = part["form"]["block"]
             plain["form"] = {**part["form"], "block": None if block is None else self._digests[block]}
         if part.get("is") == "pickle":

@@ -12,7 +12,7 @@ import pickle
 import random
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine.saved_variables import tables
+from nbgpu.engine.saved_variables import shards, tables
 from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in
 from nbgpu.engine.saved_variables.rank_files import Stored
 from nbgpu.engine.variables import definitions
@@ -58,13 +59,24 @@ class Rebuilder:
         variables: the rank's variables, in which functions and classes are looked up.
         device: the rank's device.
         trust: whether code of the folder may run.
+        of_all_ranks: the files of all ranks, where another number of them saved; called when a part of
+            another rank is needed. It may raise DataError.
     """
 
-    def __init__(self, stored: Stored, variables: dict[str, Any], device: torch.device, trust: bool) -> None:
+    def __init__(
+        self,
+        stored: Stored,
+        variables: dict[str, Any],
+        device: torch.device,
+        trust: bool,
+        of_all_ranks: Callable[[], Sequence[Stored]] | None = None,
+    ) -> None:
         self._stored = stored
         self._variables = variables
         self._device = device
         self._trust = trust
+        self._of_all_ranks = of_all_ranks
+        self._parts: shards.Parts | None = None
         self._built: dict[int, Any] = {}
         self._storages: dict[tuple[str, torch.device], torch.UntypedStorage] = {}
 
@@ -98,8 +110,16 @@ class Rebuilder:
             kind = self.value(node["class"])
             self._built[number] = kind.__new__(kind)
             self._give_state(self._built[number], node)
+        elif node["is"] == "fsdp":
+            kind = self.value(node["class"])
+            self._built[number] = kind.__new__(kind)
+            self._give_state(self._built[number], node)
+            self._shard(self._built[number], node)
         else:
-            self._built[number] = self._of_node(node)
+            try:
+                self._built[number] = self._of_node(node)
+            except shards.Cannot as error:
+                raise NotRebuilt(str(error)) from None
 
     def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
         if node["is"] == "list":
@@ -129,6 +149,8 @@ class Rebuilder:
             "generator": self._generator,
             "imported": self._imported,
             "module": lambda node: self._imported_module(node["name"]),
+            "dtensor": self._dtensor,
+            "mesh": lambda node: shards.rebuilt_mesh(node, self._saved_by()),
             "path": lambda node: Path(node["text"]),
             "pickle": self._pickle,
             "scalar": lambda node: self.value(node["array"])[()],
@@ -176,6 +198,34 @@ class Rebuilder:
             content = self._stored.tensors[block].reshape(-1).view(torch.uint8).to(device)
             self._storages[block, device] = content.untyped_storage()
         return self._storages[block, device]
+
+    def _dtensor(self, node: Mapping[str, Any]) -> Any:
+        mesh = self.value(node["mesh"])
+        if self._of_all_ranks is None:
+            local = self.value(node["local"])
+        else:
+            local = self._parts_of_all().of(node, mesh.get_rank(), mesh.size())
+        return shards.rebuilt_dtensor(node, local, mesh, self.value(node["grad"]))
+
+    def _saved_by(self) -> int:
+        """The number of ranks that have saved."""
+        return dist.get_world_size() if self._of_all_ranks is None else len(self._parts_of_all().of_path)
+
+    def _parts_of_all(self) -> shards.Parts:
+        if self._parts is None:
+            assert self._of_all_ranks is not None
+            self._parts = shards.Parts(
+                [_part_of(stored, self._variables, self._device) for stored in self._of_all_ranks()]
+            )
+        return self._parts
+
+    def _shard(self, module: Any, node: Mapping[str, Any]) -> None:
+        parameters = {name: self.value(part) for name, part in node["parameters"]}
+        mesh = self.value(node["mesh"])
+        try:
+            shards.shard_again(module, parameters, node, mesh, self.value(node["mp_policy"]))
+        except Exception as error:
+            raise NotRebuilt(f"fully_shard does not take it here: {type(error).__name__}: {error}") from error
 
     def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
         generator = torch.Generator(self._device_of(node["device"]))
@@ -258,6 +308,22 @@ class Rebuilder:
             raise
         except Exception as error:
             raise NotRebuilt(f"cannot be unpickled here: {type(error).__name__}: {error}") from error
+
+
+def _part_of(
+    stored: Stored, variables: dict[str, Any], device: torch.device
+) -> Callable[[str], Tensor | None]:
+    """A function that returns a rank's part of the DTensor with a path."""
+    parts = {node["path"]: node["local"] for node in stored.nodes if node.get("is") == "dtensor"}
+
+    def part(path: str) -> Tensor | None:
+        # Each part is read by itself, so that what is not needed again is not held.
+        found: Tensor | None = (
+            Rebuilder(stored, variables, device, trust=False).value(parts[path]) if path in parts else None
+        )
+        return found
+
+    return part
 
 
 class _Unpickler(pickle.Unpickler):

@@ -13,6 +13,7 @@ from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.saved_variables import rank_files
 from nbgpu.engine.saved_variables.describing import Describer
+from nbgpu.engine.saved_variables.rank_files import Stored
 from nbgpu.engine.saved_variables.rebuilding import (
     NeedsTrust,
     NotRebuilt,
@@ -67,14 +68,14 @@ def save(folder: str, data: str, names: Sequence[str]) -> RankSaved:
 
 @torch_settings.as_at_the_beginning()
 def stage(
-    folder: str, data: str, saved_by: int, saved: RankSaved, names: Sequence[str], trust: bool
+    folder: str, data: str, saved_by: int, saved: Sequence[RankSaved], names: Sequence[str], trust: bool
 ) -> tuple[list[str], dict[str, str], list[str]]:
     """Rebuild variables, and keep them until `take` or `drop`. No variable of the person changes.
 
     Args:
         folder, data: as for `save`.
         saved_by: the rank whose files are read.
-        saved: what that rank has written.
+        saved: what each rank has written.
         names: the variables.
         trust: whether code of the folder may run.
 
@@ -87,11 +88,25 @@ def stage(
     """
     drop()
     member = group.membership()
-    where = saved_folder.rank_folder(Path(folder), data, saved_by)
-    if what := saved_folder.damage(where, saved):
-        raise DataError(what)
-    stored = rank_files.read(where)
-    rebuilder = Rebuilder(stored, shell.current().user_ns, member.device, trust)
+
+    def whole(rank: int) -> Stored:
+        where = saved_folder.rank_folder(Path(folder), data, rank)
+        if what := saved_folder.damage(where, saved[rank]):
+            raise DataError(what)
+        return rank_files.read(where)
+
+    stored = whole(saved_by)
+
+    def of_all_ranks() -> list[Stored]:
+        return [stored if rank == saved_by else whole(rank) for rank in range(len(saved))]
+
+    rebuilder = Rebuilder(
+        stored,
+        shell.current().user_ns,
+        member.device,
+        trust,
+        of_all_ranks if len(saved) != member.world_size else None,
+    )
     untrusted: dict[str, str] = {}
     failed: list[str] = []
     for name in names:

@@ -21,7 +21,7 @@ from nbgpu.engine.group import clocks, exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.training import gathering
+from nbgpu.engine.training import ending, gathering
 from nbgpu.engine.training.gathering import Gathered
 from nbgpu.engine.training.progress import Progress
 from nbgpu.engine.training.steering import Steering
@@ -55,6 +55,8 @@ class RunContext:
     """Records the numbers of each step; None leaves them unrecorded."""
     log_writer: LogWriter | None = None
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
+    goes_on: bool = False
+    """Whether the run goes on in a folder where earlier processes have followed the commands so far."""
 
 
 class Loop(ABC):
@@ -73,6 +75,7 @@ class Loop(ABC):
         self.device = context.member.device
         self.recorder = context.recorder
         self.log_writer = context.log_writer
+        self._goes_on = context.goes_on
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
@@ -109,7 +112,8 @@ class Loop(ABC):
             RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the
                 step before.
         """
-        self._consensus = Consensus(CommandWatch(self.folder, cluster_folder()) if self.rank == 0 else None)
+        commands = CommandWatch(self.folder, cluster_folder(), self._goes_on) if self.rank == 0 else None
+        self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
         if mended:
             self._event("heal", f"{mended} {self._goes_on_in_words()}")
@@ -121,6 +125,8 @@ class Loop(ABC):
             self._train_s += time.perf_counter() - started_s
         self._compare_clocks()
         if self.command == "stop":
+            if why := ending.in_words():
+                self._event("note", why)
             self._enter("stopping")
         self._conclude()
         ended: RunState = "stopped" if self.command == "stop" else "finished"

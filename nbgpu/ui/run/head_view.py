@@ -211,6 +211,10 @@ def _way_back(run: Reportable, handle: str) -> str:
     lines.append(
         f"In a terminal, also when the kernel is gone: <code>nbgpu report {escape(shlex.quote(str(run.folder)))}</code>"
     )
+    lines.append(
+        "To train it elsewhere, by torchrun, Slurm or Kubernetes: "
+        f"<code>nbgpu export {escape(shlex.quote(str(run.folder)))} --to slurm</code>"
+    )
     if not over:
         saved = time.strftime("%H:%M:%S")
         lines.insert(0, f"As it was at {saved}, when this was saved last.")

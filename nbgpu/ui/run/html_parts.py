@@ -25,7 +25,12 @@ def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f'<td class="number">{value:.4g}</td>' if math.isfinite(value) else f"<td>{value}</td>"
+        if not math.isfinite(value):
+            return f"<td>{value}</td>"
+        shown = f"{value:.4g}"
+        # A narrow page would break the line at the minus of an exponent.
+        style = ' style="white-space:nowrap"' if "e" in shown else ""
+        return f'<td class="number"{style}>{shown}</td>'
     return f"<td>{escape(value)}</td>"
 
 

@@ -32,7 +32,7 @@ def svg(study: Studied) -> str:
     drawn = chart(study)
     if not drawn.x:
         return ""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
     figure.patch.set_alpha(0)
     left, right = figure.subplots(1, 2) if drawn.parts_ms else (figure.subplots(), None)
     if drawn.ideal:
@@ -69,6 +69,10 @@ def svg(study: Studied) -> str:
             reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
         right.set_xticks(places, drawn.names)
         _style(right, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
+    # Below both charts: bars and lines leave no place in them.
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=5)
+    for text in legend.get_texts():
+        text.set_color(TEXT_COLOR)
     picture = render_svg(figure, title=drawn.title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
@@ -80,9 +84,6 @@ def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
     axes.title.set_fontsize(8)
     axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
     axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
-    if axes.get_legend_handles_labels()[0]:
-        for text in axes.legend(frameon=False, fontsize=7).get_texts():
-            text.set_color(TEXT_COLOR)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"color": TEXT_COLOR, "size": 12},
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 45},
+            "margin": {"l": 60, "r": 20, "t": 60, "b": 110},
             "annotations": [
                 {
                     "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
@@ -167,7 +168,8 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 "title": {"text": drawn.parts_x_title},
             },
             "yaxis2": {**axis, "anchor": "x2", "title": {"text": "time of a step, ms"}},
-            "legend": {"orientation": "h", "y": -0.2},
+            # At the bottom edge: a place that is measured from the plot came to lie over the names of axes.
+            "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom"},
         },
         "config": {"responsive": True, "displaylogo": False},
     }

@@ -153,6 +153,7 @@ def test_cells_for_the_ranks_are_marked_and_highlighted_as_python(lab: Lab, page
     assert sources[2] == "%%distributed\nprint(rank)"
 
 
+@pytest.mark.long
 def test_a_kept_cluster_goes_on_in_the_current_notebook(lab: Lab, page: Page) -> None:
     lab.write_notebook(
         "first.ipynb",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,6 +13,7 @@ import nbgpu
 from nbgpu.machine.links import parse_link
 from nbgpu.performance.overlap import overlap
 from nbgpu.performance.steps import StepTimes
+from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.overlap import OverlapView, svg
 
 MB = 2**20
@@ -104,6 +107,17 @@ def test_many_small_buckets_find_room() -> None:
     picture = svg(drawn)
     assert num_bars(picture) >= 400
     assert int(re.search(r'viewBox="0 0 640 (\d+)"', picture)[1]) < 500  # type: ignore[index]
+
+
+def test_the_picture_is_an_image_in_a_notebook_that_is_kept() -> None:
+    image = as_image(svg(overlap(times(), parse_link("10GbE"), 2)))
+    encoded = re.search(r'^<img alt="" src="data:image/svg\+xml;base64,([^"]+)"[^<]*>$', image)
+    assert encoded
+    root = ElementTree.fromstring(base64.b64decode(encoded[1]))
+    # Without its namespace a browser would not draw it.
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "time, ms" in "".join(root.itertext())
+    assert as_image("") == ""
 
 
 def test_a_link_that_is_none_is_refused() -> None:

@@ -24,6 +24,8 @@ from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine.requirements import requirements
 from nbgpu.version import VERSION
 
+OLDER_KERNEL = Path(__file__).parents[2] / "support" / "older_kernel.py"
+
 
 def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
     """The exit code of `nbgpu doctor --json` in a process of its own, and its findings by check."""
@@ -39,6 +41,14 @@ def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[di
     for finding in json.loads(done.stdout)["findings"]:
         found.setdefault(finding["check"], []).append(finding)
     return done.returncode, found
+
+
+def test_it_says_how_processes_watch_each_other() -> None:
+    code = [sys.executable, "-c", f"from {host_checks.__name__} import system; print(system())"]
+    newer = subprocess.run(code, capture_output=True, text=True, check=True)
+    older = subprocess.run([sys.executable, OLDER_KERNEL, *code], capture_output=True, text=True, check=True)
+    assert "through pidfds'" in newer.stdout
+    assert "through pipes, because pidfds" in older.stdout
 
 
 def test_the_cards_head_the_report_and_name_nobody_in_json(

@@ -225,7 +225,8 @@ def _found(rank: int, world_size: int) -> dict[str, Any]:
 
 def _on_a_rank(rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    group.form(Membership(rank, world_size, rank, CPU, "gloo"), Path(folder))
+    store = dist.FileStore(f"{folder}/meeting", world_size)  # type: ignore[attr-defined]
+    group.form(Membership(rank, world_size, rank, CPU, "gloo"), store)
     found = _found(rank, world_size)
     torch.save(found, Path(folder, f"{world_size}-{rank}.pt"))
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ import nbgpu
 from nbgpu.protocol.calls import Call
 
 PACKAGE = Path(nbgpu.__file__).parent
-PROCESSES = {"nbgpu.engine.process.fork_server", "nbgpu.engine.group.probe"}
+PROCESSES = {"nbgpu.engine.process.fork_server", "nbgpu.engine.group.probe", "nbgpu.engine.train"}
 """Modules that run as programs of their own."""
 
 

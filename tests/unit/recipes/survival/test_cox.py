@@ -123,7 +123,8 @@ def test_lifelines_gives_the_same() -> None:
 
 def _on_a_rank(rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
-    group.form(Membership(rank, world_size, rank, torch.device("cpu"), "gloo"), Path(folder))
+    store = dist.FileStore(f"{folder}/meeting", world_size)  # type: ignore[attr-defined]
+    group.form(Membership(rank, world_size, rank, torch.device("cpu"), "gloo"), store)
     covariates, _, times, events = _cohort()
     own = slice(rank * NUM_SAMPLES // world_size, (rank + 1) * NUM_SAMPLES // world_size)
     found = {}

@@ -1,0 +1,229 @@
+"""The parts of a cluster, and what all calls of a cluster do before they send work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbgpu.client.cluster.history import CellHistory
+from nbgpu.client.cluster.questions import Questions
+from nbgpu.client.cluster.release import IdleRelease
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.reply import Reply
+from nbgpu.client.faults.recovery import Recovery
+from nbgpu.client.faults.stacks import Lookout, Sighting
+from nbgpu.client.faults.watch import RankWatch
+from nbgpu.client.host import registry
+from nbgpu.client.runs import planning
+from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.run import Run
+from nbgpu.client.variables.autoreload import Reloading
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError, NoClusterError, RunError
+from nbgpu.host.questions import Listener
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.performance.timeline import Timeline
+from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import count_of_ranks
+
+_NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
+
+
+class ClusterParts:
+    """What a cluster consists of, for its calls. `Cluster` fills the parts when it is made and started."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    """The device of each rank."""
+    chosen_transport: ChosenTransport
+    """The transport, with those that were tried before it; before the start, the first to be tried."""
+    run: Run | None
+    """The latest training run, which may be over."""
+    last_timeline: Timeline | None
+    """What the ranks did in the latest cell with `%%distributed --timeline`."""
+    history: CellHistory
+    """The cells and values that were sent to the ranks."""
+    reloading: Reloading
+    recovery: Recovery
+    news: list[str]
+    """News for the next cell to show, such as ranks that were replaced in a run."""
+    join_file: Path | None
+    """With `launcher='hosts'`: the file with which hosts dial in."""
+
+    _processes: Processes | None
+    _entry: registry.Entry | None
+    _client: Any
+    """ipyparallel's client; None while the cluster is not running."""
+    _ranks: Ranks | None
+    _choices: planning.Choices
+    _planned: Plan | None
+    """The latest plan."""
+    _last_seen: dict[int, Sighting]
+    _listens: Listener | None
+    _release: IdleRelease | None
+    _why_ended: str
+    """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
+
+    @property
+    def running(self) -> bool:
+        return self._client is not None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+    @property
+    def backend(self) -> str:
+        """The backend of torch.distributed."""
+        return self.chosen_transport.transport.backend
+
+    @property
+    def transport(self) -> Transport:
+        """The transport over which the ranks communicate."""
+        return self.chosen_transport.transport
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process ids by rank."""
+        return self.ranks.pids
+
+    @property
+    def ranks(self) -> Ranks:
+        """The engines as ranks; NoClusterError if the cluster is not running."""
+        if self._ranks is None:
+            raise NoClusterError(self._why_ended or _NOT_RUNNING)
+        return self._ranks
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self._processes.folder
+
+    @property
+    def connection_file(self) -> Path:
+        """ipyparallel's file for clients. Another process needs it to reach the engines."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self._processes.connection_file
+
+    def describe(self) -> str:
+        """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices:
+            return f"{self.config.nodes} host(s) that have not dialled in yet"
+        count = count_of_ranks(self.world_size)
+        if self.config.launcher != "local":
+            count += f" on {self.config.nodes} host{'s' if self.config.nodes > 1 else ''}"
+        if self.devices[0].kind == "cpu":
+            found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
+            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
+        names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
+        return f"{count} on {names}, {self.chosen_transport.describe()}"
+
+    def lookout(self) -> Lookout:
+        """Make a lookout, which asks the ranks where they are. The caller closes it."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        hosts = self._processes.hosts
+        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self._last_seen)
+
+    def questions(self) -> Questions:
+        """Make the object that takes the ranks' questions to the person. The caller closes it."""
+        if self._processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return Questions(self._listener)
+
+    def _listener(self) -> Listener:
+        """The listener to which the ranks bring their questions."""
+        assert self._processes is not None
+        if self._listens is None:
+            self._listens = Listener(self._processes.folder)
+        return self._listens
+
+    def stop_listening(self) -> None:
+        """Take no more questions of the ranks to the person, until somebody asks for them again."""
+        if self._listens is not None:
+            self._listens.close()
+            self._listens = None
+
+    def restore_group(
+        self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
+    ) -> list[str]:
+        """Restore the group when all ranks are back or gone, and replace those that are gone.
+
+        Args:
+            watch: the watch over the results.
+            results: the results by rank.
+            failed: the ranks that raised, whose state does not count where the ranks differ.
+
+        Returns:
+            Lines for the person.
+        """
+        return self.recovery.restore_group(watch, results, failed)
+
+    def leave_behind(self, results: Mapping[int, Reply]) -> None:
+        """Note the ranks that did not come back from a cell. Until they do they get no other cell, and no
+        answers to their questions."""
+        self.recovery.leave_behind(results)
+
+    def note_use(self) -> None:
+        """Note that somebody uses the cluster, so that `release_after_s` counts from now."""
+        if self._release is not None:
+            self._release.used()
+
+    def _note(self) -> None:
+        """Write the entry that other processes need to list, end or take over this cluster."""
+        if self._entry is None or self._processes is None:
+            return
+        known: dict[str, Any] = {
+            "leaders": self._processes.leaders,
+            "chosen_transport": self.chosen_transport,
+            "devices": self.devices,
+        }
+        if self._ranks is not None:
+            seating = self._ranks.seating
+            known |= {
+                "config": self.config,
+                "devices": self._ranks.devices,
+                "seating": seating,
+                "engines": self._entry.engines_with(self._ranks.pids_here),
+            }
+        if self.run is not None:
+            known["run"] = self.run.folder
+        self._entry = self._entry.model_copy(update=known)
+        registry.update(self._entry)
+
+    def tell_news(self) -> None:
+        """Print the news."""
+        while self.news:
+            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
+
+    def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        self.note_use()
+        self.ranks.require_reachable()
+        if ranks is None:
+            return list(range(self.world_size))
+        wrong = [r for r in ranks if not 0 <= r < self.world_size]
+        if wrong or not ranks:
+            raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
+        return sorted(set(ranks))
+
+    @uninterrupted()
+    def _make_ready(self) -> None:
+        """Have all ranks ready before work is sent, or raise the reason why they are not."""
+        self.note_use()
+        self.ranks.require_reachable()
+        self._refuse_during_run()
+        self.recovery.make_ready(self.run.folder if self.run is not None else None)
+
+    def _refuse_during_run(self) -> None:
+        if self.run is not None and not self.run.over:
+            raise RunError(
+                f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
+                "wait until the end. Call run.wait() or run.stop() first"
+            )

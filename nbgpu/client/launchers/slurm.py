@@ -1,0 +1,175 @@
+"""Slurm's programs: a job is submitted, looked at and cancelled, and what Slurm says is handed on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from_accounting, from_scontrol
+from nbgpu.errors import ClusterError
+
+_PATIENCE_S = 60.0
+_SUBMIT_PATIENCE_S = 30.0
+"""Where the queue is full, sbatch tries again and again."""
+
+_STAYS = re.compile(r"JUPYTERHUB_.*|JUPYTER_TOKEN|JPY_API_TOKEN|IPP_CONNECTION_INFO")
+"""Variables of the notebook's server that hold its keys. Slurm keeps a job's environment on its disk."""
+_OF_ANOTHER_JOB = re.compile(r"SLURM_(?!CONF$).*|SBATCH_.*|SRUN_.*|PMI_.*|PMIX_.*")
+"""A notebook may run in a job itself, and srun would take that job's variables for its own settings."""
+
+_ADVICE = (
+    (r"[Ii]nvalid partition", "{partitions}"),
+    (
+        r"[Ii]nvalid account|account/partition",
+        "launcher_options={{'account': ...}} names one that you may use here",
+    ),
+    (r"[Ii]nvalid qos|QOS", "launcher_options={{'qos': ...}} names one that you may use here"),
+    (r"time limit", "launcher_options={{'time': 'HH:MM:SS'}} asks for less, as the partition allows"),
+    (
+        r"[Nn]ode count|More processors|node configuration",
+        "ask for fewer nodes or GPUs, or another partition",
+    ),
+    (r"[Ii]nvalid generic resource|gres|GRES", "gpus_per_node is more than a node of the partition has"),
+    (r"not available|inactive|drain", "{partitions}"),
+    (
+        r"temporarily unable|[Jj]ob violates|limit",
+        "the queue takes no more of your jobs now; end some, or try later",
+    ),
+    (
+        r"[Uu]nable to contact|Connection refused|munge",
+        "Slurm itself does not answer on this host; ask the administrator",
+    ),
+    (r"unrecognized option|[Ii]nvalid option", "see `man sbatch` for the options of this Slurm"),
+)
+"""What Slurm says when it refuses a job, and what to do then."""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """The Slurm of this host.
+
+    Args:
+        through: the beginning of a command line by which its programs are run elsewhere; empty for here.
+    """
+
+    through: Sequence[str] = ()
+
+    def submit(self, script: str) -> str:
+        """Submit a batch script and return the job's number.
+
+        Raises:
+            ClusterError: Slurm refuses it, in Slurm's words, or is not here.
+        """
+        done = self._run(["sbatch", "--parsable"], script, patience_s=_SUBMIT_PATIENCE_S)
+        # 'JOB' or 'JOB;CLUSTER'
+        job = done.stdout.strip().split(";")[0]
+        if done.returncode or not job.isdecimal():
+            raise ClusterError(f"Slurm did not take the job: {self._with_advice(done)}")
+        return job
+
+    def state(self, job: str) -> JobState:
+        """Return what Slurm knows of a job.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        done = self._run(["scontrol", "show", "job", "--oneliner", job])
+        if not done.returncode and (line := done.stdout.strip()):
+            return from_scontrol(line, self._nodes(line))
+        if "Invalid job id" not in done.stderr:
+            raise ClusterError(f"Slurm does not say how job {job} is: {self._with_advice(done)}")
+        return self._recorded(job) or JobState(job, "")
+
+    def cancel(self, job: str) -> None:
+        """End a job, whether it waits or runs; does nothing where it is over.
+
+        Raises:
+            ClusterError: Slurm does not do it.
+        """
+        done = self._run(["scancel", job])
+        if done.returncode and "Invalid job id" not in done.stderr and "already" not in done.stderr:
+            raise ClusterError(f"Slurm did not cancel job {job}: {self._with_advice(done)}")
+
+    def partitions(self) -> list[str]:
+        """The names of the partitions that take jobs."""
+        done = self._run(["sinfo", "--noheader", "--format=%R %a"])
+        return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
+
+    def _recorded(self, job: str) -> JobState | None:
+        """What the accounting says; None where a site has none or it knows nothing of the job."""
+        asked = [
+            "sacct",
+            "--parsable2",
+            "--noheader",
+            "--allocations",
+            f"--jobs={job}",
+            f"--format={ACCOUNTING_FIELDS}",
+        ]
+        done = self._run(asked)
+        lines = done.stdout.strip().splitlines()
+        return from_accounting(lines[-1]) if lines and not done.returncode else None
+
+    def _nodes(self, line: str) -> list[str]:
+        """The nodes that a line's NodeList stands for, such as 'n[1-3]'."""
+        found = re.search(r"\sNodeList=(\S+)", line)
+        if found is None or found[1] == "(null)":
+            return []
+        if not re.search(r"[\[,]", found[1]):
+            return [found[1]]
+        done = self._run(["scontrol", "show", "hostnames", found[1]])
+        return done.stdout.split() or [found[1]]
+
+    def _run(
+        self, command: Sequence[str], stdin: str = "", patience_s: float = _PATIENCE_S
+    ) -> subprocess.CompletedProcess[str]:
+        if not self.through and shutil.which(command[0]) is None:
+            raise ClusterError(
+                f"there is no {command[0]} on this host. launcher='slurm' works where Slurm's programs are, such as "
+                "on a cluster's login node"
+            )
+        words = [*self.through, *command]
+        try:
+            return subprocess.run(
+                words,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=patience_s,
+                env=environment(os.environ),
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (
+                error.stderr.decode(errors="replace")
+                if isinstance(error.stderr, bytes)
+                else error.stderr or ""
+            )
+            late = f"{said.strip()}\n{command[0]} did not end within {patience_s:.0f} s".strip()
+            return subprocess.CompletedProcess(words, 1, "", late)
+
+    def _with_advice(self, done: subprocess.CompletedProcess[str]) -> str:
+        said = "; ".join(
+            dict.fromkeys(line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip())
+        )
+        said = said or f"{done.args[len(self.through)]} ended with status {done.returncode} and no word"
+        for pattern, advice in _ADVICE:
+            if re.search(pattern, said):
+                named = ""
+                if "{partitions}" in advice:
+                    named = (
+                        f"launcher_options={{'partition': ...}} names one of {', '.join(self.partitions())}"
+                    )
+                return f"{said}. {advice.format(partitions=named)}"
+        return said
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which a job is submitted: without the keys of the notebook's server, and without
+    those of a job that the notebook may run in."""
+    unwanted = (_STAYS, _OF_ANOTHER_JOB)
+    return {name: value for name, value in variables.items() if not any(p.fullmatch(name) for p in unwanted)}

@@ -1,0 +1,136 @@
+"""The batch script of a cluster's Slurm job: one task on each node, which becomes a host."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbgpu.errors import ConfigError
+
+WARNING_BEFORE_END_S = 120
+"""Before the time limit Slurm sends SIGUSR1 this early, so that there is time for a checkpoint."""
+
+_OURS = {
+    "nodes": "it is the setting `nodes`",
+    "gpus-per-node": "it is the setting `gpus_per_node`",
+    "ntasks": "each node has one task",
+    "ntasks-per-node": "each node has one task",
+    "output": "nbgpu reads the job's output",
+    "error": "nbgpu reads the job's output",
+    "signal": "nbgpu is warned before the time limit by it",
+    "array": "a cluster is one job",
+    "export": "the ranks get this notebook's environment",
+    "wrap": "the job is nbgpu's own",
+}
+"""Options that nobody else may give, each with the reason."""
+_SHORT = {"N": "nodes", "n": "ntasks", "o": "output", "e": "error", "a": "array"}
+_OPTION = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class SlurmRequest:
+    """What Slurm is asked for."""
+
+    nodes: int
+    name: str
+    output: Path
+    """The file that Slurm writes the job's output to."""
+    gpus_per_node: int | None = None
+    """None asks for no GPUs."""
+    options: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """More options of sbatch without their dashes, such as {'partition': 'gpu', 'time': '2:00:00'}. True is
+    for an option with no value; False leaves it out."""
+    setup: Sequence[str] = ()
+    """Lines of shell before the hosts start, such as 'module load cuda'."""
+
+
+def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
+    """Return the script for sbatch, which runs `command` once on each node.
+
+    Raises:
+        ConfigError: an option is not one, or is not the user's to give.
+    """
+    return _script(request, str(request.nodes), str(request.output), shlex.join(command))
+
+
+def batch_template(request: SlurmRequest) -> str:
+    """Return the same script for ipyparallel's SlurmEngineSetLauncher, which puts in the number of nodes, the
+    command and the file for the output.
+
+    Raises:
+        ConfigError: as of `batch_script`.
+    """
+    marks = ("nbgpu-nodes", "nbgpu-output", "nbgpu-command")
+    escaped = _script(request, *marks).replace("{", "{{").replace("}", "}}")
+    for mark, name in zip(marks, ("n", "output_file", "program_and_args"), strict=True):
+        escaped = escaped.replace(mark, f"{{{name}}}")
+    return escaped
+
+
+def _script(request: SlurmRequest, nodes: str, output: str, command: str) -> str:
+    options: dict[str, str | int | bool] = {
+        "job-name": request.name,
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "output": output,
+        # What a job writes after it was requeued does not replace what it wrote before.
+        "open-mode": "append",
+        "signal": f"USR1@{WARNING_BEFORE_END_S}",
+        "requeue": True,
+    }
+    if request.gpus_per_node:
+        options["gpus-per-node"] = request.gpus_per_node
+    options |= _checked(request.options)
+    if options.get("no-requeue"):
+        del options["requeue"]
+    lines = [
+        # A login shell, because without one many sites have no `module`.
+        "#!/bin/bash -l",
+        *(f"#SBATCH {_option(name, value)}" for name, value in options.items() if value is not False),
+        *_setup(request.setup),
+        # The end of one host does not end the others: nbgpu decides what becomes of them.
+        f"exec srun --kill-on-bad-exit=0 --wait=0 {command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
+    """The user's options by their long names as sbatch writes them."""
+    problems = []
+    checked: dict[str, str | int | bool] = {}
+    for given, value in options.items():
+        name = given.lstrip("-").replace("_", "-")
+        name = _SHORT.get(name, name)
+        if not _OPTION.fullmatch(name):
+            problems.append(f"launcher_options: {given!r} is not the name of an option of sbatch")
+        elif name in _OURS:
+            problems.append(f"launcher_options: {given!r} cannot be given, because {_OURS[name]}")
+        elif isinstance(value, str) and not value.isprintable():
+            problems.append(f"launcher_options: {given}={value!r} is more than one line")
+        checked[name] = value
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return checked
+
+
+def _setup(lines: Sequence[str]) -> list[str]:
+    problems = [
+        f"setup: {line!r} would be read as an option of sbatch" for line in lines if "#SBATCH" in line
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return list(lines)
+
+
+def _option(name: str, value: str | int | bool) -> str:
+    dashes = "-" if len(name) == 1 else "--"
+    if value is True:
+        return f"{dashes}{name}"
+    text = str(value)
+    if re.search(r"[\s\"'\\#]", text):
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        text = f'"{escaped}"'
+    return f"{dashes}{name}={text}" if len(name) > 1 else f"{dashes}{name} {text}"

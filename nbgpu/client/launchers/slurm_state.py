@@ -1,0 +1,249 @@
+"""The state of a Slurm job, read from what scontrol and sacct print, and in words for a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from nbgpu.text.durations import duration_in_words
+
+Phase = Literal["waiting", "running", "ended", "unknown"]
+
+_PHASES: Mapping[str, Phase] = {
+    "PENDING": "waiting",
+    "CONFIGURING": "waiting",
+    "REQUEUED": "waiting",
+    "REQUEUE_HOLD": "waiting",
+    "REQUEUE_FED": "waiting",
+    "SPECIAL_EXIT": "waiting",
+    "RESV_DEL_HOLD": "waiting",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "RESIZING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "STOPPED": "running",
+    "SUSPENDED": "running",
+}
+"""Every other state is an end."""
+
+_REASONS = {
+    "None": "Slurm has not looked at it yet",
+    "Resources": "no nodes are free for it",
+    "Priority": "jobs of a higher priority come before it",
+    "BeginTime": "Slurm starts a requeued job only after a while",
+    "Dependency": "it waits for another job",
+    "JobHeldUser": "it is held; `scontrol release {job}` lets it start",
+    "JobHeldAdmin": "an administrator holds it",
+    "Licenses": "licences that it needs are taken",
+    "Reservation": "its reservation has not begun",
+    "ReqNodeNotAvail": "a node that it asks for is not available",
+    "NodeDown": "a node that it asks for is down",
+    "PartitionDown": "the partition takes no jobs now",
+    "PartitionInactive": "the partition takes no jobs now",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives to a job",
+    "PartitionTimeLimit": "it asks for more time than the partition gives to a job",
+    "PartitionConfig": "the partition cannot give what it asks for",
+    "BadConstraints": "no node has what it asks for",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "QOSNotAllowed": "its QOS is not allowed in this partition or for this account",
+    "launch failed requeued held": "it could not be started, and is held",
+}
+_NEVER = {
+    "PartitionNodeLimit",
+    "PartitionTimeLimit",
+    "PartitionConfig",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+    "QOSNotAllowed",
+    "JobHeldUser",
+    "JobHeldAdmin",
+}
+"""With these a job does not start unless something is changed."""
+_NO_TIME = {"", "Unknown", "N/A", "None", "NONE"}
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job at one moment."""
+
+    job: str
+    state: str
+    """Slurm's word, such as 'PENDING'; empty where Slurm knows the job no longer."""
+    reason: str = ""
+    """Slurm's word for why it waits or has ended, such as 'Resources'."""
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    """How often the job was requeued."""
+    time_limit_s: float | None = None
+    run_time_s: float = 0.0
+    expected_start: datetime | None = None
+    """In the local time of Slurm's host."""
+    exit_code: int = 0
+    exit_signal: int = 0
+
+    @property
+    def phase(self) -> Phase:
+        """What the job does, for a program."""
+        return _PHASES.get(self.state, "ended") if self.state else "unknown"
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Until the time limit; None where there is none or the job does not run."""
+        if self.phase != "running" or self.time_limit_s is None:
+            return None
+        return max(0.0, self.time_limit_s - self.run_time_s)
+
+    @property
+    def can_start(self) -> bool:
+        """Whether waiting may help."""
+        return self.phase == "waiting" and self.reason not in _NEVER
+
+    def in_words(self, now: datetime | None = None) -> str:
+        """Return a sentence without its point, such as 'job 7 waits: no nodes are free for it (Resources)'.
+
+        Args:
+            now: the local time, to say how long it is until the expected start.
+        """
+        if self.phase == "waiting":
+            return self._waiting(now or datetime.now())
+        if self.phase == "running":
+            return self._running()
+        return f"job {self.job} {self._end()}"
+
+    def _waiting(self, now: datetime) -> str:
+        if self.state == "CONFIGURING":
+            return f"job {self.job} waits until {', '.join(self.nodes) or 'its nodes'} are ready"
+        why = _REASONS.get(self.reason, "").format(job=self.job)
+        reason = f": {why} ({self.reason})" if why else f" ({self.reason})" if self.reason else ""
+        again = f" to start again, after it was requeued {_times(self.restarts)}" if self.restarts else ""
+        start = ""
+        if self.expected_start is not None and (until_s := (self.expected_start - now).total_seconds()) > 0:
+            at = f"{self.expected_start:%H:%M}"
+            if self.expected_start.date() != now.date():
+                at = f"{self.expected_start:%Y-%m-%d %H:%M}"
+            start = f"; expected to start at {at}, in {duration_in_words(until_s)}"
+        return f"job {self.job} waits{again}{reason}{start}"
+
+    def _running(self) -> str:
+        where = f" on {', '.join(self.nodes)}" if self.nodes else ""
+        does = {"SUSPENDED": "is suspended", "STOPPED": "is stopped", "COMPLETING": "is ending"}
+        left = "" if self.time_left_s is None else f"; {duration_in_words(self.time_left_s)} left"
+        again = f"; requeued {_times(self.restarts)} before" if self.restarts else ""
+        return f"job {self.job} {does.get(self.state, 'runs')}{where}{left}{again}"
+
+    def _end(self) -> str:
+        limit = "" if self.time_limit_s is None else f" of {duration_in_words(self.time_limit_s)}"
+        match self.state:
+            case "":
+                return "is over, and Slurm no longer knows how it ended"
+            case "COMPLETED":
+                return "has ended"
+            case "CANCELLED":
+                return "was cancelled"
+            case "TIMEOUT" | "DEADLINE":
+                return f"was ended by its time limit{limit}; launcher_options={{'time': ...}} asks for more"
+            case "OUT_OF_MEMORY":
+                return "was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more"
+            case "NODE_FAIL" | "BOOT_FAIL":
+                named = f" of {', '.join(self.nodes)}" if self.nodes else ""
+                return f"was ended because a node{named} failed"
+            case "PREEMPTED":
+                return "was ended because a job of a higher priority needed its nodes"
+            case _:
+                how = f"signal {self.exit_signal}" if self.exit_signal else f"exit status {self.exit_code}"
+                reason = f", {self.reason}" if self.reason not in {"", "None", "NonZeroExitCode"} else ""
+                return f"failed ({self.state}, {how}{reason})"
+
+
+def from_scontrol(line: str, nodes: Sequence[str] = ()) -> JobState:
+    """Read what `scontrol show job --oneliner` prints of one job.
+
+    Args:
+        line: 'JobId=7 JobName=... JobState=PENDING Reason=Resources ...'.
+        nodes: the names that the line's NodeList stands for.
+    """
+
+    def value(key: str) -> str:
+        found = re.search(rf"(?:^|\s){key}=(\S*)", line)
+        return found[1] if found else ""
+
+    # It is the one value with spaces in it that is needed here.
+    reason = re.search(r"\sReason=(.*?)\s+(?=\w+=)", line)
+    code, _, number = value("ExitCode").partition(":")
+    state = value("JobState")
+    return JobState(
+        job=value("JobId"),
+        state=state,
+        reason=_reason(reason[1] if reason else ""),
+        nodes=tuple(nodes),
+        restarts=_number(value("Restarts")),
+        time_limit_s=seconds(value("TimeLimit")),
+        run_time_s=seconds(value("RunTime")) or 0.0,
+        expected_start=_moment(value("StartTime")) if state == "PENDING" else None,
+        exit_code=_number(code),
+        exit_signal=_number(number),
+    )
+
+
+ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,TimelimitRaw,Restarts"
+"""For `sacct --format`; `from_accounting` reads them."""
+
+
+def from_accounting(line: str) -> JobState | None:
+    """Read what `sacct --parsable2 --noheader` prints of one job; None where that is not one."""
+    fields = line.strip().split("|")
+    if len(fields) != len(ACCOUNTING_FIELDS.split(",")) or not fields[0].isdecimal():
+        return None
+    job, state, status, limit_min, restarts = fields
+    code, _, number = status.partition(":")
+    # 'CANCELLED by 1000'
+    word = state.split()[0] if state else ""
+    limit_s = 60.0 * int(limit_min) if limit_min.isdecimal() else None
+    return JobState(
+        job,
+        word,
+        restarts=_number(restarts),
+        time_limit_s=limit_s,
+        exit_code=_number(code),
+        exit_signal=_number(number),
+    )
+
+
+def seconds(text: str) -> float | None:
+    """Parse Slurm's durations: 'days-hours:minutes:seconds', where days and hours may be left out. None for
+    'UNLIMITED' and all else that is none."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)
+    if found is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def _reason(text: str) -> str:
+    """Slurm's word. A comment may follow it: 'ReqNodeNotAvail, UnavailableNodes:n7'; older Slurms have
+    underscores in place of the spaces of others."""
+    text = text.split(",")[0].strip()
+    return text.replace("_", " ") if text.startswith("launch_failed") else text
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _moment(text: str) -> datetime | None:
+    if text in _NO_TIME:
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None  # a site may have its own format, and the rest is of use without it
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

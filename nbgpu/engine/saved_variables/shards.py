@@ -1,0 +1,375 @@
+"""Describe what is spread over the ranks, and put it together again: DTensors, meshes and models under FSDP.
+
+Each rank writes its own part of a DTensor, and the parts are not exchanged, neither for saving nor for
+loading. On another number of ranks, each reads its part from the files of all ranks that have some of it.
+Only a mesh of several dimensions needs groups of its own, which the ranks form together while they load.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil, prod
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nbgpu.engine.group import torch_private
+from nbgpu.serialization import unpicklable
+
+_OF_FSDP, _OF_TENSOR_PARALLELISM = "torch.distributed.fsdp", "torch.distributed.tensor"
+_BOOKKEEPING = ("__composable_api_", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""Beginnings of the names of attributes that `fully_shard` gives to modules, and gives them again."""
+_SETTINGS = {
+    "reduce_grads": True,
+    "all_reduce_grads": True,
+    "reshard_after_backward": True,
+    "gradient_divide_factor": None,
+    "unshard_async_op": False,
+    "unshard_in_backward": True,
+    "force_sum_reduction_for_comms": False,
+}
+"""What the methods `set_...` of a model under FSDP change, with the values that it has at first."""
+
+
+class Describing(Protocol):
+    """The part of a Describer that is needed here."""
+
+    nodes: list[dict[str, Any]]
+    notes: list[str]
+
+    def described(self, value: Any, path: str) -> Any:
+        """A value as JSON."""
+
+
+class Cannot(unpicklable.Explained):
+    """A value cannot be described or rebuilt; the message says why."""
+
+
+def has_description(value: Any) -> bool:
+    """Whether a value is of a kind that is described here."""
+    return _is_dtensor(value) or _is_mesh(value) or _is_fsdp(value)
+
+
+def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | None:
+    """The node of a value that is spread over the ranks; None for all others.
+
+    Raises:
+        Cannot: it has no description.
+    """
+    if _is_mesh(value):
+        return _of_mesh(value)
+    if _is_dtensor(value):
+        return _of_dtensor(describer, value, path)
+    if _is_fsdp(value):
+        return _of_fsdp(describer, value, path)
+    if isinstance(value, nn.Module) and any(_hooks_of(value, _OF_TENSOR_PARALLELISM)):
+        raise Cannot(
+            "it has hooks of parallelize_module or distribute_module. Save a variable with its state_dict(), whose "
+            "tensors can be saved, and make the model again after loading",
+            about=value,
+        )
+    return None
+
+
+def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The attributes of an object without what `fully_shard` has added to it, and adds to it again."""
+    if not isinstance(value, nn.Module) or "torch.distributed.fsdp" not in sys.modules:
+        return dict(attributes)
+    added = set(_hooks_of(value, _OF_FSDP))
+    own = {}
+    for name, part in attributes.items():
+        if str(name).startswith(_BOOKKEEPING):
+            continue
+        is_of_hooks = "_hooks" in str(name) and isinstance(part, dict)
+        kept = {key: hook for key, hook in part.items() if key not in added} if is_of_hooks else part
+        own[name] = type(part)(kept) if is_of_hooks else part
+    return own
+
+
+def _of_mesh(mesh: Any) -> dict[str, Any]:
+    if mesh.mesh.flatten().tolist() != list(range(dist.get_world_size())):
+        raise Cannot(
+            "it does not span all ranks in their order. Make it again after loading, with the cell that made it",
+            about=mesh,
+        )
+    names = mesh.mesh_dim_names
+    return {
+        "is": "mesh",
+        "device": mesh.device_type,
+        "shape": list(mesh.mesh.shape),
+        "names": None if names is None else list(names),
+    }
+
+
+def _of_dtensor(describer: Describing, value: Any, path: str) -> dict[str, Any]:
+    local = value.detach().to_local()
+    if local.device.type != value.device_mesh.device_type:
+        raise Cannot(
+            f"its part is on {local.device.type}, and its mesh on {value.device_mesh.device_type}",
+            about=value,
+        )
+    placements = [_placement(placement, value) for placement in value.placements]
+    part = describer.described(local, path)
+    if any(placement[0] == "shard" for placement in placements):
+        describer.nodes[part["#"]]["is_part"] = True
+    return {
+        "is": "dtensor",
+        "path": path,
+        "local": part,
+        "mesh": describer.described(value.device_mesh, f"{path}.device_mesh"),
+        "placements": placements,
+        "shape": list(value.shape),
+        "stride": list(value.stride()),
+        "is_parameter": isinstance(value, nn.Parameter),
+        "requires_grad": value.requires_grad,
+        "grad": describer.described(value.grad if value.is_leaf else None, f"{path}.grad"),
+    }
+
+
+def _placement(placement: Any, owner: Any) -> list[Any]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if type(placement) is Shard:
+        return ["shard", placement.dim]
+    if type(placement) is Replicate:
+        return ["replicate"]
+    if type(placement) is Partial:
+        return ["partial", placement.reduce_op]
+    raise Cannot(f"its placement is {placement}", about=owner)
+
+
+def _of_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
+    sharding = torch_private.sharding_of(module)
+    if sharding is None:
+        raise Cannot(
+            "fully_shard was given several modules at once, or several meshes, for it. Save a variable with its "
+            "state_dict(), whose tensors can be saved, and make the model again after loading",
+            about=module,
+        )
+    # After a forward pass without a backward one, the modules have the whole parameters, and the optimizer
+    # has the parts.
+    module.reshard()
+    if changed := [
+        name for name, first in _SETTINGS.items() if getattr(sharding.group, name, first) != first
+    ]:
+        describer.notes.append(
+            f"{path}: what was set with its set_... methods is not saved ({', '.join(changed)}). "
+            "Set it again after loading"
+        )
+    attributes = own_attributes(module, vars(module))
+    # Named as the model's own: the tensors' names in the file are those of state_dict().
+    parameters = {
+        name: describer.described(module.get_parameter(name), f"{path}.{name}") for name in sharding.names
+    }
+    return {
+        "is": "fsdp",
+        "class": describer.described(sharding.original, f"{path}.__class__"),
+        "parameters": [[name, part] for name, part in parameters.items()],
+        "mesh": describer.described(sharding.mesh, f"{path}.mesh"),
+        "reshard_after_forward": sharding.reshard_after_forward,
+        "mp_policy": describer.described(asdict(sharding.mp_policy), f"{path}.mp_policy"),
+        "offload": None if sharding.pin_memory is None else {"pin_memory": sharding.pin_memory},
+        "attributes": attributes,
+    }
+
+
+def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
+    """The mesh of a description: over as many ranks as there are now.
+
+    Args:
+        node: the description.
+        saved_by: the number of ranks that saved it.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world_size = dist.get_world_size()
+    shape = tuple(node["shape"])
+    if len(shape) == 1:
+        shape = (world_size,)
+    elif saved_by != world_size:
+        in_words = " x ".join(map(str, shape))
+        raise Cannot(f"its mesh is {in_words}, for {saved_by} ranks and not for {world_size}")
+    names = None if node["names"] is None else tuple(node["names"])
+    return init_device_mesh(node["device"], shape, mesh_dim_names=names)
+
+
+def rebuilt_dtensor(node: Mapping[str, Any], local: Tensor, mesh: Any, grad: Any) -> Any:
+    """The DTensor of a description.
+
+    Args:
+        node: the description.
+        local: this rank's part.
+        mesh: the mesh.
+        grad: its gradient; None for none.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    kinds: Mapping[str, Callable[..., Any]] = {"shard": Shard, "replicate": Replicate, "partial": Partial}
+    tensor: Any = DTensor.from_local(
+        local.detach(),
+        mesh,
+        [kinds[kind](*arguments) for kind, *arguments in node["placements"]],
+        run_check=False,
+        shape=torch.Size(node["shape"]),
+        stride=tuple(node["stride"]),
+    )
+    if node["is_parameter"]:
+        tensor = nn.Parameter(tensor, node["requires_grad"])
+    else:
+        tensor.requires_grad_(node["requires_grad"])
+    if grad is not None:
+        tensor.grad = grad
+    return tensor
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of DTensors that as many ranks saved as there were.
+
+    Args:
+        of_path: for each of these ranks, a function that returns its part of the DTensor with a path, or None
+            where it has no such one.
+    """
+
+    of_path: Sequence[Callable[[str], Tensor | None]]
+
+    def of(self, node: Mapping[str, Any], rank: int, world_size: int) -> Tensor:
+        """The part that a rank has of a DTensor on another number of ranks, which is cut as torch cuts it.
+
+        Raises:
+            Cannot: it is not known how to cut it.
+        """
+        if node["placements"] == [["replicate"]]:
+            part = self.of_path[0](node["path"])
+            assert part is not None
+            return part
+        shape: list[int] = node["shape"]
+        contiguous = [prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
+        ((kind, *arguments), *others) = node["placements"]
+        if kind != "shard" or others or (node["stride"] != contiguous and 0 not in shape):
+            raise Cannot(
+                f"{node['path']} was saved by {len(self.of_path)} ranks, is neither cut along one dimension nor equal on "
+                f"all of them, so that another number of ranks ({world_size}) cannot have it"
+            )
+        (dimension,) = arguments
+        length = shape[dimension]
+        begin, end = _range(length, rank, world_size)
+        pieces: list[Tensor] = []
+        for saved_by, part_of in enumerate(self.of_path):
+            first, last = _range(length, saved_by, len(self.of_path))
+            from_, to = max(begin, first), min(end, last)
+            # An empty part is taken too, where there is no other, for its type and its device.
+            if from_ < to or (begin >= end and not pieces):
+                piece = part_of(node["path"])
+                if piece is None or piece.shape[dimension] != last - first:
+                    raise Cannot(
+                        f"the part of {node['path']} that rank {saved_by} saved is not the one needed"
+                    )
+                pieces.append(
+                    piece.narrow(dimension, max(from_ - first, 0), max(to - from_, 0))
+                    if from_ < to
+                    else piece.narrow(dimension, 0, 0)
+                )
+        return torch.cat(pieces, dimension).contiguous()
+
+
+def shard_again(
+    module: Any,
+    parameters: Mapping[str, Any],
+    node: Mapping[str, Any],
+    mesh: Any,
+    mp_policy: Mapping[str, Any],
+) -> None:
+    """Put a rebuilt module under FSDP, with the very DTensors that are its parameters.
+
+    Args:
+        module: the module, as it was before `fully_shard`, whose modules below are ready.
+        parameters: the DTensors of the parameters that FSDP manages, by name.
+        node: the description.
+        mesh: the mesh.
+        mp_policy: the arguments of the mixed precision policy.
+    """
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+    from torch.distributed.tensor import Shard
+
+    # FSDP shards parameters without memory, and adopts the saved parts afterwards, so that no rank ever holds
+    # the whole ones.
+    outlines = {
+        id(tensor): nn.Parameter(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad
+        )
+        for tensor in parameters.values()
+    }
+    for name, tensor in parameters.items():
+        owner, _, own_name = name.rpartition(".")
+        module.get_submodule(owner)._parameters[own_name] = outlines[id(tensor)]
+    dimensions = {
+        outlines[id(tensor)]: placement.dim
+        for tensor in parameters.values()
+        for placement in tensor.placements
+        if isinstance(placement, Shard)
+    }
+    offload = node["offload"]
+    arguments: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": node["reshard_after_forward"],
+        "shard_placement_fn": lambda parameter: Shard(dimensions[parameter]),
+        "mp_policy": MixedPrecisionPolicy(**mp_policy),
+        "offload_policy": OffloadPolicy() if offload is None else CPUOffloadPolicy(**offload),
+    }
+    if ignored := {parameter for parameter in module.parameters() if parameter not in dimensions}:
+        arguments["ignored_params"] = ignored
+    accepted = inspect.signature(fully_shard).parameters
+    fully_shard(module, **{name: value for name, value in arguments.items() if name in accepted})
+    # The module's own load_state_dict may be the person's.
+    nn.Module.load_state_dict(module, dict(parameters), strict=False, assign=True)
+
+
+def _range(length: int, rank: int, world_size: int) -> tuple[int, int]:
+    """(first, last + 1) of the indices that a rank has along a sharded dimension, as torch.chunk cuts it."""
+    size = ceil(length / world_size)
+    return min(rank * size, length), min((rank + 1) * size, length)
+
+
+def _hooks_of(module: nn.Module, library: str) -> Iterator[int]:
+    """Yield the numbers of a module's hooks that come from a library of torch."""
+    for name, hooks in vars(module).items():
+        if "_hooks" in name and isinstance(hooks, dict):
+            yield from (number for number, hook in hooks.items() if _made_in(hook).startswith(library))
+
+
+def _made_in(hook: Any) -> str:
+    """The module in which a hook is defined."""
+    while True:
+        if isinstance(hook, partial):
+            hook = hook.func
+        elif type(hook).__name__ == "_WrappedHook":  # torch's, around hooks of state_dict
+            hook = hook.hook
+        else:
+            return getattr(hook, "__module__", None) or ""
+
+
+def _is_mesh(value: Any) -> bool:
+    module = sys.modules.get("torch.distributed.device_mesh")
+    return module is not None and isinstance(value, module.DeviceMesh)
+
+
+def _is_dtensor(value: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and type(value) is module.DTensor
+
+
+def _is_fsdp(value: Any) -> bool:
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(value, module.FSDPModule)

@@ -1,0 +1,67 @@
+"""The signals with which a launcher announces the end of a job, which become a stop with a checkpoint.
+
+A launcher sends SIGTERM before it kills: Slurm at a preemption, Kubernetes before it deletes a pod, torchrun
+when it ends or restarts its ranks. SIGUSR1 is what the exported batch script asks Slurm for, some time before
+the time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+_GRACE_S = 20.0
+"""How long a rank may take from SIGTERM to its end if it is stuck: torchrun kills it 30 s after the signal,
+and a collective whose peer is gone may wait for ever."""
+
+_received: signal.Signals | None = None
+_steps: Callable[[], int] | None = None
+
+
+def listen(step: Callable[[], int]) -> None:
+    """Take SIGTERM and SIGUSR1 as requests to stop from now on. Call on the main thread.
+
+    Args:
+        step: returns the number of steps done, by which a rank that is stuck is told from one that works.
+    """
+    global _steps
+    _steps = step
+    signal.signal(signal.SIGTERM, _take)
+    signal.signal(signal.SIGUSR1, _take)
+
+
+def received() -> signal.Signals | None:
+    """The signal that this process was sent; None if none was."""
+    return _received
+
+
+def in_words() -> str:
+    """Why this rank stops, as a sentence; empty if no signal was sent."""
+    if _received is signal.SIGUSR1:
+        return "the job's time is nearly up (SIGUSR1): stopped after this step, with a checkpoint"
+    if _received is signal.SIGTERM:
+        return "the job is being ended (SIGTERM): stopped after this step, with a checkpoint"
+    return ""
+
+
+def _take(number: int, _: FrameType | None) -> None:
+    global _received
+    is_first_term = number == signal.SIGTERM and _received is not signal.SIGTERM
+    # SIGTERM is the more urgent one, and decides about the exit code.
+    if _received is not signal.SIGTERM:
+        _received = signal.Signals(number)
+    if is_first_term:
+        threading.Thread(target=_end_if_stuck, name="nbgpu-ending", daemon=True).start()
+
+
+def _end_if_stuck() -> None:
+    """End this process if it takes no further step: it waits for a peer that is gone."""
+    steps = _steps
+    before = steps() if steps is not None else 0
+    time.sleep(_GRACE_S)
+    if steps is None or steps() == before:
+        os._exit(128 + signal.SIGTERM)

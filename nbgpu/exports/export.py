@@ -1,0 +1,117 @@
+"""Write an export: a new folder with the files of one format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import ConfigError, RunError
+from nbgpu.exports import kubernetes, notebook, program, shell, slurm
+from nbgpu.exports.program import Program
+from nbgpu.exports.settings import ExportConfig, Format, checked
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import names
+
+_WRITERS: Mapping[Format, Callable[[Program, ExportConfig], Mapping[str, str]]] = {
+    "torchrun": shell.files,
+    "slurm": slurm.files,
+    "job": kubernetes.job,
+    "jobset": kubernetes.jobset,
+    "trainjob": kubernetes.trainjob,
+}
+_NEXT: Mapping[Format, str] = {
+    "torchrun": "bash torchrun.sh",
+    "slurm": "sbatch job.sbatch",
+    "job": "kubectl apply -f job.yaml",
+    "jobset": "kubectl apply -f jobset.yaml",
+    "trainjob": "kubectl apply -f trainjob.yaml",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export. It prints as what they are and what to do next."""
+
+    folder: Path
+    files: Sequence[str]
+    next: str
+    """The command that starts it, in that folder."""
+    notes: Sequence[str] = ()
+    """What a person has to know: what does not carry over, and paths that must be there."""
+
+    def __str__(self) -> str:
+        listed = ", ".join(self.files)
+        return "\n".join(
+            [f"wrote {listed} to {self.folder}", *self.notes, f"cd {self.folder} && {self.next}"]
+        )
+
+    __repr__ = __str__
+
+
+def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
+    """Export the settings of a run.
+
+    Raises:
+        ConfigError: the folder is no run's, or something cannot be exported so; every mistake is named.
+        RunError: the files cannot be written, or are there already.
+    """
+    kind, settings = checked(to, values)
+    cluster, config = runs.read_settings(run_folder)
+    config = runs.with_changes(config, run_folder)
+    own = run_folder / Path(config.recipe).name
+    if config.recipe.endswith(".py") and own.is_file():
+        # The run's copy: the file itself may have been edited since.
+        config = config.changed(recipe=str(own))
+    try:
+        devices = runs.read_info(run_folder).devices
+        world_size, on_gpus = len(devices), any(device.kind == "cuda" for device in devices)
+    except FileNotFoundError:
+        world_size, on_gpus = cluster.ranks or 1, cluster.gpus != "none"
+    made = program.of_run(
+        cluster, config, world_size, on_gpus, settings, in_container=kind not in ("torchrun", "slurm")
+    )
+    return _write(kind, made, settings)
+
+
+def of_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
+    """Export the distributed cells of a notebook, as a script.
+
+    Raises:
+        ConfigError: the file is no notebook, it has no distributed cell, or something cannot be exported so.
+        RunError: the files cannot be written, or are there already.
+    """
+    kind, settings = checked(to, values)
+    script = notebook.script_of(path)
+    made = program.of_script(path.stem, script.text, settings, script.notes)
+    return _write(kind, made, settings)
+
+
+def of_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
+    """Export a run's folder or a notebook."""
+    if path.suffix == ".ipynb":
+        return of_notebook(path, to, values)
+    if not (path / names.SETTINGS).is_file():
+        checked(to, values)
+        raise ConfigError(f"{path} is neither a run's folder nor a notebook (.ipynb)")
+    return of_run(path, to, values)
+
+
+def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
+    folder = Path(settings.out or made.name).expanduser().absolute()
+    files = _WRITERS[kind](made, settings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if there := [name for name in files if (folder / name).exists()]:
+            raise RunError(
+                f"{folder} has {', '.join(there)} already. Nothing was written; give another folder as out"
+            )
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise RunError(f"the export cannot be written to {folder}: {error.strerror}") from None
+    notes = list(made.notes)
+    if missing := [word for word in ("IMAGE", "CLAIM") if any(f": {word}\n" in t for t in files.values())]:
+        notes.append(f"Change {' and '.join(missing)} in it: the container image, and the volume for runs")
+    return Exported(folder, list(files), _NEXT[kind], notes)

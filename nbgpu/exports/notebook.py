@@ -1,0 +1,287 @@
+"""Make a script that torchrun takes of a notebook's distributed cells, without running it.
+
+A distributed cell becomes a part of the script. A plain cell becomes one if a later part uses a name that it
+defines; everything else stays behind and is named.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+import symtable
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbgpu.errors import ConfigError
+from nbgpu.protocol.records import GIVEN_NAMES
+
+_CELL_MAGIC = "%%distributed"
+_KNOWN = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
+
+_HEAD = '''"""The distributed cells of @NOTEBOOK@, for torchrun:
+
+    torchrun --nproc-per-node=2 cells.py
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+local_rank = int(os.environ["LOCAL_RANK"])
+if torch.cuda.is_available():
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+else:
+    device = torch.device("cpu")
+if world_size == int(os.environ["LOCAL_WORLD_SIZE"]):
+    # On one machine the ranks meet where no other machine can reach them.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+'''
+_TAIL = "\ndist.destroy_process_group()\n"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script for torchrun, and what of the notebook is not in it."""
+
+    text: str
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    number: int
+    """Counted from 1 over all cells, as a person counts in the page."""
+    code: str
+    """The code without the magics, which a script cannot have."""
+    tree: ast.Module | None
+    """The parsed code; None where it cannot be a part of a script."""
+    is_distributed: bool
+    ranks: tuple[int, ...] | None
+    notes: Sequence[str]
+
+    @property
+    def stores(self) -> set[str]:
+        return set() if self.tree is None else set(_stored(self.tree))
+
+    @property
+    def loads(self) -> set[str]:
+        """The names that the cell uses, without those that every rank has."""
+        if self.tree is None:
+            return set()
+        return set(_used(symtable.symtable(self.code, "cell", "exec"))) - _KNOWN
+
+    @property
+    def is_about_cluster(self) -> bool:
+        """Whether a plain cell uses nbgpu, whose cluster a script does not have."""
+        if self.tree is None:
+            return False
+        return "nbgpu" in self.loads or any(
+            isinstance(node, ast.Import | ast.ImportFrom)
+            and any(
+                name.split(".")[0] == "nbgpu"
+                for name in (getattr(node, "module", None) or "", *(each.name for each in node.names))
+            )
+            for node in ast.walk(self.tree)
+        )
+
+
+def script_of(path: Path) -> Script:
+    """Return the script of a notebook.
+
+    Raises:
+        ConfigError: the file is no notebook, or has no distributed cell that a script can have.
+    """
+    cells = list(_cells(path))
+    if not any(cell.is_distributed for cell in cells):
+        raise ConfigError(f"{path} has no cell that begins with {_CELL_MAGIC}: there is nothing to export")
+    carried = _carried(cells)
+    if not any(cell.is_distributed for cell in carried):
+        raise ConfigError(
+            "\n".join([f"{path}: none of its distributed cells can be in a script:", *_notes(cells)])
+        )
+    numbers = {cell.number for cell in carried}
+    defined: set[str] = set()
+    missing = []
+    for cell in carried:
+        if lacking := sorted(cell.loads - cell.stores - defined):
+            missing.append(
+                f"cell {cell.number} uses {', '.join(lacking)}, which no earlier part of the script defines"
+            )
+        defined |= cell.stores
+    left = [
+        f"cell {cell.number} stays behind: {_why_plain(cell)}"
+        for cell in cells
+        if cell.number not in numbers and not cell.is_distributed and cell.code.strip()
+    ]
+    parts = [_part(cell) for cell in carried]
+    notes = sorted([*_notes(cells), *left], key=lambda note: int(re.search(r"\d+", note)[0]))  # type: ignore[index]
+    notes += [
+        *missing,
+        "The script writes no checkpoints by itself: started again, it begins with its first line",
+    ]
+    return Script(_HEAD.replace("@NOTEBOOK@", path.name) + "".join(parts) + _TAIL, notes)
+
+
+def _notes(cells: Sequence[_Cell]) -> list[str]:
+    return [f"cell {cell.number}: {note}" for cell in cells for note in cell.notes]
+
+
+def _why_plain(cell: _Cell) -> str:
+    if cell.is_about_cluster:
+        return "it is about the notebook's cluster"
+    return "no distributed cell uses what it defines"
+
+
+def _carried(cells: Sequence[_Cell]) -> list[_Cell]:
+    """The cells of the script, found from the last one backwards: which names are needed is known then."""
+    needed: set[str] = set()
+    carried: list[_Cell] = []
+    for cell in reversed(cells):
+        if cell.tree is None or not cell.code.strip():
+            continue
+        if cell.is_distributed or (cell.stores & needed and not cell.is_about_cluster):
+            needed = (needed - cell.stores) | cell.loads
+            carried.insert(0, cell)
+    return carried
+
+
+def _part(cell: _Cell) -> str:
+    kind = "" if cell.is_distributed else ", a plain cell whose names the ranks use"
+    code = cell.code.strip("\n")
+    if cell.ranks is not None:
+        code = f"if rank in {sorted(cell.ranks)}:\n{textwrap.indent(code, '    ')}"
+    return f"\n# ---- cell {cell.number}{kind} ----\n{code}\n"
+
+
+def _cells(path: Path) -> Iterator[_Cell]:
+    try:
+        notebook = json.loads(path.read_text())
+        sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in notebook["cells"]]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not a notebook") from None
+    for number, (source, is_code) in enumerate(sources, 1):
+        if is_code:
+            yield _cell(number, source)
+
+
+def _cell(number: int, source: str) -> _Cell:
+    lines = source.splitlines()
+    at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), None)
+    first = "" if at is None else lines[at]
+    notes: list[str] = []
+    ranks: tuple[int, ...] | None = None
+    is_distributed = first.split()[:1] == [_CELL_MAGIC]
+    if is_distributed:
+        assert at is not None, "the line with the magic is there"
+        ranks = _options(first, notes)
+        lines = lines[at + 1 :]
+    elif first.startswith("%%"):
+        return _Cell(
+            number, "", None, False, None, [f"{first.split()[0]} does not carry over, nor what is below it"]
+        )
+    code, tree = _python(lines, notes)
+    if tree is not None and is_distributed:
+        if any(
+            isinstance(node, ast.Call) and getattr(node.func, "id", "") == "input" for node in ast.walk(tree)
+        ):
+            notes.append("left out, because it asks with input(), and nobody answers a job")
+            tree = None
+        elif ranks is not None and not _can_be_indented(code, tree):
+            notes.append("left out, because --ranks would indent a string of several lines")
+            tree = None
+    return _Cell(number, code, tree, is_distributed, ranks, notes)
+
+
+def _can_be_indented(code: str, tree: ast.Module) -> bool:
+    """Whether code means the same below an `if`: a string of several lines would not."""
+    inner = ast.parse("if 1:\n    pass\n" + textwrap.indent(code, "    ")).body[0]
+    assert isinstance(inner, ast.If), "that is how it begins"
+    return [ast.dump(node) for node in inner.body[1:]] == [ast.dump(node) for node in tree.body]
+
+
+def _options(line: str, notes: list[str]) -> tuple[int, ...] | None:
+    """Return the ranks that a magic's line names, and note its other options."""
+    words = line.split()[1:]
+    ranks: tuple[int, ...] | None = None
+    for index, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "--ranks":
+            text = value or (words[index + 1] if index + 1 < len(words) else "")
+            found: list[int] = []
+            for part in text.split(","):
+                begin, _, end = part.partition("-")
+                if not begin.isdigit() or (end and not end.isdigit()):
+                    notes.append(f"--ranks {text} is not understood: the cell is for all ranks in the script")
+                    return None
+                found += range(int(begin), int(end or begin) + 1)
+            ranks = tuple(found)
+        elif name.startswith("--"):
+            notes.append(f"{name} does not carry over")
+    return ranks
+
+
+def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | None]:
+    """Return the lines without magics and shell commands, and their tree; None where they are no Python."""
+    code = "\n".join(lines)
+    try:
+        return code, ast.parse(code)
+    except SyntaxError:
+        pass
+    kept = []
+    for line in lines:
+        found = re.match(r"\s*([%!]+\S*)", line)
+        if found is None and not re.match(r"\s*[\w.]+\?{1,2}\s*$", line):
+            kept.append(line)
+            continue
+        notes.append(f"{line.strip()} does not carry over")
+        # An indented block must not become empty.
+        kept.append(
+            re.sub(r"\S.*", lambda rest: f"pass  # {rest[0]}", line, count=1)
+            if line[:1].isspace()
+            else f"# {line}"
+        )
+    code = "\n".join(kept)
+    try:
+        return code, ast.parse(code)
+    except SyntaxError as error:
+        what = "uses await outside of a function" if "await" in code else f"is no plain Python ({error.msg})"
+        notes.append(f"left out, because it {what}")
+        return code, None
+
+
+def _used(table: symtable.SymbolTable) -> Iterator[str]:
+    """The global names that a cell uses, also in its functions."""
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            yield symbol.get_name()
+    for inner in table.get_children():
+        yield from _used(inner)
+
+
+def _stored(tree: ast.Module) -> Iterator[str]:
+    """The global names that a cell defines."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            continue
+        if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for each in node.names:
+                yield each.asname or each.name.split(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        waiting += ast.iter_child_nodes(node)

@@ -1,0 +1,138 @@
+"""What an export starts on every rank: a run's settings, or a script made of a notebook."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from nbgpu.config import ClusterConfig, TrainConfig, own_file
+from nbgpu.config.settings import paths_to_read
+from nbgpu.errors import ConfigError
+from nbgpu.exports.settings import ExportConfig
+
+IN_CONTAINER = "/run/nbgpu"
+"""Where a container finds the program's files."""
+RUNS_IN_CONTAINER = "/runs"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program for torchrun, and where it runs."""
+
+    title: str
+    """Its name for people."""
+    name: str
+    """The job's name."""
+    files: Mapping[str, str]
+    """The texts of its files, by name."""
+    arguments: Sequence[str]
+    """What stands after torchrun's own options; a name of `files` is one in the job's folder."""
+    ranks_per_node: int
+    gpus_per_node: int
+    notes: Sequence[str] = field(default=())
+    """What a person has to know or to do, in a sentence each."""
+
+    @property
+    def file_name(self) -> str:
+        return next(iter(self.files))
+
+
+def of_run(
+    cluster: ClusterConfig,
+    config: TrainConfig,
+    world_size: int,
+    on_gpus: bool,
+    settings: ExportConfig,
+    in_container: bool,
+) -> Program:
+    """Return the program that trains with the settings of a run.
+
+    Args:
+        cluster: the run's.
+        config: the run's.
+        world_size: how many ranks the run had.
+        on_gpus: whether these had GPUs.
+        settings: where it is to run.
+        in_container: whether it runs in containers, which have other paths.
+
+    Raises:
+        ConfigError: the run cannot be exported so; the message names every reason.
+    """
+    problems = []
+    if cluster.simulated:
+        problems.append(f"the run has a {cluster.simulated}, which only nbgpu's own ranks have")
+    per_node, gpus = per_node_of(settings, world_size, on_gpus)
+    name = settings.name or f"{name_of(config.run_name or config.title)}-{secrets.token_hex(2)}"
+    notes = []
+    changes: dict[str, object] = {"resume": "auto", "run_name": name}
+    if in_container:
+        changes["runs_dir"] = RUNS_IN_CONTAINER
+    else:
+        changes["runs_dir"] = str(Path(config.runs_dir).expanduser().absolute())
+    for setting in type(config).model_fields:
+        if setting == "resume":
+            continue
+        paths = paths_to_read(config, setting)
+        if paths and in_container:
+            notes.append(f"{setting} = {getattr(config, setting)} must be there in the container")
+        elif paths:
+            changes[setting] = ",".join(str(path.absolute()) for path in paths)
+    if settings.min_nodes is not None:
+        most = config.samples_per_step(per_node * settings.nodes)
+        for nodes in range(settings.min_nodes, settings.nodes):
+            if most % (per_node * nodes * config.accumulate):
+                problems.append(
+                    f"min_nodes = {settings.min_nodes}: the {most} samples of a step cannot be divided among "
+                    f"{per_node * nodes} ranks. Choose another batch_size, or other numbers of machines"
+                )
+                break
+        changes["global_batch_size"] = most
+    files = {}
+    if own_file.is_file(config.recipe):
+        path = Path(config.recipe).expanduser()
+        files[path.name] = own_file.read_text(path)
+        changes["recipe"] = f"{IN_CONTAINER}/{path.name}" if in_container else f"./{path.name}"
+    if problems:
+        raise ConfigError("\n".join(problems))
+    of_cluster = cluster.model_dump(mode="json", exclude_none=True)
+    of_cluster["gpus"] = "auto" if gpus else "none"
+    for belongs_here in ("ranks", "threads_per_rank", "keep", "release_after_s", "save_on_release", "spare"):
+        of_cluster.pop(belongs_here, None)
+    of_train = config.model_dump(mode="json", exclude_none=True) | changes
+    if "global_batch_size" in changes:
+        of_train.pop("batch_size", None)
+    toml = tomli_w.dumps({"cluster": of_cluster, "train": of_train})
+    files = {"run.toml": toml, **files}
+    arguments = ("-m", "nbgpu.engine.train", "run.toml")
+    return Program(f"the run {name}", name, files, arguments, per_node, gpus, notes)
+
+
+def of_script(title: str, script: str, settings: ExportConfig, notes: Sequence[str]) -> Program:
+    """Return the program that a script is; on GPUs if their number is given, else on two CPU ranks."""
+    per_node, gpus = per_node_of(settings, 2 * settings.nodes, on_gpus=bool(settings.gpus_per_node))
+    name = settings.name or f"{name_of(title)}-{secrets.token_hex(2)}"
+    return Program(f"the notebook {title}", name, {"cells.py": script}, ("cells.py",), per_node, gpus, notes)
+
+
+def per_node_of(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple[int, int]:
+    """Return (ranks, GPUs) of each machine; where neither is given, those of the run divided among them."""
+    given = settings.gpus_per_node
+    share = max(1, world_size // settings.nodes)
+    if given is None and settings.ranks_per_node is None:
+        return share, share if on_gpus else 0
+    if given:
+        return given, given
+    if given is None and on_gpus:
+        raise ConfigError("ranks_per_node is for CPU ranks, and the run had GPUs: give gpus_per_node")
+    return settings.ranks_per_node or share, 0
+
+
+def name_of(text: str) -> str:
+    """Return a text as a name that Slurm and Kubernetes take."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return re.sub(r"^(?=[^a-z])", "n", name)[:30].strip("-") or "run"

@@ -1,0 +1,153 @@
+"""The settings of an export: the place where it is to run, and how long it may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast, get_args
+
+from pydantic import Field
+
+from nbgpu.config.settings import Settings
+from nbgpu.errors import ConfigError
+from nbgpu.text.similar import did_you_mean
+
+Format = Literal["torchrun", "slurm", "job", "jobset", "trainjob"]
+"""What an export can be for: torchrun alone, Slurm's sbatch, and on Kubernetes an indexed Job, a JobSet or a
+TrainJob of Kubeflow Trainer."""
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_EVERY = {"nodes", "gpus_per_node", "ranks_per_node", "cpus_per_node", "max_restarts", "name", "out"}
+_KUBERNETES = {"memory", "image", "claim", "shared_memory"}
+USED: Mapping[Format, frozenset[str]] = {
+    "torchrun": frozenset(_EVERY | {"min_nodes", "setup", "interface"}),
+    "slurm": frozenset(
+        _EVERY | {"memory", "time_limit", "warn_before_s", "partition", "account", "setup", "interface"}
+    ),
+    "job": frozenset(_EVERY | _KUBERNETES | {"time_limit"}),
+    "jobset": frozenset(_EVERY | _KUBERNETES | {"queue"}),
+    "trainjob": frozenset(_EVERY | _KUBERNETES | {"queue", "time_limit"}),
+}
+"""The settings that each format honours; the others are refused."""
+
+_KUBERNETES_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
+
+
+class ExportConfig(Settings):
+    """Write the files with which a run, or a notebook's distributed cells, run elsewhere."""
+
+    nodes: int = Field(1, ge=1, le=10_000, description="machines")
+    min_nodes: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="machines with which training goes on where others are lost (torchrun's --nnodes=MIN:MAX); the "
+        "samples of a step stay as many. Left out: all of them are needed",
+    )
+    gpus_per_node: int | None = Field(
+        None, ge=0, le=64, description="GPUs of each machine; 0 for CPU ranks; left out: as the run had"
+    )
+    ranks_per_node: int | None = Field(
+        None, ge=1, le=512, description="CPU ranks of each machine; with GPUs there is one for each"
+    )
+    cpus_per_node: int | None = Field(
+        None, ge=1, le=4096, description="CPU cores of each machine; left out: 4 for each rank"
+    )
+    memory: str = Field(
+        "", description="memory of each machine, such as '128G'; empty for the site's default"
+    )
+    time_limit: str = Field(
+        "", description="the longest time, as [DAYS-]HH:MM:SS; empty for the site's default"
+    )
+    warn_before_s: int = Field(
+        120,
+        ge=10,
+        le=86_400,
+        description="seconds before the time limit at which the run writes a checkpoint and the job queues again",
+    )
+    partition: str = Field("", pattern=r"^[\w.,-]*$", description="Slurm's partition, or several")
+    account: str = Field("", pattern=r"^[\w.-]*$", description="Slurm's account")
+    setup: str = Field(
+        "", description="shell line before training, such as 'module load cuda && source .venv/bin/activate'"
+    )
+    interface: str = Field(
+        "",
+        pattern=r"^[\w.@-]{0,15}$",
+        description="network interface between the machines, such as ib0; empty for the one that faces the first machine",
+    )
+    image: str = Field("", pattern=r"^\S*$", description="container image with nbgpu in it")
+    claim: str = Field("", description="PersistentVolumeClaim with space for runs, which is mounted at /runs")
+    queue: str = Field("", description="Kueue's queue")
+    shared_memory: str = Field(
+        "", description="size of /dev/shm, through which data workers pass samples; empty for half of memory"
+    )
+    max_restarts: int = Field(3, ge=0, le=1000, description="how often torchrun starts failed ranks again")
+    name: str = Field(
+        "",
+        description="the job's name, which also names its run; left out: made of the recipe and four digits",
+    )
+    out: str = Field("", description="new folder for the files; left out: the job's name")
+
+    def problems(self) -> Iterator[str]:
+        """Yield what is wrong with the settings together."""
+        if self.name and not re.fullmatch(_KUBERNETES_NAME, self.name):
+            yield (
+                f"name = {self.name!r}: give at most 40 small letters, digits and hyphens, beginning with a letter, as "
+                "Kubernetes takes them"
+            )
+        if self.min_nodes is not None and self.min_nodes > self.nodes:
+            yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
+        if self.gpus_per_node and self.ranks_per_node not in (None, self.gpus_per_node):
+            yield "ranks_per_node is for CPU ranks (gpus_per_node = 0): there is one rank for each GPU"
+        for field in ("memory", "shared_memory"):
+            text = getattr(self, field)
+            if text and not re.fullmatch(r"[1-9]\d*[KMGT]", text):
+                yield f"{field} = {text!r}: give a whole number and K, M, G or T, such as '128G'"
+        if self.time_limit and not re.fullmatch(r"(\d+-)?\d{1,4}:[0-5]\d:[0-5]\d", self.time_limit):
+            yield f"time_limit = {self.time_limit!r}: give [DAYS-]HH:MM:SS, such as '24:00:00'"
+        elif self.time_limit and self.seconds <= self.warn_before_s:
+            yield f"time_limit = {self.time_limit!r} is not longer than warn_before_s = {self.warn_before_s}"
+        for field in ("image", "claim", "queue", "setup"):
+            if re.search(r"[\n\r]", getattr(self, field)):
+                yield f"{field} must be one line"
+        for field in ("claim", "queue"):
+            text = getattr(self, field)
+            if text and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", text):
+                yield f"{field} = {text!r}: Kubernetes' names have small letters, digits, hyphens and dots"
+
+    @property
+    def seconds(self) -> int:
+        """The time limit in seconds; 0 where there is none."""
+        if not self.time_limit:
+            return 0
+        days, _, clock = self.time_limit.rpartition("-")
+        hours, minutes, seconds = map(int, clock.split(":"))
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
+    """Return the format and the settings of an export.
+
+    Raises:
+        ConfigError: there is no such format, a value is bad, or the format has no place for a setting; the
+            message names every mistake.
+    """
+    problems: list[str] = []
+    if to not in FORMATS:
+        problems.append(
+            f"there is no export to {to!r}.{did_you_mean(to, FORMATS)} There are: {', '.join(FORMATS)}"
+        )
+    settings = None
+    try:
+        settings = ExportConfig.checked(**values)
+    except ConfigError as error:
+        problems.append(str(error))
+    kind = cast(Format, to)
+    if to in FORMATS:
+        given = {name for name, value in values.items() if value not in ("", None)}
+        for name in sorted(given & ExportConfig.model_fields.keys() - USED[kind]):
+            takes = ", ".join(each for each in FORMATS if name in USED[each])
+            problems.append(f"{name}: an export to {to} has no place for it; {takes} can take it")
+    if problems or settings is None:
+        raise ConfigError("\n".join(problems))
+    return kind, settings

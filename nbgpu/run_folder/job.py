@@ -1,0 +1,94 @@
+"""The job that a run belongs to, by which a run that is started again goes on in its own folder.
+
+A launcher that restarts a killed job starts the same command with the same identity. The exported files give
+it in NBGPU_JOB; torchrun gives its own in TORCHELASTIC_RUN_ID, the same for all restarts of one torchrun.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from nbgpu.config import TrainConfig
+from nbgpu.errors import RunError
+from nbgpu.machine.files import write_whole
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import lines, names
+from nbgpu.run_folder.resume import AUTO
+
+VARIABLE = "NBGPU_JOB"
+AGAIN = "NBGPU_AGAIN"
+"""Names a file that a run leaves where it stopped because the job's time is up, before it was done."""
+_LOCK_PATIENCE_S = 60.0
+_LOCK_POLL_S = 0.2
+
+
+def of_environment(config: TrainConfig) -> str:
+    """The identity of the job that this process belongs to; empty if there is none, or if the settings do not
+    ask to go on by themselves."""
+    if config.resume != AUTO:
+        return ""
+    own = os.environ.get(VARIABLE, "")
+    of_torchrun = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return own or ("" if of_torchrun == "none" else of_torchrun)
+
+
+def folder_of(config: TrainConfig, job: str) -> Path | None:
+    """The newest folder of a run of this job with these settings; None if the job begins its first one."""
+    asked = _as_asked(config, job)
+    runs_dir = Path(config.runs_dir).absolute()
+    for path in sorted(runs_dir.glob(f"*/{names.JOB}"), reverse=True):
+        # Another user's run is none of this job's.
+        if path.parent.lstat().st_uid != os.geteuid():
+            continue
+        try:
+            is_same = lines.load(path) == asked
+        except (OSError, RunError, ValueError):
+            continue
+        if is_same:
+            return path.parent
+    return None
+
+
+def note(folder: Path, config: TrainConfig, job: str) -> None:
+    """Note in a run's folder which job it belongs to, and what that was asked for."""
+    write_whole(folder / names.JOB, json.dumps(_as_asked(config, job), indent=2) + "\n")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run of a folder has come to its end."""
+    return runs.outcome(folder, 0) == "finished"
+
+
+def hold(folder: Path) -> int:
+    """Keep other processes from going on with this run while this one does.
+
+    Returns:
+        The descriptor that holds the lock, to this process's end at most.
+
+    Raises:
+        RunError: another process has held it for a minute, as where a job was submitted twice.
+    """
+    fd = os.open(folder / names.JOB, os.O_RDWR | os.O_CLOEXEC)
+    give_up_s = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            # A lock of this kind is seen by other hosts too, where the file system is shared.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() > give_up_s:
+                os.close(fd)
+                raise RunError(
+                    f"{folder} is trained by another process, perhaps of the same job on another host. Two would spoil it: "
+                    f"end the other one, or give this job another {VARIABLE}"
+                ) from None
+        time.sleep(_LOCK_POLL_S)
+
+
+def _as_asked(config: TrainConfig, job: str) -> dict[str, Any]:
+    return {"job": job, "train": json.loads(config.model_dump_json())}

@@ -1,0 +1,20 @@
+"""Lengths of time as people write them."""
+
+from __future__ import annotations
+
+
+def duration_in_words(seconds: float) -> str:
+    """A length of time, to the second or, from an hour on, to the minute: '45 s', '3 min 20 s', '2 h 5 min',
+    '1 d 4 h'."""
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, rest_min = divmod(minutes, 60)
+    days, rest_h = divmod(hours, 24)
+    if days:
+        return _two(days, "d", rest_h, "h")
+    if hours:
+        return _two(hours, "h", rest_min, "min")
+    return _two(minutes, "min", rest_s, "s") if minutes else f"{rest_s} s"
+
+
+def _two(count: int, unit: str, rest: int, smaller_unit: str) -> str:
+    return f"{count} {unit} {rest} {smaller_unit}" if rest else f"{count} {unit}"

@@ -1,0 +1,89 @@
+"""The batch script: what stands in it, what may be asked for, and that Slurm takes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
+
+from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script, batch_template
+from nbgpu.errors import ConfigError
+
+REQUEST = SlurmRequest(
+    nodes=2,
+    name="nbgpu",
+    output=Path("/runs/job {1}.log"),
+    gpus_per_node=4,
+    options={
+        "partition": "gpu",
+        "time": "2:00:00",
+        "exclusive": True,
+        "mail_user": False,
+        "comment": 'a "b" c',
+    },
+    setup=["module load cuda", "export A=${HOME}"],
+)
+
+
+def test_the_script_asks_for_what_was_asked_for() -> None:
+    assert batch_script(REQUEST, [sys.executable, "-m", "a module"]).splitlines() == [
+        "#!/bin/bash -l",
+        "#SBATCH --job-name=nbgpu",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        '#SBATCH --output="/runs/job {1}.log"',
+        "#SBATCH --open-mode=append",
+        "#SBATCH --signal=USR1@120",
+        "#SBATCH --requeue",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --time=2:00:00",
+        "#SBATCH --exclusive",
+        '#SBATCH --comment="a \\"b\\" c"',
+        "module load cuda",
+        "export A=${HOME}",
+        f"exec srun --kill-on-bad-exit=0 --wait=0 {sys.executable} -m 'a module'",
+    ]
+
+
+def test_the_template_of_ipyparallel_gives_the_same_script(tmp_path: Path) -> None:
+    launcher = SlurmEngineSetLauncher(work_dir=str(tmp_path), batch_template=batch_template(REQUEST))
+    launcher.output_file = "'/runs/job {1}.log'".strip("'")
+    launcher.program = [sys.executable, "-m", "a module"]
+    launcher.program_args = []
+    launcher.write_batch_script(2)
+    written = Path(launcher.batch_file).read_text()
+    expected = batch_script(REQUEST, [sys.executable, "-m", "a module"])
+    assert written.replace("--output=/runs/job {1}.log", '--output="/runs/job {1}.log"') == expected
+
+
+def test_a_job_that_is_not_to_be_requeued_says_so() -> None:
+    request = SlurmRequest(1, "nbgpu", Path("/o"), options={"no-requeue": True})
+    script = batch_script(request, ["true"])
+    assert "--requeue" not in script
+    assert "#SBATCH --no-requeue" in script  # many a site requeues where nothing is said
+    assert "--gpus-per-node" not in batch_script(request, ["true"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": 3}, "'nodes' cannot be given, because it is the setting `nodes`"),
+        ({"--ntasks_per_node": 3}, "'--ntasks_per_node' cannot be given, because each node has one task"),
+        ({"N": 3}, "'N' cannot be given"),
+        ({"time 3\n": 3}, "is not the name of an option of sbatch"),
+        ({"time": "1\n#SBATCH --uid=0"}, "is more than one line"),
+    ],
+)
+def test_what_is_not_the_users_to_ask_for_is_refused(
+    options: dict[str, str | int | bool], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        batch_script(SlurmRequest(1, "nbgpu", Path("/o"), options=options), ["true"])
+
+
+def test_setup_gives_no_options() -> None:
+    with pytest.raises(ConfigError, match="would be read as an option"):
+        batch_script(SlurmRequest(1, "nbgpu", Path("/o"), setup=["#SBATCH --nodes=9"]), ["true"])

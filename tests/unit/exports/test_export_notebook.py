@@ -1,0 +1,65 @@
+"""A notebook's distributed cells as a script: what is in it, and what is said to stay behind."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from nbgpu.errors import ConfigError
+from nbgpu.exports import notebook
+
+_CELLS = [
+    "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2",
+    "import math\nscale = math.pi\nunused = 1",
+    "plot = 'only here'",
+    "%%distributed --into losses --timeout 60\nfrom torch import nn\nmodel = nn.Linear(4, 1)\n%time model\n!ls",
+    "%%distributed --ranks 0\nprint('first', scale)",
+    "%%distributed\nname = input('name? ')",
+    "%%distributed --ranks 0\ntext = '''a\nb'''",
+    "%pull losses",
+    "%nbgpu debug",
+    "%%time\nmath.sqrt(2)",
+]
+
+
+def write(path: Path, cells: list[str]) -> Path:
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, path)
+    return path
+
+
+def test_the_script_has_the_cells_of_the_ranks_and_what_they_need(tmp_path: Path) -> None:
+    script = notebook.script_of(write(tmp_path / "lesson.ipynb", _CELLS))
+    ast.parse(script.text)
+    assert "model = nn.Linear(4, 1)" in script.text
+    assert "scale = math.pi" in script.text
+    assert "if rank in [0]:\n    print('first', scale)" in script.text
+    for absent in ("only here", "input(", "a\nb", "sqrt"):
+        assert absent not in script.text
+    notes = "\n".join(script.notes)
+    for said in (
+        *("cell 1 stays behind", "cell 3 stays behind: no distributed cell uses", "cell 4: --into does not"),
+        *("cell 4: --timeout", "cell 4: %time model", "cell 4: !ls", "cell 6: left out, because it asks"),
+        *("cell 7: left out, because --ranks would indent", "cell 8: %pull losses", "cell 9: %nbgpu debug"),
+        *("cell 10: %%time does not carry over", "no checkpoints"),
+    ):
+        assert said in notes, notes
+    assert "cell 2" not in notes
+
+
+def test_a_name_that_only_the_notebook_has_is_named(tmp_path: Path) -> None:
+    cells = ["import nbgpu\ncluster = nbgpu.Cluster()\nlr = 0.1", "%%distributed\nprint(lr)"]
+    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    assert "cell 2 uses lr, which no earlier part of the script defines" in script.notes
+    assert "cell 1 stays behind: it is about the notebook's cluster" in script.notes
+
+
+def test_a_notebook_without_distributed_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to export"):
+        notebook.script_of(write(tmp_path / "plain.ipynb", ["x = 1"]))
+    (tmp_path / "broken.ipynb").write_text("{")
+    with pytest.raises(ConfigError, match="is not a notebook"):
+        notebook.script_of(tmp_path / "broken.ipynb")
