@@ -28,6 +28,8 @@ class ClusterConfig(Settings):
         only(one_of("backend", "auto"), "probe_timeout_s"),
         only(none_of("gpus", "none"), "share_gpus", "allocator"),
         only(given("release_after_s"), "save_on_release"),
+        only(one_of("launcher", "hosts"), "nodes", "gpus_per_node", "interface"),
+        only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
     )
 
     gpus: str = Field(
@@ -41,6 +43,23 @@ class ClusterConfig(Settings):
         le=64,
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
         json_schema_extra=control("Devices", "Ranks"),
+    )
+    launcher: Literal["local", "hosts"] = Field(
+        "local",
+        description="where ranks run: 'local' on the notebook's host; 'hosts' on hosts that dial in with `nbgpu host "
+        "--join FILE`, whoever starts that there",
+    )
+    nodes: int = Field(1, ge=1, le=64, description="number of hosts that dial in, to wait for")
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="number of ranks on each host; left out: one for each of its GPUs, or 2 CPU ranks where it has none",
+    )
+    interface: str = Field(
+        "auto",
+        description="the network interface of the notebook's host, or its address, at which the hosts find the cluster; "
+        "'auto' for the one that leads to other hosts. Nothing listens on any other",
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",
@@ -206,9 +225,14 @@ class ClusterConfig(Settings):
         slow = [f"{named_ranks([rank])} slowed x{factor:g}" for rank, factor in self.slow_factors.items()]
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
 
-    def threads_for(self, local_world_size: int) -> int:
-        """The number of CPU threads for each of `local_world_size` ranks on this machine."""
-        return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    def threads_for(self, local_world_size: int, num_cores: int | None = None) -> int:
+        """The number of CPU threads for each of `local_world_size` ranks on a machine.
+
+        Args:
+            num_cores: the machine's; None for this one's.
+        """
+        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        return self.threads_per_rank or max(1, cores // local_world_size)
 
 
 def _slow_factors(text: str) -> dict[int, float]:

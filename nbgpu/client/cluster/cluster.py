@@ -18,7 +18,7 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
-from nbgpu.client.engines import environment
+from nbgpu.client.engines import environment, hosts
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.seating import Seating
@@ -36,7 +36,7 @@ from nbgpu.errors import (
     NoClusterError,
 )
 from nbgpu.host import host_checks
-from nbgpu.machine import devices, transports
+from nbgpu.machine import devices, interfaces, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
@@ -59,6 +59,10 @@ def require_none() -> None:
         raise ClusterError(
             f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
         )
+
+
+_UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
+"""Stands for the devices of hosts that have not dialled in."""
 
 
 class Cluster(VariableCalls, RunCalls):
@@ -90,11 +94,12 @@ class Cluster(VariableCalls, RunCalls):
         return cluster
 
     def _configure(self, config: ClusterConfig) -> None:
-        chosen = devices.choose(config.gpus, config.ranks)
+        # What other hosts have is known once they have dialled in.
+        chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen)[0]
+        best = transports.candidates(config, chosen or _UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -102,7 +107,7 @@ class Cluster(VariableCalls, RunCalls):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or _UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -110,6 +115,7 @@ class Cluster(VariableCalls, RunCalls):
         self.reloading = Reloading()
         self.recovery = Recovery(self)
         self.news = []
+        self.join_file = None
         self._processes = None
         self._entry = None
         self._client = None
@@ -155,6 +161,8 @@ class Cluster(VariableCalls, RunCalls):
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
+        if self.config.launcher == "hosts":
+            return self._start_on_hosts(at_the_end)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines
@@ -185,6 +193,34 @@ class Cluster(VariableCalls, RunCalls):
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        interface, ip = interfaces.address_of(self.config.interface)
+        self._processes = processes = Processes.prepare()
+        variables = environment.of_engines(self.config, _UNKNOWN)
+        try:
+            with uninterrupted():
+                processes.launch(variables, ip)
+                entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                self._note()
+            self._client = processes.connect(0, self.config.start_timeout_s)
+            self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
+            hosts.say_how_to_join(self.join_file, self.config.nodes)
+            there = hosts.gather(self._client, self.config, processes.require_reachable)
+            processes.use(there)
+            seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
+            self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
+            self._transports = transports.candidates(self.config, self.devices)
+            self.chosen_transport = ChosenTransport(self._transports[0])
+            self._ranks = self._sit_down(processes, seating)
+            self._use_transport(find_transport(self._ranks, self._transports, self.config))
             at_the_end()
         except BaseException:
             self.stop()
@@ -300,6 +336,8 @@ class Cluster(VariableCalls, RunCalls):
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
+        if self._processes is not None:
+            self._processes.end_others()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -392,7 +430,7 @@ class Cluster(VariableCalls, RunCalls):
             self._note()
             raise
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or _UNKNOWN)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()

@@ -51,6 +51,8 @@ class ClusterParts:
     recovery: Recovery
     news: list[str]
     """News for the next cell to show, such as ranks that were replaced in a run."""
+    join_file: Path | None
+    """With `launcher='hosts'`: the file with which hosts dial in."""
 
     _processes: Processes | None
     _entry: registry.Entry | None
@@ -112,10 +114,14 @@ class ClusterParts:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices:
+            return f"{self.config.nodes} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
+        if self.config.launcher != "local":
+            count += f" on {self.config.nodes} host{'s' if self.config.nodes > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"
+            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
@@ -185,7 +191,7 @@ class ClusterParts:
                 "config": self.config,
                 "devices": self._ranks.devices,
                 "seating": seating,
-                "engines": self._entry.engines_with(seating.pids),
+                "engines": self._entry.engines_with(self._ranks.pids_here),
             }
         if self.run is not None:
             known["run"] = self.run.folder

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from traitlets.log import get_logger
 
 from nbgpu.client.engines import preloading
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.errors import ClusterError
 from nbgpu.host import launch
 from nbgpu.host.host import Host
@@ -36,7 +37,20 @@ _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Cells that are sent every few milliseconds do not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
+_FAREWELL_S = 3.0
 _serializers_tables = threading.Lock()
+
+
+class Place(NamedTuple):
+    """What the ranks on a host must know of it."""
+
+    name: str
+    interface: str
+    """Over which they talk to other hosts; empty if there are none."""
+    folder: str
+    meeting_file: str
+    num_cores: int | None
+    """None for those of this host."""
 
 
 class Processes:
@@ -57,7 +71,8 @@ class Processes:
     def _use_folder(self, folder: Path, from_start: bool) -> None:
         self.folder = folder
         self.this_host: Host = ThisHost(folder, from_start)
-        self.hosts = {self.this_host.name: self.this_host}
+        self.hosts: dict[str, Host] = {self.this_host.name: self.this_host}
+        self.others: list[OtherHost] = []
 
     @classmethod
     def prepare(cls) -> Self:
@@ -74,13 +89,15 @@ class Processes:
         """The file that says where the ranks meet. It is there before `connection_file` is."""
         return self.folder / MEETING
 
-    def launch(self, environment: Mapping[str, str]) -> None:
+    def launch(self, environment: Mapping[str, str], ip: str = "") -> None:
         """Launch the fork server and the controller, or take over the preloaded ones, and return at once.
 
         Args:
             environment: the engines' variables beside this process's own.
+            ip: where the ranks will be on other hosts, the address at which the controller listens for them.
         """
-        launched = preloading.take(environment) or launch.launch(self.folder, environment)
+        ready = None if ip else preloading.take(environment)
+        launched = ready or launch.launch(self.folder, environment, ip)
         self._use_folder(launched.folder, from_start=True)
         self._children = launched.children
         for name, child in launched.children.items():
@@ -129,23 +146,42 @@ class Processes:
             raise
         return client
 
-    def new_engine(self, take: Callable[[EngineProcess, int], None]) -> None:
+    def new_engine(self, host: str, take: Callable[[EngineProcess, int], None]) -> None:
         """Start one more engine.
 
         Args:
+            host: the name of the host on which it is to run.
             take: called with the process and the number under which the engine registers with ipyparallel in
                 a moment. From then on the engine belongs to the caller. If an interrupt comes before that,
                 the engine is ended.
         """
-        host = self.this_host
         with self._answering():
-            host.fork_engine(lambda pid, engine: take(EngineProcess(host.name, pid), engine))
+            self.hosts[host].fork_engine(lambda pid, engine: take(EngineProcess(host, pid), engine))
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
         """Ask the fork server to import what later engines need to train with these recipes, and return
         at once."""
         with self._answering():
-            self.this_host.prepare_to_train(recipes)
+            for host in self._with_ranks:
+                host.prepare_to_train(recipes)
+
+    @property
+    def _with_ranks(self) -> list[Host]:
+        """The hosts that have ranks: the others if there are others."""
+        return [*self.others] or [self.this_host]
+
+    def use(self, others: Sequence[OtherHost]) -> None:
+        """Have the ranks on these hosts, which have dialled in."""
+        self.others = list(others)
+        self.hosts.update({host.name: host for host in others})
+
+    def place_of(self, host: str) -> Place:
+        """What the ranks on a host must know of it."""
+        for other in self.others:
+            if other.name == host:
+                there = other.description
+                return Place(host, there.interface, there.folder, there.meeting_file, there.num_cores)
+        return Place(host, "", str(self.folder), str(self.meeting_file), None)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -172,6 +208,15 @@ class Processes:
         self._children = {}
         watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_others(self) -> None:
+        """Have the other hosts end their parts, and wait a moment for that. Call while they can be reached;
+        else they end by themselves, a little later."""
+        for host in self.others:
+            host.end()
+        give_up_s = time.monotonic() + _FAREWELL_S
+        while any(host.is_there for host in self.others) and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_PERIOD_S)
 
     def require_reachable(self) -> None:
         """Raise ClusterError if the controller or the fork server is gone."""

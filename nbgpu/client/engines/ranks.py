@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.reply import Reply
@@ -86,29 +87,45 @@ class Ranks:
         chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
         link = self._config.simulated_link
         meeting = MeetingPlace.read(self._processes.meeting_file)
-        return [
-            {
-                "rank": rank,
-                "world_size": len(chosen),
-                "local_rank": rank,
-                "backend": transport.backend,
-                "transport": transport.name,
-                "device": devices.torch_name(device, self._chosen),
-                "visible_gpus": devices.visible_gpus(self._chosen),
-                "described": asdict(device),
-                "folder": str(self._processes.folder),
-                "store": meeting.address,
-                "store_keys": str(self._processes.meeting_file),
-                "threads": self._config.threads_for(len(chosen)),
-                "collective_timeout_s": self._config.collective_timeout_s,
-                "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
-                "cell_seed": self._config.cell_seed,
-                "link": asdict(link) if link is not None else None,
-                "slow_factor": self._config.slow_factors.get(rank, 1.0),
-                "simulated": self._config.simulated,
-            }
-            for rank, device in enumerate(chosen)
-        ]
+        seats = []
+        for rank, device in enumerate(chosen):
+            place = self._processes.place_of(self._host_of(rank))
+            here = [each for each in range(len(chosen)) if self._host_of(each) == self._host_of(rank)]
+            # No process sees another host's devices.
+            devices_here = [
+                each for other, each in enumerate(self._chosen) if self._host_of(other) == self._host_of(rank)
+            ]
+            seats.append(
+                {
+                    "rank": rank,
+                    "world_size": len(chosen),
+                    "host": place.name,
+                    "local_rank": here.index(rank),
+                    "local_world_size": len(here),
+                    "interface": place.interface,
+                    "backend": transport.backend,
+                    "transport": transport.name,
+                    "device": devices.torch_name(device, devices_here),
+                    "visible_gpus": devices.visible_gpus(devices_here),
+                    "described": asdict(device),
+                    "folder": place.folder,
+                    "store": meeting.address,
+                    "store_keys": place.meeting_file,
+                    "threads": self._config.threads_for(len(here), place.num_cores),
+                    "collective_timeout_s": self._config.collective_timeout_s,
+                    "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, devices_here),
+                    "cell_seed": self._config.cell_seed,
+                    "link": asdict(link) if link is not None else None,
+                    "slow_factor": self._config.slow_factors.get(rank, 1.0),
+                    "simulated": self._config.simulated,
+                }
+            )
+        return seats
+
+    def _host_of(self, rank: int) -> str:
+        """The name of a rank's host; a rank that is about to come is on the notebook's."""
+        process = self.seating.processes.get(rank)
+        return self._processes.this_host.name if process is None else process.host
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -122,6 +139,19 @@ class Ranks:
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
         return self.seating.pids
+
+    @property
+    def pids_here(self) -> dict[int, int]:
+        """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
+        belongs to another."""
+        here = self._processes.this_host.name
+        return (
+            {}
+            if self._processes.others
+            else {
+                rank: process.pid for rank, process in self.seating.processes.items() if process.host == here
+            }
+        )
 
     def __getitem__(self, rank: int) -> Any:
         """Return ipyparallel's view of a rank's engine."""
@@ -164,7 +194,7 @@ class Ranks:
         self._seats = self._seats_for(transport)
         if with_new_engines:
             self.seating.generation += 1
-            self._give_places({rank: self._new_spare() for rank in range(len(self))})
+            self._give_places({rank: self._new_spare(self._host_of(rank)) for rank in range(len(self))})
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 del self.seating.engines[gone], self.seating.processes[gone]
 
@@ -412,7 +442,8 @@ class Ranks:
         self._distrusted.update(ranks)
         self.seating.is_whole = False
         self.end(ranks)
-        self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
+        wanted = [self._host_of(rank) for rank in ranks]
+        self._give_places(dict(zip(ranks, self._take_spares(wanted), strict=True)))
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if replay is not None:
@@ -447,7 +478,7 @@ class Ranks:
         seating = self.seating
         before = self._chosen, self._seats, dict(seating.engines), dict(seating.processes)
         new = range(len(self), len(chosen))
-        arrived = dict(zip(new, self._take_spares(len(new)), strict=True))
+        arrived = dict(zip(new, self._take_spares([self._host_of(rank) for rank in new]), strict=True))
         came = {engine: seating.spares[engine] for engine in arrived.values()}
         leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
@@ -510,10 +541,10 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         """Start spares until there are `num_spares`; return before they are ready."""
         while len(self.seating.spares) < num_spares:
-            self._new_spare()
+            self._new_spare(self._processes.this_host.name)
 
-    def _new_spare(self) -> int:
-        """Start a new engine and return its number.
+    def _new_spare(self, host: str) -> int:
+        """Start a new engine on a host and return its number.
 
         It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
         owner: the next replacement takes it.
@@ -525,17 +556,24 @@ class Ranks:
             new.append(engine)
             self._note()
 
-        self._processes.new_engine(take)
+        self._processes.new_engine(host, take)
         (engine,) = new
         return engine
 
-    def _take_spares(self, num: int) -> list[int]:
-        """Return the numbers of `num` living spares; start new ones if there are too few."""
+    def _take_spares(self, hosts: Sequence[str]) -> list[int]:
+        """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
+        where there are too few."""
         for engine, process in list(self.seating.spares.items()):
             if self._processes.how_ended(process, self._config.debug) is not None:
                 del self.seating.spares[engine]
-        self.add_spares(num)
-        return list(self.seating.spares)[:num]
+        free = dict(self.seating.spares)
+        taken = []
+        for host in hosts:
+            there = [engine for engine, process in free.items() if process.host == host]
+            engine = there[0] if there else self._new_spare(host)
+            free.pop(engine, None)
+            taken.append(engine)
+        return taken
 
     def _dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
         """End new engines, by number, that get no place."""
@@ -599,18 +637,3 @@ class Ranks:
                 )
             time.sleep(_POLL_PERIOD_S)
             take_interrupt()
-
-
-def reference(function: str) -> Any:
-    """Return `module:function` as an object that ipyparallel looks up on the engine."""
-    module, _, name = function.partition(":")
-    return expression(f"__import__('importlib').import_module({module!r}).{name}")
-
-
-def expression(source: str) -> Any:
-    """Return an expression as an object that ipyparallel evaluates on the engine."""
-    # Import it here, so that the fork server can be launched before ipyparallel is imported, which takes a
-    # quarter of a second.
-    from ipyparallel import Reference
-
-    return Reference(source)

@@ -1,0 +1,144 @@
+"""Brings the hosts of a cluster together that dial in by themselves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.client.engines.calls import reference
+from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.seating import Seating
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.host import launch, versions
+from nbgpu.machine.files import write_whole
+from nbgpu.machine.processes import EngineProcess
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinFile
+from nbgpu.protocol.meeting import MEETING, MeetingPlace
+from nbgpu.protocol.records import Device
+
+if TYPE_CHECKING:
+    from nbgpu.client.engines.connection import Client
+
+_POLL_PERIOD_S = 0.02
+
+
+def write_join_file(folder: Path, environment: Mapping[str, str], interface: str) -> Path:
+    """Write the file with which hosts dial in, and return its path. The controller is there already.
+
+    Args:
+        folder: the cluster's folder.
+        environment: the engines' variables.
+        interface: the interface at which the controller listens.
+    """
+    security = folder / "profile" / "security"
+    connection = json.loads((security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json").read_text())
+    meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
+    path = folder / "join.json"
+    # The host's own GPUs are visible there, and its ranks share its own cores.
+    of_each_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    there = {name: value for name, value in environment.items() if name not in of_each_host}
+    write_whole(path, JoinFile(connection, meeting, there, interface).as_json(), mode=0o600)
+    return path
+
+
+def say_how_to_join(join_file: Path, num_hosts: int) -> None:
+    """Tell the person what to start on the hosts. The start waits for them meanwhile."""
+    sys.stdout.write(f"on each of {num_hosts} host(s): nbgpu host --join {join_file}\n")
+    sys.stdout.flush()
+
+
+def gather(client: Client, config: ClusterConfig, check: Callable[[], None]) -> list[OtherHost]:
+    """Wait until all hosts have dialled in, and return them by name.
+
+    Raises:
+        ClusterError: one did not come in time, or does not have the versions of this host.
+    """
+    give_up_s = time.monotonic() + config.start_timeout_s
+    while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.nodes:
+        check()
+        take_interrupt()
+        if time.monotonic() > give_up_s:
+            raise ClusterError(
+                f"{len(engines)} of {config.nodes} hosts dialled in within {config.start_timeout_s:g} s; give more with "
+                "start_timeout_s. A host dials in with: nbgpu host --join FILE"
+            )
+        time.sleep(_POLL_PERIOD_S)
+    numbers = itertools.count()
+    asked = {
+        engine: client[engine].apply_async(
+            reference("nbgpu.engine.process.host:describe"), config.gpus, config.gpus_per_node
+        )
+        for engine in engines
+    }
+    described: list[tuple[int, HostDescription]] = []
+    for engine, answer in asked.items():
+        while not answer.wait(_POLL_PERIOD_S):
+            check()
+            take_interrupt()
+        described.append((engine, HostDescription(**answer.get())))
+    described.sort(key=lambda each: (each[1].name, each[0]))
+    _require_same_versions([each for _, each in described])
+    taken: dict[str, int] = {}
+    hosts = []
+    for engine, description in described:
+        taken[description.name] = nth = taken.get(description.name, 0) + 1
+        name = description.name if nth == 1 else f"{description.name}-{nth}"
+        hosts.append(OtherHost(client, engine, description, name, numbers))
+    return hosts
+
+
+def _require_same_versions(descriptions: list[HostDescription]) -> None:
+    here = versions.here()
+    wrong = [
+        f"host {each.name} has {', '.join(different)}"
+        for each in descriptions
+        if (different := versions.differences(each.versions, here))
+    ]
+    if wrong:
+        raise ClusterError(
+            f"{'; '.join(wrong)}: all hosts need the versions of the notebook. Install them there, or start the "
+            "notebook with theirs"
+        )
+
+
+def devices_of(hosts: list[OtherHost]) -> list[tuple[str, Device]]:
+    """The host and the device of every rank: ranks are numbered host by host."""
+    return [(host.name, Device(**fields)) for host in hosts for fields in host.description.devices]
+
+
+def start_ranks(
+    client: Client, hosts: list[OtherHost], config: ClusterConfig, check: Callable[[], None]
+) -> Seating:
+    """Have every host fork its ranks, side by side, and return their seating once all have come.
+
+    Raises:
+        ClusterError: a rank did not come.
+    """
+    forked = [(host, host.fork_engines(len(host.description.devices))) for host in hosts]
+    seating = Seating()
+    for host, pids in forked:
+        try:
+            new = pids()
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{error}. {host.log_tail()}") from None
+        for number, pid in new.items():
+            rank = len(seating.engines)
+            seating.engines[rank], seating.processes[rank] = number, EngineProcess(host.name, pid)
+    give_up_s = time.monotonic() + config.start_timeout_s
+    by_name: dict[str, Any] = {host.name: host for host in hosts}
+    while missing := [rank for rank, number in seating.engines.items() if number not in client.ids]:
+        check()
+        take_interrupt()
+        process = seating.processes[missing[0]]
+        host = by_name[process.host]
+        if not host.is_there or host.how_ended(process.pid) or time.monotonic() > give_up_s:
+            raise ClusterError(f"rank {missing[0]} of host {host.name} did not come. {host.log_tail()}")
+        time.sleep(_POLL_PERIOD_S)
+    return seating

@@ -1,0 +1,236 @@
+"""A host of a cluster: the process that dials in from there, and what the client asks of it.
+
+    python -m nbgpu.engine.process.host JOIN_FILE
+
+It launches the host's own fork server and is an engine of ipyparallel itself, through which the client does
+all that only a process of this host can do to the ranks there. It never runs a person's code. When the
+controller is not heard for a few seconds, the host ends, and its fork server and ranks with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from nbgpu.host import launch, versions
+from nbgpu.host.this_host import ThisHost
+from nbgpu.machine import devices, interfaces, watched
+from nbgpu.machine.files import write_whole
+from nbgpu.protocol.hosts import HostDescription, JoinFile, new_number
+from nbgpu.protocol.meeting import MEETING
+from nbgpu.protocol.records import MainThreadState, engine_name
+
+_REACH_PATIENCE_S = 10.0
+_NO_LIMIT_S = 3600
+_LEASE_MISSES = 10
+"""ipyparallel looks every 0.6 s: the host ends 6 s after the last sign of the controller."""
+_OBITUARY_PATIENCE_S = 0.15
+
+_here: ThisHost
+_folder: Path
+_fork_server: subprocess.Popen[bytes]
+_address: tuple[str, str]
+_stacks: Any = None
+
+
+def main() -> None:
+    """Dial in, and serve until the cluster is over."""
+    global _here, _folder, _fork_server, _address
+    join = JoinFile.read(Path(sys.argv.pop(1)))
+    _address = _reach(join)
+    _folder = launch.new_folder()
+    _here = ThisHost(_folder, from_start=True)
+    _fork_server = launch.launch_fork_server(_folder, join.environment)
+    write_whole(_folder / MEETING, json.dumps(dict(join.meeting)), mode=0o600)
+    _here.begin_engines(0)
+    signal.signal(signal.SIGTERM, lambda *_: end())
+    threading.Thread(target=_end_with_fork_server, name="nbgpu-lifetime", daemon=True).start()
+    try:
+        _serve(join)
+    finally:
+        end()
+
+
+def _reach(join: JoinFile) -> tuple[str, str]:
+    """Return the interface, and its address, through which this host reaches the controller; exit with a
+    message if it does not."""
+    connection = join.engine_connection
+    url = urlsplit(f"{connection['interface']}:{connection['registration']}")
+    assert url.hostname is not None
+    assert url.port is not None
+    name, address = interfaces.towards(url.hostname, url.port)
+    try:
+        socket.create_connection((url.hostname, url.port), timeout=_REACH_PATIENCE_S).close()
+    except OSError as error:
+        sys.exit(
+            f"{platform.node()}: the cluster's controller does not answer at {url.hostname}:{url.port}, interface "
+            f"{join.interface} of the notebook's host ({error}). This host would reach it from {address}, interface "
+            f"{name}. Start the cluster with interface= set to an interface that both hosts share"
+        )
+    return name, address
+
+
+def _serve(join: JoinFile) -> None:
+    from ipyparallel.engine.app import IPEngine
+
+    security = _folder / "profile" / "security"
+    security.mkdir(mode=0o700)
+    write_whole(
+        security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json",
+        json.dumps(dict(join.engine_connection)),
+        mode=0o600,
+    )
+    os.environ |= {"IPP_CLUSTER_ID": launch.CLUSTER_ID, "IPP_PROFILE_DIR": str(_folder / "profile")}
+
+    class HostEngine(IPEngine):  # type: ignore[misc]
+        """An engine that stays in its folder and ends by SIGTERM as this module says."""
+
+        def init_signal(self) -> None:
+            """Leave the signals as they are."""
+
+        def to_work_dir(self) -> None:
+            """Stay in this folder."""
+
+    HostEngine.launch_instance(
+        argv=[
+            "--IPEngine.enable_nanny=False",
+            f"--IPEngine.id={new_number()}",
+            "--IPEngine.log_level=30",
+            f"--IPEngine.timeout={_NO_LIMIT_S}",
+            f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
+            f"--IPEngine.max_heartbeat_misses={_LEASE_MISSES}",
+            f"--Session.session={engine_name(os.getpid(), _folder.name)}",
+        ]
+    )
+
+
+def _end_with_fork_server() -> None:
+    _fork_server.wait()
+    _leave()
+
+
+def end() -> None:
+    """End this host's part of the cluster."""
+    # The fork server sees the end of this process and ends the ranks; it removes the folder at last.
+    _leave()
+
+
+def _leave() -> NoReturn:
+    if _fork_server.poll() is not None:
+        shutil.rmtree(_folder, ignore_errors=True)
+    os._exit(0)
+
+
+# --- what the client asks, on this host's engine
+
+
+def end_soon() -> None:
+    """End this host's part of the cluster once this is answered."""
+    threading.Timer(0.05, end).start()
+
+
+def describe(gpus: str, ranks: int | None) -> dict[str, Any]:
+    """Say what this host is and has.
+
+    Args:
+        gpus: the setting of the cluster, for this host.
+        ranks: the number of ranks here; None for one on each GPU.
+    """
+    chosen = devices.choose(gpus, ranks)
+    return asdict(
+        HostDescription(
+            platform.node(),
+            *_address,
+            str(_folder),
+            str(_folder / MEETING),
+            versions.here(),
+            len(os.sched_getaffinity(0)),
+            tuple(asdict(device) for device in chosen),
+        )
+    )
+
+
+def fork(numbers: Sequence[int]) -> dict[int, int]:
+    """Fork engines with these numbers; return their pids by number."""
+    pids: dict[int, int] = {}
+    for number in numbers:
+        _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
+    for number, pid in pids.items():
+        threading.Thread(target=_tell_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
+    return pids
+
+
+def _tell_end(number: int, pid: int) -> None:
+    """Tell the hub as soon as an engine's process has ended."""
+    with suppress(ProcessLookupError):
+        descriptor = watched.watch(pid, _folder)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+    # An engine's last messages take another path than the news of its end.
+    threading.Event().wait(_OBITUARY_PATIENCE_S)
+    import zmq
+    from ipyparallel import util
+    from ipyparallel.engine.app import IPEngine
+
+    app = IPEngine.instance()
+    registrar: Any = zmq.Context.instance().socket(zmq.DEALER)
+    registrar.linger = 3000
+    with registrar:
+        keys = {key: getattr(app, key) for key in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
+        util.connect(registrar, app.registration_url, **keys)
+        app.session.send(registrar, "unregistration_request", content={"id": number})
+
+
+def call(method: str, *args: Any) -> Any:
+    """Call a method of this host's `ThisHost`."""
+    return getattr(_here, method)(*args)
+
+
+def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
+    """Ask ranks where they are.
+
+    Returns:
+        By pid, the fields of the answer (None if it owes one), then whether it computes, whether it waits in
+        the system, and why it stands still.
+    """
+    global _stacks
+    if _stacks is None:
+        _stacks = _here.stacks()
+    _stacks.ask(pids)
+    answers: dict[int, MainThreadState] = _stacks.collect(patience_s)
+    found = {}
+    for pid in pids:
+        answer = answers.get(pid)
+        owes = answer is None and _stacks.silent_s(pid) > 0
+        found[pid] = (
+            None if answer is None else asdict(answer),
+            _stacks.computes(pid) if owes else False,
+            _stacks.waits_in_the_system(pid),
+            _stacks.standstill(pid),
+        )
+    return found
+
+
+def cell_line(pid: int) -> int | None:
+    """The line of the cell that a rank is at."""
+    return _here.stacks().cell_line(pid)
+
+
+if __name__ == "__main__":
+    # The client's calls find this module under its name.
+    import_module("nbgpu.engine.process.host").main()
