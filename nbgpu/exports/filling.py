@@ -21,8 +21,3 @@ def filled(file: str, values: Mapping[str, str]) -> str:
             continue
         lines.append(re.sub(r"@\{(\w+)\}", lambda found: values[found[1]], line))
     return "\n".join(lines) + "\n"
-
-
-def indented(text: str, by: int) -> str:
-    """Return a text with each of its lines moved to the right."""
-    return "\n".join(" " * by + line if line else line for line in text.splitlines())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 
 from nbgpu.exports import filling, shell
-from nbgpu.exports.filling import indented
 from nbgpu.exports.program import IN_CONTAINER, RUNS_IN_CONTAINER, Program
 from nbgpu.exports.settings import ExportConfig
 
@@ -55,21 +55,21 @@ def _filled(
         "image": settings.image or "IMAGE",
         "settings": _settings(program),
         "queue": _queue(settings.queue),
-        "deadline": " " * deadline_at + f"activeDeadlineSeconds: {settings.seconds}"
-        if settings.seconds
+        "deadline": " " * deadline_at + f"activeDeadlineSeconds: {settings.time_limit_s}"
+        if settings.time_limit_s
         else "",
-        "program": indented(_arguments(program), inside if program_at is None else program_at),
-        "container": indented(_container(program, settings), inside),
-        "resources": indented(_resources(program, settings), 6),
-        "mounts": indented(_mounts(), 22),
-        "volumes": indented(_volumes(program, settings), at),
+        "program": _indented(_arguments(program), inside if program_at is None else program_at),
+        "container": _indented(_container(program, settings), inside),
+        "resources": _indented(_resources(program, settings), 6),
+        "mounts": _indented(_mounts(), 22),
+        "volumes": _indented(_volumes(program, settings), at),
         **more,
     }
     return {template: filling.filled(template, values)}
 
 
 def _settings(program: Program) -> str:
-    files = "\n".join(f"  {name}: |\n{indented(text, 4)}" for name, text in program.files.items())
+    files = "\n".join(f"  {name}: |\n{_indented(text, 4)}" for name, text in program.files.items())
     return filling.filled("settings.yaml", {"name": program.name, "files": files}).rstrip("\n")
 
 
@@ -94,7 +94,7 @@ def _container(program: Program, settings: ExportConfig) -> str:
             "# - name: WANDB_API_KEY",
             "#   valueFrom: {secretKeyRef: {name: SECRET, key: WANDB_API_KEY}}",
             "resources:",
-            indented(_resources(program, settings), 2),
+            _indented(_resources(program, settings), 2),
             "volumeMounts:",
             _mounts(),
         ]
@@ -147,3 +147,8 @@ def _volumes(program: Program, settings: ExportConfig) -> str:
 
 def _queue(queue: str) -> str:
     return f"  labels:\n    kueue.x-k8s.io/queue-name: {queue}" if queue else ""
+
+
+def _indented(text: str, by: int) -> str:
+    # A line of spaces may be a part of a string in the program, and keeps its own.
+    return textwrap.indent(text.removesuffix("\n"), " " * by, lambda line: line != "\n")

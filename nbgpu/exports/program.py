@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
@@ -34,7 +34,7 @@ class Program:
     """What stands after torchrun's own options; a name of `files` is one in the job's folder."""
     ranks_per_node: int
     gpus_per_node: int
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     """What a person has to know or to do, in a sentence each."""
 
     @property

@@ -105,7 +105,7 @@ class ExportConfig(Settings):
                 yield f"{field} = {text!r}: give a whole number and K, M, G or T, such as '128G'"
         if self.time_limit and not re.fullmatch(r"(\d+-)?\d{1,4}:[0-5]\d:[0-5]\d", self.time_limit):
             yield f"time_limit = {self.time_limit!r}: give [DAYS-]HH:MM:SS, such as '24:00:00'"
-        elif self.time_limit and self.seconds <= self.warn_before_s:
+        elif self.time_limit and self.time_limit_s <= self.warn_before_s:
             yield f"time_limit = {self.time_limit!r} is not longer than warn_before_s = {self.warn_before_s}"
         for field in ("image", "claim", "queue", "setup"):
             if re.search(r"[\n\r]", getattr(self, field)):
@@ -116,7 +116,7 @@ class ExportConfig(Settings):
                 yield f"{field} = {text!r}: Kubernetes' names have small letters, digits, hyphens and dots"
 
     @property
-    def seconds(self) -> int:
+    def time_limit_s(self) -> int:
         """The time limit in seconds; 0 where there is none."""
         if not self.time_limit:
             return 0

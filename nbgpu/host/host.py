@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from nbgpu.host.endings import Ending
-from nbgpu.host.inventory import Inventory
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.protocol.records import MainThreadState
@@ -99,6 +98,3 @@ class Host(Protocol):
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""
-
-    def inventory(self) -> Inventory:
-        """What the host has for ranks to use."""

@@ -6,9 +6,8 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from nbgpu.host import endings, forking, giving_up, inventory, logs, signalling
+from nbgpu.host import endings, forking, giving_up, logs, signalling
 from nbgpu.host.endings import Ending, Endings
-from nbgpu.host.inventory import Inventory
 from nbgpu.host.logs import Whose
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine import processes
@@ -87,7 +86,3 @@ class ThisHost:
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""
         return logs.tail(self._folder, whose)
-
-    def inventory(self) -> Inventory:
-        """What the host has for ranks to use."""
-        return inventory.take()

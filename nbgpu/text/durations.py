@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 
-def duration_in_words(seconds: float) -> str:
-    """A length of time, to the second or, from an hour on, to the minute: '45 s', '3 min 20 s', '2 h 5 min',
-    '1 d 4 h'."""
+def duration(seconds: float) -> str:
+    """A length of time: '12 ms', '4.2 s', '45 s', '3 min 20 s', '2 h', '1 d 4 h'."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
     hours, rest_min = divmod(minutes, 60)
     days, rest_h = divmod(hours, 24)

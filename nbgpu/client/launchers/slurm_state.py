@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from nbgpu.text.durations import duration_in_words
+from nbgpu.text.durations import duration
 
 Phase = Literal["waiting", "running", "ended", "unknown"]
 
@@ -127,18 +127,18 @@ class JobState:
             at = f"{self.expected_start:%H:%M}"
             if self.expected_start.date() != now.date():
                 at = f"{self.expected_start:%Y-%m-%d %H:%M}"
-            start = f"; expected to start at {at}, in {duration_in_words(until_s)}"
+            start = f"; expected to start at {at}, in {duration(until_s)}"
         return f"job {self.job} waits{again}{reason}{start}"
 
     def _running(self) -> str:
         where = f" on {', '.join(self.nodes)}" if self.nodes else ""
         does = {"SUSPENDED": "is suspended", "STOPPED": "is stopped", "COMPLETING": "is ending"}
-        left = "" if self.time_left_s is None else f"; {duration_in_words(self.time_left_s)} left"
+        left = "" if self.time_left_s is None else f"; {duration(self.time_left_s)} left"
         again = f"; requeued {_times(self.restarts)} before" if self.restarts else ""
         return f"job {self.job} {does.get(self.state, 'runs')}{where}{left}{again}"
 
     def _end(self) -> str:
-        limit = "" if self.time_limit_s is None else f" of {duration_in_words(self.time_limit_s)}"
+        limit = "" if self.time_limit_s is None else f" of {duration(self.time_limit_s)}"
         match self.state:
             case "":
                 return "is over, and Slurm no longer knows how it ended"
@@ -183,8 +183,8 @@ def from_scontrol(line: str, nodes: Sequence[str] = ()) -> JobState:
         reason=_reason(reason[1] if reason else ""),
         nodes=tuple(nodes),
         restarts=_number(value("Restarts")),
-        time_limit_s=seconds(value("TimeLimit")),
-        run_time_s=seconds(value("RunTime")) or 0.0,
+        time_limit_s=duration_s(value("TimeLimit")),
+        run_time_s=duration_s(value("RunTime")) or 0.0,
         expected_start=_moment(value("StartTime")) if state == "PENDING" else None,
         exit_code=_number(code),
         exit_signal=_number(number),
@@ -215,7 +215,7 @@ def from_accounting(line: str) -> JobState | None:
     )
 
 
-def seconds(text: str) -> float | None:
+def duration_s(text: str) -> float | None:
     """Parse Slurm's durations: 'days-hours:minutes:seconds', where days and hours may be left out. None for
     'UNLIMITED' and all else that is none."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text)

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -83,7 +83,7 @@ class SshSettings:
     """The interpreter there: a path, or a name that a shell without a terminal finds."""
     options: Sequence[str] = ()
     """More arguments of ssh, such as ['-F', 'config'] or ['-p', '2222']."""
-    through: Sequence[str] = field(default=())
+    through: Sequence[str] = ()
     """The beginning of a command line by which ssh is run elsewhere; empty for here."""
 
 

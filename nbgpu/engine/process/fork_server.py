@@ -109,8 +109,8 @@ class ForkServer:
         while True:
             requests = self._requests.fileno()
             connections = {connection.fileno(): connection for connection in self._untaken}
-            watched = [*lifetime.fds, requests, *self._pid_of, *connections]
-            ready = set(select.select(watched, [], [], self._end_orphans())[0])
+            descriptors = [*lifetime.fds, requests, *self._pid_of, *connections]
+            ready = set(select.select(descriptors, [], [], self._end_orphans())[0])
             for descriptor in ready & set(self._pid_of):
                 self._bury(descriptor)
             for fd in ready & set(connections):

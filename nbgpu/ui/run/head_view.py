@@ -20,6 +20,7 @@ from urllib.parse import quote
 from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.run_folder import names
 from nbgpu.run_folder import progress as run_progress
+from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import result_view, wording
 from nbgpu.ui.run.charts import readable
@@ -105,7 +106,7 @@ def progress(run: Reportable, history: History) -> str:
     words = [f"step {now.step} of {info.total_steps}", wording.epochs(now)]
     newest_s = max((series.times_s[-1] for series in history.series.values() if series.times_s), default=0.0)
     if newest_s > info.started_s:
-        words.append(wording.duration(newest_s - info.started_s))
+        words.append(duration(newest_s - info.started_s))
     if now.samples_per_s > 0:
         words.append(f"{now.samples_per_s:.3g} samples/s")
     return " · ".join(filter(None, [*words, info.simulated]))

@@ -34,6 +34,7 @@ from nbgpu.package import STATIC
 from nbgpu.protocol.records import FINAL_STATES, Event
 from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
+from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import head_view, wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
@@ -295,7 +296,7 @@ class Panel(anywidget.AnyWidget):
             "epoch": now.epoch,
             "num_epochs": now.num_epochs,
             "samples_per_s": now.samples_per_s,
-            "eta": wording.duration(now.eta_s) if now.eta_s is not None else "",
+            "eta": duration(now.eta_s) if now.eta_s is not None else "",
             "pace": wording.evaluated(statuses) or wording.pace(self._follower.history),
             "hang": self._run.hang,
             "ranks": [

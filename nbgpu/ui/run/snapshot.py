@@ -28,6 +28,7 @@ from nbgpu.protocol.records import (
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import EpochSummary, epochs_of
 from nbgpu.run_folder.reader import Reader
+from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import result_view, wording
@@ -233,7 +234,7 @@ def _versions(folder: Path) -> str:
 
 def _events(events: Iterable[Event], info: RunInfo) -> str:
     rows = [
-        (wording.duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
+        (duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
         for e in events
     ]
     return table(("after", "step", "rank", "what", "in words"), rows)
@@ -248,7 +249,7 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
         [
             f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
             f"{epoch.first_step} to {epoch.last_step}",
-            wording.duration(epoch.train_s),
+            duration(epoch.train_s),
             epoch.samples_per_s,
             *(epoch.means.get(name, "") for name in names),
             *(epoch.validation.get(name, "") for name in held_out),
@@ -267,7 +268,7 @@ def _profiles(history: History) -> str:
     for rank, event in sorted(history.profiles.items()):
         seconds = event.detail
         shares = [f"{100 * seconds[f'{part}_s'] / seconds['step_s']:.1f} %" for part in PROFILE_PARTS]
-        rows.append([f"rank {rank}", wording.duration(seconds["step_s"]), *shares])
+        rows.append([f"rank {rank}", duration(seconds["step_s"]), *shares])
     first, last = next(iter(history.profiles.values())).detail["steps"]
     header = ["rank", "a step", *PROFILE_PARTS[:-1], "hidden communication"]
     about = (

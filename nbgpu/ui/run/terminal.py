@@ -19,6 +19,7 @@ from nbgpu.protocol.records import Event, RankStatus
 from nbgpu.run_folder import resume
 from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
+from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
@@ -130,7 +131,7 @@ class _Screen:
         statuses = run.statuses()
         now = progress(info, run.status, statuses)
         head = Table.grid(padding=(0, 2))
-        left = f", {wording.duration(now.eta_s)} left" if now.eta_s is not None else ""
+        left = f", {duration(now.eta_s)} left" if now.eta_s is not None else ""
         parts = []
         if in_epochs := wording.epochs(now):
             parts.append(in_epochs)

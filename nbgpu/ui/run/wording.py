@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
 from nbgpu.run_folder.progress import ProgressBar, progress
+from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.run.history import History
 
@@ -89,20 +90,6 @@ def pace(history: History) -> str:
     return f"All ranks keep the same pace: their times differ by less than {_PACE_TOLERANCE:.0%} of a step.".replace(
         "%", " %"
     )
-
-
-def duration(seconds: float) -> str:
-    """A time in words: '12 ms', '4.2 s', '3 min 20 s', '2 h 5 min'."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest_s} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def recent(history: History, num_marks: int = 3) -> list[str]:

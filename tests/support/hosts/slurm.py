@@ -159,7 +159,11 @@ def slurm(hosts: Hosts, folder: Path, *, gpus_per_node: int = 2, cores_per_node:
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+    home = folder / "home"
+    home.mkdir()
+    # A job begins with a login shell. It reads no start-up files of this machine, which may take locks that
+    # stay behind when a test ends the job in the middle of them.
+    environment = {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(home)}
     made = Slurm(login, tuple(nodes), folder, environment)
     _start_munge(login, made)
     login.run(["slurmctld", "-c"])

@@ -10,7 +10,7 @@ import pytest
 from nbgpu.protocol.records import Device, Event, RankStatus, RunInfo, RunState, Sample
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
-from nbgpu.ui.run.wording import duration, epochs, pace, progress, recent, summary, warning
+from nbgpu.ui.run.wording import epochs, pace, progress, recent, summary, warning
 
 GIB = 2**30
 GPU = Device("cuda", "NVIDIA H200", "GPU-1", 0, 100 * GIB)
@@ -130,14 +130,6 @@ def test_the_summary_is_one_line() -> None:
         "autoencoder: training, step 30 of 100, epoch 2 of 5, loss 1, validation loss 0.75, "
         "16 samples/s on 2 ranks, 18 s left"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.012, "12 ms"), (4.23, "4.2 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
-)
-def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_the_last_things_that_happened_are_told() -> None:

@@ -63,7 +63,11 @@ def test_a_job_runs_once_on_each_node_with_its_gpus(slurm: Slurm, test_slurm: ho
     assert state.time_left_s is not None
     assert 200 < state.time_left_s <= 300
     assert re.fullmatch(rf"job {job} runs on n1, n2; (4 min \d+ s|5 min) left", state.in_words())
-    wait_until(lambda: log.exists() and log.read_text().count("\n") == 2, 30, log.exists)
+    wait_until(
+        lambda: log.exists() and log.read_text().count("\n") >= 2,
+        120,
+        lambda: log.exists() and log.read_text(),
+    )
     assert sorted(log.read_text().splitlines()) == ["n1 0 0,1 test", "n2 1 0,1 test"]
 
 
@@ -71,7 +75,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled(slurm: Slurm, test_slurm: ho
     first = _submit(slurm, test_slurm, "sleep 60", exclusive=True, time="0:10:00")
     _wait(slurm, first, "RUNNING")
     second = _submit(slurm, test_slurm, "sleep 60", exclusive=True)
-    wait_until(lambda: slurm.state(second).expected_start is not None, 30, lambda: slurm.state(second))
+    wait_until(lambda: slurm.state(second).expected_start is not None, 120, lambda: slurm.state(second))
     state = slurm.state(second)
     words = rf"job {second} waits: no nodes are free for it \(Resources\); expected to start at .*, in (9 min.*|10 min)"
     assert re.fullmatch(words, state.in_words())
@@ -85,7 +89,7 @@ def test_a_job_whose_nodes_are_taken_waits_and_runs_again(slurm: Slurm, test_slu
     job = _submit(slurm, test_slurm, "sleep 60", exclusive=True)
     _wait(slurm, job, "RUNNING")
     urgent = _submit(slurm, test_slurm, "sleep 1", partition="urgent", exclusive=True)
-    wait_until(lambda: slurm.state(job).restarts == 1, 30, lambda: slurm.state(job))
+    wait_until(lambda: slurm.state(job).restarts == 1, 120, lambda: slurm.state(job))
     state = slurm.state(job)
     if state.phase == "waiting":
         assert "waits to start again, after it was requeued once" in state.in_words()
@@ -152,7 +156,7 @@ def test_no_key_of_the_server_gets_into_slurms_folders(
     job = _submit(slurm, test_slurm, "env; sleep 60", exclusive=True)
     _wait(slurm, job, "RUNNING")
     log = test_slurm.folder / "job.log"
-    wait_until(lambda: f"SLURM_JOB_ID={job}" in log.read_text(), 30, log.read_text)
+    wait_until(lambda: f"SLURM_JOB_ID={job}" in log.read_text(), 120, log.read_text)
     kept = [path for path in test_slurm.folder.rglob("*") if path.is_file()]
     assert any(path.name == "environment" for path in kept)
     assert [path for path in kept if SECRET.encode() in Path(path).read_bytes()] == []

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from nbgpu.client.launchers.slurm_state import JobState, from_accounting, from_scontrol, seconds
+from nbgpu.client.launchers.slurm_state import JobState, duration_s, from_accounting, from_scontrol
 
 NOW = datetime(2026, 5, 1, 14, 0)
 
@@ -22,7 +22,7 @@ NOW = datetime(2026, 5, 1, 14, 0)
     ],
 )
 def test_durations(text: str, expected: float | None) -> None:
-    assert seconds(text) == expected
+    assert duration_s(text) == expected
 
 
 @pytest.mark.parametrize(
