@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -318,7 +319,7 @@ def main(arguments: list[str]) -> int:
     """
     if len(arguments) != 1:
         raise ConfigError("usage: torchrun --nproc-per-node=N -m nbgpu.engine.train run.toml")
-    cluster, config = read_toml(Path(arguments[0]))
+    cluster, asked = read_toml(Path(arguments[0]))
     if cluster.simulated:
         raise ConfigError(
             f"{arguments[0]} asks for a {cluster.simulated}, which only the ranks of a notebook or of nbgpu train have. "
@@ -329,52 +330,21 @@ def main(arguments: list[str]) -> int:
             f"{arguments[0]} asks for allocator={cluster.allocator!r}, which torch reads before this program does. "
             f"Start torchrun with {allocator.variable()}={cluster.allocator} in its environment, or remove allocator"
         )
-    rank = int(os.environ.get("RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    chosen = devices.choose(cluster.gpus, local_world_size)
-    of_ranks = chosen * (world_size // local_world_size)
-    asked = config
-    settled(config, of_ranks)
-    # Under torchrun nothing could restart the processes, so only the first transport is tried.
-    transport = transports.candidates(cluster, chosen)[0]
-    device = chosen[local_rank]
-    visible = [device] if devices.is_part(device) else [d for d in chosen if d.kind == "cuda"]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
-    torch.set_num_threads(cluster.threads_for(local_world_size))
-    torch_settings.note_beginning()
-    if cluster.debug:
-        debug_mode.compare_collectives()
-    member = Membership(
-        rank,
-        world_size,
-        local_rank,
-        torch.device(devices.torch_name(device, chosen)),
-        transport.backend,
-        transport.name,
-        cluster.collective_timeout_s,
-    )
-    if world_size == local_world_size:
-        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
-        group.stay_on_loopback()
-    if transport.name == transports.NCCL_SAFE:
-        safe_nccl.apply(one_host=world_size == local_world_size)
-    limit_bytes = devices.memory_limit_bytes(cluster, device, chosen)
-    if limit_bytes is not None:
-        memory_limit.enforce(limit_bytes, member.device)
-
+    place = _place_of_torchrun(cluster)
+    settled(asked, place.of_ranks)
+    member = _take_place(place, cluster)
     # A single rank meets nobody.
-    group.form(member, None if world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
+    group.form(member, None if member.world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
+    rank = member.rank
     try:
-        folder, config, goes_on = _own_folder(config, cluster, of_ranks, rank)
+        folder, config, goes_on = _own_folder(asked, cluster, place.of_ranks, rank)
         done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
         if exchange.broadcast(done, source=0):
             if rank == 0:
                 print(_finished_already(folder))  # noqa: T201 - what the command is for
             return 0
         held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
-        trainer = _trainer(config, folder, member, device, goes_on)
+        trainer = _trainer(config, folder, member, place.device, goes_on)
         ending.listen(lambda: trainer.step)
         try:
             state = _leaving_outcome(folder, rank, lambda: train(trainer))
@@ -390,6 +360,69 @@ def main(arguments: list[str]) -> int:
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
     return _exit_code(folder, signals, rank)
+
+
+class _Place(NamedTuple):
+    """The place that torchrun's environment gives to this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    chosen: tuple[Device, ...]
+    """The devices of the ranks on this host."""
+
+    @property
+    def device(self) -> Device:
+        return self.chosen[self.local_rank]
+
+    @property
+    def of_ranks(self) -> tuple[Device, ...]:
+        """The devices of all ranks. The other hosts are like this one."""
+        return self.chosen * (self.world_size // self.local_world_size)
+
+
+def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
+    names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    rank, world_size, local_rank, local_world_size = (
+        int(os.environ.get(name, alone)) for name, alone in names.items()
+    )
+    chosen = tuple(devices.choose(cluster.gpus, local_world_size))
+    return _Place(rank, world_size, local_rank, local_world_size, chosen)
+
+
+def _take_place(place: _Place, cluster: ClusterConfig) -> Membership:
+    """Set up this process for its device and its transport, before CUDA, NCCL and gloo read the
+    environment."""
+    # Under torchrun nothing could restart the processes, so only the first transport is tried.
+    transport = transports.candidates(cluster, place.chosen)[0]
+    visible = (
+        [place.device] if devices.is_part(place.device) else [d for d in place.chosen if d.kind == "cuda"]
+    )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
+    torch.set_num_threads(cluster.threads_for(place.local_world_size))
+    torch_settings.note_beginning()
+    if cluster.debug:
+        debug_mode.compare_collectives()
+    member = Membership(
+        place.rank,
+        place.world_size,
+        place.local_rank,
+        torch.device(devices.torch_name(place.device, place.chosen)),
+        transport.backend,
+        transport.name,
+        cluster.collective_timeout_s,
+    )
+    on_one_host = place.world_size == place.local_world_size
+    if on_one_host:
+        # gloo and NCCL listen on the address of the host's name otherwise, which others may reach.
+        group.stay_on_loopback()
+    if transport.name == transports.NCCL_SAFE:
+        safe_nccl.apply(one_host=on_one_host)
+    limit_bytes = devices.memory_limit_bytes(cluster, place.device, place.chosen)
+    if limit_bytes is not None:
+        memory_limit.enforce(limit_bytes, member.device)
+    return member
 
 
 def _own_folder(

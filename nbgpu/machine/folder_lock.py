@@ -10,7 +10,8 @@ from nbgpu.errors import RunError
 
 
 def lock(folder: Path) -> int:
-    """Lock a folder. The lock ends when the descriptor is closed, with this process at the latest.
+    """Lock a folder. The lock ends when the descriptor is closed, with this process at the latest. On NFS
+    Linux shows it to the other hosts, too.
 
     Returns:
         The descriptor of the lock's file.

@@ -34,11 +34,6 @@ _libc.pread.restype = ctypes.c_ssize_t
 _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
 
 
-def boot_id() -> str:
-    """The id of the host's boot. Containers of one machine have the same."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 class ProcessId(NamedTuple):
     """A process of this host, valid until the next boot."""
 

@@ -6,6 +6,9 @@ import base64
 import io
 
 from matplotlib.figure import Figure
+from torch import Tensor
+
+from nbgpu.recipes.side_by_side import Colours, row
 
 
 def of_figure(figure: Figure) -> str:
@@ -13,3 +16,10 @@ def of_figure(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def of_middle_slices(volumes: Tensor, colours: Colours) -> str:
+    """Return the middle slices of volumes (N, D, H, W) side by side as a data URI. They are perpendicular to
+    the last axis, with the H axis pointing up."""
+    middle = volumes[..., volumes.shape[-1] // 2]
+    return of_figure(row([one.T.numpy() for one in middle], colours))

@@ -12,7 +12,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from torch import Tensor
 
 _DPI = 100
 _LEAST_TILE_PX = 112
@@ -114,13 +113,6 @@ def row(
     if colours is not None:
         draw_bar(figure, colours, _BOTTOM_PX, down)
     return figure
-
-
-def middle_slices(volumes: Tensor, colours: Colours) -> Figure:
-    """Draw the middle slices of volumes (N, D, H, W), perpendicular to the last axis, side by side, with the
-    H axis pointing up."""
-    middle = volumes[..., volumes.shape[-1] // 2]
-    return row([one.T.numpy() for one in middle], colours)
 
 
 def figure_of(width_px: int, height_px: int) -> Figure:

@@ -6,7 +6,6 @@ it in NBGPU_JOB; torchrun gives its own in TORCHELASTIC_RUN_ID, the same for all
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import RunError
+from nbgpu.machine import folder_lock
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
@@ -73,16 +73,12 @@ def hold(folder: Path) -> int:
     Raises:
         RunError: another process has held it for a minute, as where a job was submitted twice.
     """
-    fd = os.open(folder / names.JOB, os.O_RDWR | os.O_CLOEXEC)
     give_up_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
-            # A lock of this kind is seen by other hosts too, where the file system is shared.
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except OSError:
+            return folder_lock.lock(folder)
+        except RunError:
             if time.monotonic() > give_up_s:
-                os.close(fd)
                 raise RunError(
                     f"{folder} is trained by another process, perhaps of the same job on another host. Two would spoil it: "
                     f"end the other one, or give this job another {VARIABLE}"

@@ -27,8 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nbgpu.client.engines.seating import Seating, of_one_host
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.machine.clock import boot_id
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.processes import ProcessId, boot_id
+from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION

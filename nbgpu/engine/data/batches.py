@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -51,6 +52,38 @@ class StepBatches:
         """Declare that an epoch of these loaders begins at a step."""
         self._began = step, epoch
         self._next_step = None
+
+    def begin_as(self, earlier: Mapping[str, Any], step: int) -> str:
+        """Begin where the epochs of a checkpoint were.
+
+        Where an epoch now has another number of steps, because of the batch size, the number of ranks or the
+        data, the epoch in which the checkpoint was written begins again with that number: which of its
+        samples are left does not follow from a step.
+
+        Args:
+            earlier: the checkpoint's `state`, whose names are those of `position`.
+            step: the steps done.
+
+        Returns:
+            A sentence where the number is another one; else nothing.
+        """
+        first_step, first_epoch = earlier.get("data_began", (0, 0))
+        now = self.loaders.steps_per_epoch
+        # Checkpoints of older versions do not say how many it had.
+        before = earlier.get("steps_per_epoch", now)
+        if before == now:
+            self.begin_at(first_step, first_epoch)
+            return ""
+        num_whole, left_over = divmod(step - first_step, before)
+        epoch = first_epoch + num_whole
+        self.begin_at(step, epoch)
+        again = f"; epoch {epoch + 1} begins again" if left_over else ""
+        return f"an epoch has {now} steps now, {before} before{again}"
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What `begin_as` needs, for a checkpoint."""
+        return {"data_began": self._began, "steps_per_epoch": self.loaders.steps_per_epoch}
 
     def epoch_at(self, step: int) -> tuple[int, int]:
         """Return (the epoch of a step, the step's index in that epoch), both counted from 0."""

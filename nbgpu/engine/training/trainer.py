@@ -215,9 +215,8 @@ class Trainer(Loop):
             "validated_step": self._validated_step,
             "train_s": self._train_s,
             "left_out": self._guard.num_left_out,
-            "data_began": self._data.began,
-            "steps_per_epoch": self._data.loaders.steps_per_epoch,
             "progress": self._progress.state(),
+            **self._data.position,
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -237,7 +236,9 @@ class Trainer(Loop):
                 self._event("note", f"goes on with another number of ranks: {ranks}")
             self.load_state(tensors, about)
             self._saves.newest_step = self.step
-            self._continue_epochs_of(about)
+            if said := self._data.begin_as(about, self.step):
+                self._note(said)
+            self.total_steps = self._data.total_steps(self.config)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
@@ -245,26 +246,6 @@ class Trainer(Loop):
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
-
-    def _continue_epochs_of(self, about: Mapping[str, Any]) -> None:
-        """Begin the data where the epochs of a checkpoint were.
-
-        Where an epoch now has another number of steps, because of the batch size, the number of ranks or the
-        data, the epoch in which the checkpoint was written begins again with that number: which of its
-        samples are left does not follow from a step.
-        """
-        first_step, first_epoch = about.get("data_began", (0, 0))
-        now = self._data.loaders.steps_per_epoch
-        # Checkpoints of older versions do not say how many it had.
-        before = about.get("steps_per_epoch", now)
-        if before == now:
-            self._begin_data_at(first_step, first_epoch)
-            return
-        num_whole, left_over = divmod(self.step - first_step, before)
-        epoch = first_epoch + num_whole
-        self._begin_data_at(self.step, epoch)
-        again = f"; epoch {epoch + 1} begins again" if left_over else ""
-        self._note(f"an epoch has {now} steps now, {before} before{again}")
 
     def _goes_on_in_words(self) -> str:
         if not self._lost_step:

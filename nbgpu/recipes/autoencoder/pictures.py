@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nbgpu.recipes import data_uri
-from nbgpu.recipes.side_by_side import Colours, middle_slices
+from nbgpu.recipes.side_by_side import Colours
 
 _INTENSITY = Colours("intensity, scaled", 0, 1)
 _ERROR = Colours("absolute error", 0, 0.5)
@@ -21,11 +21,7 @@ def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dic
     original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)
     error = (output - original).abs()
     return {
-        "original": _drawn(original, _INTENSITY),
-        "reconstruction": _drawn(output, _INTENSITY),
-        "absolute error of the reconstruction": _drawn(error, _ERROR),
+        "original": data_uri.of_middle_slices(original, _INTENSITY),
+        "reconstruction": data_uri.of_middle_slices(output, _INTENSITY),
+        "absolute error of the reconstruction": data_uri.of_middle_slices(error, _ERROR),
     }
-
-
-def _drawn(volumes: Tensor, colours: Colours) -> str:
-    return data_uri.of_figure(middle_slices(volumes, colours))

@@ -34,7 +34,7 @@ from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, qu
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.schedules import antithetic
-from nbgpu.recipes.side_by_side import Colours, middle_slices
+from nbgpu.recipes.side_by_side import Colours
 
 _MAX_BASELINE_VOXELS = 2**24
 """The largest number of voxels of the training cases to which baselines are fitted."""
@@ -312,15 +312,16 @@ class Diffusion:
         condition, target, found = data["condition"][shown], data["target"][shown, 0], made[:, 0]
         given = [name for name in MODALITIES if name != self.config.target]
         return {
-            **{f"given: {name}": _drawn(condition[:, i], _INTENSITY) for i, name in enumerate(given)},
-            f"true {self.config.target}": _drawn(target, _INTENSITY),
-            f"sampled {self.config.target}": _drawn(found, _INTENSITY),
-            f"absolute error of the {self.config.target}": _drawn((found - target).abs(), _ERROR),
+            **{
+                f"given: {name}": data_uri.of_middle_slices(condition[:, i], _INTENSITY)
+                for i, name in enumerate(given)
+            },
+            f"true {self.config.target}": data_uri.of_middle_slices(target, _INTENSITY),
+            f"sampled {self.config.target}": data_uri.of_middle_slices(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": data_uri.of_middle_slices(
+                (found - target).abs(), _ERROR
+            ),
         }
-
-
-def _drawn(volumes: Tensor, colours: Colours) -> str:
-    return data_uri.of_figure(middle_slices(volumes, colours))
 
 
 def _beside_the_best(table: dict[str, dict[str, float]]) -> str:
