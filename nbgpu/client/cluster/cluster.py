@@ -25,6 +25,7 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
+from nbgpu.client.launchers.launcher import launcher_of
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import saving
@@ -36,7 +37,7 @@ from nbgpu.errors import (
     NoClusterError,
 )
 from nbgpu.host import host_checks
-from nbgpu.machine import devices, interfaces, transports
+from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
@@ -116,6 +117,7 @@ class Cluster(VariableCalls, RunCalls):
         self.recovery = Recovery(self)
         self.news = []
         self.join_file = None
+        self._launcher = None
         self._processes = None
         self._entry = None
         self._client = None
@@ -161,7 +163,7 @@ class Cluster(VariableCalls, RunCalls):
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
-        if self.config.launcher == "hosts":
+        if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
@@ -200,10 +202,11 @@ class Cluster(VariableCalls, RunCalls):
         return self
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
-        interface, ip = interfaces.address_of(self.config.interface)
-        self._processes = processes = Processes.prepare()
-        variables = environment.of_engines(self.config, _UNKNOWN)
+        self._launcher = launcher = launcher_of(self.config)
         try:
+            interface, ip = launcher.listen_at()
+            self._processes = processes = Processes.prepare()
+            variables = environment.of_engines(self.config, _UNKNOWN)
             with uninterrupted():
                 processes.launch(variables, ip)
                 entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
@@ -212,8 +215,8 @@ class Cluster(VariableCalls, RunCalls):
                 self._note()
             self._client = processes.connect(0, self.config.start_timeout_s)
             self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
-            hosts.say_how_to_join(self.join_file, self.config.nodes)
-            there = hosts.gather(self._client, self.config, processes.require_reachable)
+            launcher.start(self.join_file)
+            there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
             processes.use(there)
             seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
@@ -338,6 +341,9 @@ class Cluster(VariableCalls, RunCalls):
             self.run.abandon()
         if self._processes is not None:
             self._processes.end_others()
+        if self._launcher is not None:
+            self._launcher.end()
+            self._launcher = None
         if self._client is not None:
             self._client.close()
             self._client = None

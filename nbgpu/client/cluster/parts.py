@@ -17,6 +17,7 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import registry
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
@@ -52,8 +53,10 @@ class ClusterParts:
     news: list[str]
     """News for the next cell to show, such as ranks that were replaced in a run."""
     join_file: Path | None
-    """With `launcher='hosts'`: the file with which hosts dial in."""
+    """The file with which hosts dial in, where ranks are on other hosts."""
 
+    _launcher: Launcher | None
+    """What has started the hosts; None where ranks are on this one."""
     _processes: Processes | None
     _entry: registry.Entry | None
     _client: Any
@@ -115,10 +118,10 @@ class ClusterParts:
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
         if not self.devices:
-            return f"{self.config.nodes} host(s) that have not dialled in yet"
+            return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
         if self.config.launcher != "local":
-            count += f" on {self.config.nodes} host{'s' if self.config.nodes > 1 else ''}"
+            count += f" on {self.config.num_hosts} host{'s' if self.config.num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
             return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"

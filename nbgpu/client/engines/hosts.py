@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.seating import Seating
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.host import launch, versions
@@ -48,26 +48,25 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     return path
 
 
-def say_how_to_join(join_file: Path, num_hosts: int) -> None:
-    """Tell the person what to start on the hosts. The start waits for them meanwhile."""
-    sys.stdout.write(f"on each of {num_hosts} host(s): nbgpu host --join {join_file}\n")
-    sys.stdout.flush()
-
-
-def gather(client: Client, config: ClusterConfig, check: Callable[[], None]) -> list[OtherHost]:
+def gather(
+    client: Client, config: ClusterConfig, launcher: Launcher, check: Callable[[], None]
+) -> list[OtherHost]:
     """Wait until all hosts have dialled in, and return them by name.
 
     Raises:
         ClusterError: one did not come in time, or does not have the versions of this host.
     """
     give_up_s = time.monotonic() + config.start_timeout_s
-    while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.nodes:
+    while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.num_hosts:
         check()
+        launcher.check()
         take_interrupt()
+        if launcher.is_waiting():
+            give_up_s = time.monotonic() + config.start_timeout_s
         if time.monotonic() > give_up_s:
             raise ClusterError(
-                f"{len(engines)} of {config.nodes} hosts dialled in within {config.start_timeout_s:g} s; give more with "
-                "start_timeout_s. A host dials in with: nbgpu host --join FILE"
+                f"{len(engines)} of {config.num_hosts} hosts dialled in within {config.start_timeout_s:g} s; give more "
+                f"with start_timeout_s. {launcher.why_late()}"
             )
         time.sleep(_POLL_PERIOD_S)
     numbers = itertools.count()

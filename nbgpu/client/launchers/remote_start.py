@@ -19,11 +19,13 @@ from typing import Any
 def main(request: dict[str, Any]) -> None:
     """Do what the request asks, and answer with a line of JSON."""
     found = versions(request["packages"])
-    answer: dict[str, Any] = {"versions": found, "pid": None, "folder": None}
+    # The address of the other end of ssh's connection, as this host sees it.
+    caller = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    answer: dict[str, Any] = {"versions": found, "caller": caller, "pid": None, "folder": None}
     if found == request["versions"] and request["command"]:
         folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
         write(folder / "connection.json", request["connection"])
-        answer["pid"] = start(request["command"], folder)
+        answer["pid"] = start(request["command"], folder, request["working_folder"])
         answer["folder"] = str(folder)
     sys.stdout.write(f"nbgpu {json.dumps(answer)}\n")
 
@@ -46,19 +48,25 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def start(command: list[str], folder: Path) -> int:
+def start(command: list[str], folder: Path, working_folder: str) -> int:
     """Start a program in a session of its own, and return its pid.
 
     Args:
         command: its words, in which '{folder}' and '{python}' stand for the folder and this interpreter.
         folder: of this program alone.
+        working_folder: the folder to run in; the home folder where it is not here.
     """
     words = [word.replace("{folder}", str(folder)).replace("{python}", sys.executable) for word in command]
     descriptor = os.open(folder / "host.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "w") as log:
         # The end of the connection does not end it, and it reads nothing from there.
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=working_folder if os.path.isdir(working_folder) else Path.home(),
+            start_new_session=True,
         )
     process.returncode = 0  # or Python would warn that it still runs
     return process.pid

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from nbgpu.errors import ClusterError
+from nbgpu.machine.signals import uninterrupted
 
 PACKAGES = ("nbgpu", "torch", "ipyparallel", "ipykernel", "pyzmq")
 """A value that one side makes of these is read by the other, so both sides have the same versions of them."""
@@ -46,6 +47,15 @@ _READ = (
     'request = json.loads(sys.stdin.readline()); exec(request["code"])'
 )
 
+_NOTHING: Mapping[str, Any] = {
+    "packages": PACKAGES,
+    "versions": {},
+    "command": [],
+    "connection": "",
+    "working_folder": "",
+}
+"""A request that starts nothing."""
+_SETUP_FAILED = 125
 _NO_CONNECTION = (
     (r"Could not resolve hostname", "there is no host of that name"),
     (r"No route to host|Network is unreachable", "there is no way to it from here"),
@@ -85,6 +95,8 @@ class SshSettings:
     """More arguments of ssh, such as ['-F', 'config'] or ['-p', '2222']."""
     through: Sequence[str] = ()
     """The beginning of a command line by which ssh is run elsewhere; empty for here."""
+    setup: str = ""
+    """Lines of shell that run before Python."""
 
 
 class SshHosts:
@@ -108,12 +120,24 @@ class SshHosts:
         if made.returncode:
             raise ClusterError(f"no folder for connections can be made: {made.stderr.strip()}")
 
-    def start(self, command: Sequence[str], connection: str) -> list[RemoteProcess]:
+    def reach(self) -> list[str]:
+        """Connect to every host and compare the versions. Return the address by which each knows this host.
+
+        Raises:
+            ClusterError: a host cannot be reached or has other versions, with a line for each such host.
+        """
+        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, _NOTHING)))
+        if problems:
+            raise ClusterError("\n".join(problems))
+        return [answer["caller"] for answer in answers.values()]
+
+    def start(self, command: Sequence[str], connection: str, working_folder: str = "") -> list[RemoteProcess]:
         """Start a program on every host.
 
         Args:
             command: its words. '{python}' stands for the interpreter there, and '{folder}' for a new folder.
             connection: the text of the file `connection.json` in that folder, which only the user can read.
+            working_folder: the folder that the program runs in; the home folder where a host does not have it.
 
         Returns:
             One process for each host, in their order.
@@ -122,27 +146,32 @@ class SshHosts:
             ClusterError: a host cannot be reached or has other versions, with a line for each such host. What
                 was started on the others is ended.
         """
-        wanted = own_versions()
         request = {
-            "packages": PACKAGES,
-            "versions": wanted,
+            **_NOTHING,
+            "versions": own_versions(),
             "command": list(command),
             "connection": connection,
+            "working_folder": working_folder,
         }
-        answers = self._on_every_host(lambda host: self._answer(host, request))
-        problems = []
-        started = []
+        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, request)))
+        started = [RemoteProcess(host, answer["pid"], answer["folder"]) for host, answer in answers.items()]
+        if problems:
+            self.end(started)
+            raise ClusterError("\n".join(problems))
+        return started
+
+    def _compared(self, answers: Sequence[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """The answers of the hosts that are as this one, and a line for each other host."""
+        wanted = own_versions()
+        good, problems = {}, []
         for host, answer in zip(self.hosts, answers, strict=True):
             if isinstance(answer, ClusterError):
                 problems.append(str(answer))
             elif different := differences(wanted, answer["versions"]):
                 problems.append(f"{host} has other versions than this notebook: {different}")
             else:
-                started.append(RemoteProcess(host, answer["pid"], answer["folder"]))
-        if problems:
-            self.end(started)
-            raise ClusterError("\n".join(problems))
-        return started
+                good[host] = answer
+        return good, problems
 
     def versions(self) -> dict[str, dict[str, str | None]]:
         """Return each host's versions of Python and PACKAGES.
@@ -150,12 +179,21 @@ class SshHosts:
         Raises:
             ClusterError: a host cannot be reached, with a line for each such host.
         """
-        request = {"packages": PACKAGES, "versions": {}, "command": [], "connection": ""}
-        answers = self._on_every_host(lambda host: self._answer(host, request))
+        answers = self._on_every_host(lambda host: self._answer(host, _NOTHING))
         problems = [str(answer) for answer in answers if isinstance(answer, ClusterError)]
         if problems:
             raise ClusterError("\n".join(problems))
         return {host: answer["versions"] for host, answer in zip(self.hosts, answers, strict=True)}
+
+    def ended(self, processes: Sequence[RemoteProcess]) -> list[RemoteProcess]:
+        """Return those that have ended.
+
+        Raises:
+            ClusterError: a host cannot be reached.
+        """
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
+            pending = [(process, pool.submit(self.alive, process)) for process in processes]
+            return [process for process, alive in pending if not alive.result()]
 
     def alive(self, process: RemoteProcess) -> bool:
         """Whether a program that was started still runs.
@@ -186,7 +224,7 @@ class SshHosts:
             words = f"kill -TERM -{pid}; {patience}; kill -KILL -{pid}; rm -rf {folder}"
             self._shell(process.host, f"{{ {words}; }} 2>/dev/null; true")
 
-        with ThreadPoolExecutor(max(1, len(processes))) as pool:
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
             for done in [pool.submit(end, process) for process in processes]:
                 error = done.exception()
                 if error is not None and not isinstance(error, ClusterError):
@@ -194,8 +232,7 @@ class SshHosts:
 
     def close(self) -> None:
         """End the connections."""
-        for host in self.hosts:
-            self._ssh(host, ["-O", "exit"], "")
+        self._on_every_host(lambda host: self._ssh(host, ["-O", "exit"], ""))
         self._settled(["rm", "-rf", self._sockets])
 
     def __enter__(self) -> Self:
@@ -208,7 +245,7 @@ class SshHosts:
 
     def _on_every_host(self, ask: Callable[[str], Any]) -> list[Any]:
         """The answers of all hosts in their order; a ClusterError takes the place of an answer."""
-        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
             pending = [pool.submit(ask, host) for host in self.hosts]
         answers: list[Any] = []
         for done in pending:
@@ -222,6 +259,9 @@ class SshHosts:
         code = Path(__file__).with_name("remote_start.py").read_text()
         # One argument: the host's shell gets the words joined by spaces.
         words = shlex.join([self._settings.python, "-c", _READ])
+        if self._settings.setup:
+            # What it writes would stand among what is read.
+            words = f"{{ {self._settings.setup}\n}} >&2 </dev/null || exit {_SETUP_FAILED}\nexec {words}"
         done = self._reached(host, self._ssh(host, [], json.dumps({**request, "code": code}) + "\n", words))
         lines = [line for line in done.stdout.splitlines() if line.startswith("nbgpu ")]
         if done.returncode or not lines:
@@ -233,6 +273,8 @@ class SshHosts:
         said = (done.stderr or done.stdout).strip().splitlines()
         last = said[-1] if said else f"exit status {done.returncode}"
         python = self._settings.python
+        if done.returncode == _SETUP_FAILED and self._settings.setup:
+            return f"the lines of setup failed there: {last}"
         if done.returncode in {126, 127}:
             return (
                 f"there is no {python} ({last}). launcher_options={{'python': ...}} names the Python there that has "

@@ -1,6 +1,6 @@
 """A host of a cluster: the process that dials in from there, and what the client asks of it.
 
-    python -m nbgpu.engine.process.host JOIN_FILE
+    python -m nbgpu.engine.process.host JOIN_FILE [--remove-folder]
 
 It launches the host's own fork server and is an engine of ipyparallel itself, through which the client does
 all that only a process of this host can do to the ranks there. It never runs a person's code. When the
@@ -46,12 +46,18 @@ _folder: Path
 _fork_server: subprocess.Popen[bytes]
 _address: tuple[str, str]
 _stacks: Any = None
+_to_remove: list[Path] = []
+"""The folder that a launcher has made for the join file and the log of this process."""
 
 
 def main() -> None:
     """Dial in, and serve until the cluster is over."""
     global _here, _folder, _fork_server, _address
-    join = JoinFile.read(Path(sys.argv.pop(1)))
+    file = Path(sys.argv.pop(1))
+    join = JoinFile.read(file)
+    if sys.argv[1:] == ["--remove-folder"]:
+        _to_remove.append(file.parent)
+        sys.argv.pop(1)
     _address = _reach(join)
     _folder = launch.new_folder()
     _here = ThisHost(_folder, from_start=True)
@@ -121,6 +127,10 @@ def _serve(join: JoinFile) -> None:
 
 def _end_with_fork_server() -> None:
     _fork_server.wait()
+    # Somebody may want to know why.
+    sys.stderr.write(_here.log_tail() + "\n")
+    sys.stderr.flush()
+    _to_remove.clear()
     _leave()
 
 
@@ -133,6 +143,8 @@ def end() -> None:
 def _leave() -> NoReturn:
     if _fork_server.poll() is not None:
         shutil.rmtree(_folder, ignore_errors=True)
+    for folder in _to_remove:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
