@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
 from nbgpu.host.endings import Ending
-from nbgpu.host.inventory import Inventory
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
@@ -185,11 +184,6 @@ class OtherHost:
             return f"On host {self.name}: {self._ask('log_tail', whose)}"
         except OSError as error:
             return f"{error}."
-
-    def inventory(self) -> Inventory:
-        """What the host has for ranks to use."""
-        found: Inventory = self._ask("inventory")
-        return found
 
     def end(self) -> None:
         """Have the host end its part of the cluster, and return at once."""
