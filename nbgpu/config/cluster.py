@@ -63,7 +63,9 @@ class ClusterConfig(Settings):
         "also user@host, separated by commas",
         json_schema_extra=several(),
     )
-    nodes: int = Field(1, ge=1, le=64, description="number of hosts: of Slurm's nodes, or of hosts that dial in")
+    nodes: int = Field(
+        1, ge=1, le=64, description="number of hosts: of Slurm's nodes, or of hosts that dial in"
+    )
     launcher_options: str = Field(
         "",
         description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
@@ -223,7 +225,9 @@ class ClusterConfig(Settings):
         if not isinstance(value, Mapping):
             return value
         words = [
-            str(name) if given is True else f"{name}={given}" for name, given in value.items() if given is not False
+            str(name) if given is True else f"{name}={given}"
+            for name, given in value.items()
+            if given is not False
         ]
         return shlex.join(words)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +51,142 @@ def test_ranks_of_both_hosts_are_one_group(started: Notebook) -> None:
     assert said == str({0: "n1 0 0 4\n", 1: "n1 1 1 4\n", 2: "n2 2 0 4\n", 3: "n2 3 1 4\n"}) + "\n"
     assert started.run(SUM) == RIGHT
     assert "4 CPU ranks on 2 hosts" in started.run("print(c.describe())")
+
+
+def test_a_distributed_cell_prints_what_its_ranks_print(started: Notebook) -> None:
+    # The extension starts processes of this host in advance, which are not looked at here.
+    started.run("import os; os.environ['NBGPU_PRELOAD'] = '0'")
+    shell = "from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance()"
+    started.run(f"{shell}; s.run_line_magic('load_ext', 'nbgpu')")
+    said = started.run("s.run_cell_magic('distributed', '', 'import os; print(rank, os.getcwd())')")
+    # The notebook's folder is there, too: it is the checkout's.
+    assert f"3 {Path.cwd()}" in said
+
+
+def test_values_travel_both_ways(started: Notebook) -> None:
+    started.run("c.push(numbers=list(range(100_000)))")
+    assert started.value("c.pull('numbers', rank=3)[-1]") == 99_999
+
+
+def test_stop_frees_ranks_that_wait_for_another_host(started: Notebook, test_ssh: hosts.SecureShell) -> None:
+    marks = ["/tmp/begun-0", "/tmp/begun-2"]
+    cell = "import time; open(f'/tmp/begun-{rank}', 'w')\nif rank:\n    time.sleep(600)\ndist.barrier()"
+    started.begin(f"c.execute({cell!r})")
+    for host, mark in zip(("n1", "n2"), marks, strict=True):
+        begun = ["test", "-e", mark]
+        wait_until(
+            lambda host=host, begun=begun: not test_ssh.hosts[host].run(begun, check=False).returncode,
+            PATIENCE_S,
+            lambda: "the cell has not begun",
+        )
+    started.interrupt()
+    with pytest.raises(CellFailed, match="KeyboardInterrupt"):
+        started.finish()
+    assert started.run(SUM) == RIGHT
+
+
+def test_a_rank_that_is_killed_on_another_host_is_replaced_there(
+    started: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    pid = started.value("c.pids[2]")
+    test_ssh.hosts["n2"].run(["kill", "-KILL", str(pid)])
+    started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
+    with pytest.raises(CellFailed, match=r"rank 2 was killed by SIGKILL[^.]*\. rank 2 was replaced"):
+        started.run("c.execute('1')")
+    assert started.run(SUM) == RIGHT
+    assert started.run("print(c.execute('import platform; print(platform.node())', ranks=[2]))") == (
+        "{2: 'n2\\n'}\n"
+    )
+
+
+def test_a_run_trains_in_a_folder_that_all_hosts_share(
+    started: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    runs_dir = test_ssh.configuration.parent / "runs"
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=4, val_every=0, checkpoint_every=4"
+    started.run(f"run = c.train('autoencoder', {settings}, runs_dir={str(runs_dir)!r}).wait({PATIENCE_S})")
+    assert started.value("[run.status, run.info.world_size]") == ["finished", 4]
+    with pytest.raises(CellFailed, match=r"/tmp/runs of this host is not on n1 and n2.*runs_dir"):
+        started.run(f"c.train('autoencoder', {settings}, runs_dir='/tmp/runs')")
+    assert started.value("__import__('os').listdir('/tmp/runs')") == []
+    assert started.run(SUM) == RIGHT
+
+
+def test_only_the_interface_that_the_hosts_see_listens(
+    started: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    laptop = test_ssh.hosts["laptop"]
+    assert {address for address, _ in laptop.listening()} == {laptop.address}
+    for name in ("n1", "n2"):
+        host = test_ssh.hosts[name]
+        assert {address for address, _ in host.listening()} <= {host.address, "127.0.0.1"}
+
+
+def test_the_keys_stand_in_no_command_line_and_no_environment(
+    started: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    key = started.value("json.loads(c.join_file.read_text())['engine_connection']['curve_serverkey']")
+    assert len(key) == 40
+    for host in test_ssh.hosts.values():
+        pids = ranks_of(host)
+        assert pids
+        for pid in pids:
+            for what in ("cmdline", "environ"):
+                assert key.encode() not in Path(f"/proc/{pid}/{what}").read_bytes()
+
+
+def left_on(host: Host) -> list[str]:
+    """What a cluster has left on a host: processes, and folders of the kind that it makes."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in ranks_of(host)]
+    folders = host.run(["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"], check=False).stdout.split()
+    return [*(command.decode() for command in commands if b"nbgpu" in command), *folders]
+
+
+def require_nothing_left(test_ssh: hosts.SecureShell) -> None:
+    for host in test_ssh.hosts.values():
+        wait_until(lambda host=host: not left_on(host), 20, lambda host=host: (host.name, left_on(host)))
+
+
+def test_stop_leaves_nothing_on_any_host(started: Notebook, test_ssh: hosts.SecureShell) -> None:
+    assert all(left_on(host) for host in test_ssh.hosts.values())
+    started.run("c.stop()")
+    require_nothing_left(test_ssh)
+
+
+def test_a_host_that_is_not_reached_is_named_and_nothing_is_left_on_the_other(
+    notebook: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    with pytest.raises(CellFailed, match=r"ClusterError: nowhere\.invalid: there is no host of that name"):
+        notebook.run(start(test_ssh, hosts=["n1", "nowhere.invalid"]))
+    require_nothing_left(test_ssh)
+
+
+def test_a_host_that_does_not_reach_the_notebook_says_where_it_looked(
+    notebook: Notebook, test_ssh: hosts.SecureShell
+) -> None:
+    looked = r"n1 did not join. n1: .* does not answer at 127\.0\.0\.1:\d+, interface lo \(127\.0\.0\.1\)"
+    with pytest.raises(CellFailed, match=looked):
+        notebook.run(start(test_ssh, hosts="n1", interface="lo"))
+    require_nothing_left(test_ssh)
+
+
+def test_lines_of_setup_that_fail_are_told(notebook: Notebook, test_ssh: hosts.SecureShell) -> None:
+    with pytest.raises(CellFailed, match=r"n1: the lines of setup failed there: .*module"):
+        notebook.run(start(test_ssh, hosts="n1", setup=["echo begun", "no-such-module load cuda"]))
+
+
+def test_stop_during_the_start_leaves_nothing(notebook: Notebook, test_ssh: hosts.SecureShell) -> None:
+    notebook.begin(start(test_ssh, setup="export NBGPU_OF_A_TEST=1"))
+    wait_until(lambda: ranks_of(test_ssh.hosts["n2"]), PATIENCE_S, lambda: "nothing was started")
+    notebook.interrupt()
+    with pytest.raises(CellFailed, match="KeyboardInterrupt"):
+        notebook.finish()
+    require_nothing_left(test_ssh)
+
+
+def test_the_notebooks_end_leaves_nothing_on_any_host(test_ssh: hosts.SecureShell) -> None:
+    with open_notebook(test_ssh.hosts["laptop"]) as notebook:
+        notebook.run(start(test_ssh, gpus_per_node=1))
+        assert all(left_on(test_ssh.hosts[name]) for name in ("n1", "n2"))
+        notebook.host.send_signal(notebook.process, signal.SIGKILL)
+        require_nothing_left(test_ssh)

@@ -217,6 +217,7 @@ class Cluster(VariableCalls, RunCalls):
             self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
             launcher.start(self.join_file)
             there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
+            launcher.joined()
             processes.use(there)
             seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))

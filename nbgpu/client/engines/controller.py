@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -38,6 +39,9 @@ def main() -> None:
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
+        if fork_server_pid == owner_pid:
+            # The ranks are on other hosts, and no fork server is here to remove the folder after all.
+            shutil.rmtree(folder, ignore_errors=True)
         # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
         # end too.
         os._exit(0)

@@ -37,6 +37,9 @@ class Launcher(Protocol):
     def why_late(self) -> str:
         """Return sentences for the message that hosts have not come in time."""
 
+    def joined(self) -> None:
+        """Take note that all hosts have dialled in."""
+
     def end(self) -> None:
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""
 
@@ -70,6 +73,9 @@ class NoLauncher:
     def why_late(self) -> str:
         """Say how a host dials in."""
         return "A host dials in with: nbgpu host --join FILE"
+
+    def joined(self) -> None:
+        """There is nothing to take note of."""
 
     def end(self) -> None:
         """There is nothing to end."""

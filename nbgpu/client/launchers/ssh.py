@@ -39,7 +39,7 @@ _OPTIONS = (
     "ForwardAgent=no",
     "ForwardX11=no",
     "ControlMaster=auto",
-    "ControlPersist=60",
+    "ControlPersist=20",
 )
 _READ = (
     "import json, sys; "

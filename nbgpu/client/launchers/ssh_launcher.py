@@ -85,15 +85,23 @@ class SshLauncher:
         said = {process.host: self._hosts.log(process).strip() for process in self._started}
         return " ".join(f"{host} wrote: {_with_point(text)}" for host, text in said.items() if text)
 
+    def joined(self) -> None:
+        """Close the connections: hosts that have joined need none, and end without the notebook."""
+        self._close()
+
     @uninterrupted()
     def end(self) -> None:
-        """End the hosts' programs, remove their folders, and close the connections."""
-        if self._connections is None:
-            return
-        self._connections.end(self._started)
-        self._started = []
-        self._connections.close()
-        self._connections = None
+        """End what is left of the hosts' programs, remove their folders, and close the connections."""
+        if self._started:
+            self._hosts.end(self._started)
+            self._started = []
+        self._close()
+
+    @uninterrupted()
+    def _close(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
 
 
 def _with_point(text: str) -> str:
