@@ -36,6 +36,7 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "hosts", "slurm"), "nodes"),
         only(one_of("launcher", "ssh"), "hosts"),
         only(one_of("launcher", "ssh", "slurm"), "launcher_options", "setup"),
+        only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface"),
         only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
     )
@@ -70,7 +71,8 @@ class ClusterConfig(Settings):
         "",
         description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
         "of the hosts (left out: this one's path), and ssh='-p 2222', arguments of ssh. With 'slurm': options of sbatch "
-        "without their dashes, such as 'partition=gpu time=2:00:00', and python=PATH",
+        "without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and folder=PATH, which all nodes see (left "
+        "out: the home folder)",
     )
     setup: str = Field(
         "",
@@ -155,6 +157,11 @@ class ClusterConfig(Settings):
         "",
         description="folder in which the ranks' variables are saved before release_after_s ends the cluster, so that "
         "%nbgpu load gives them back. Where they cannot be saved the cluster is not ended",
+    )
+    save_before_time_limit: str = Field(
+        "",
+        description="folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that "
+        "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint",
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(

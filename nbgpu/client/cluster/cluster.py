@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nbgpu.client.cluster import resizing, status
+from nbgpu.client.cluster import resizing, status, time_limit
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
@@ -118,6 +118,7 @@ class Cluster(VariableCalls, RunCalls):
         self.news = []
         self.join_file = None
         self._launcher = None
+        self._time_limit = None
         self._processes = None
         self._entry = None
         self._client = None
@@ -202,6 +203,7 @@ class Cluster(VariableCalls, RunCalls):
         return self
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        time_limit.require_loop(self.config)
         self._launcher = launcher = launcher_of(self.config)
         try:
             interface, ip = launcher.listen_at()
@@ -225,6 +227,8 @@ class Cluster(VariableCalls, RunCalls):
             self.chosen_transport = ChosenTransport(self._transports[0])
             self._ranks = self._sit_down(processes, seating)
             self._use_transport(find_transport(self._ranks, self._transports, self.config))
+            if self.config.launcher == "slurm":
+                self._time_limit = time_limit.watch_over(self, launcher)
             at_the_end()
         except BaseException:
             self.stop()
@@ -337,6 +341,9 @@ class Cluster(VariableCalls, RunCalls):
         if self._release is not None:
             self._release.close()
             self._release = None
+        if self._time_limit is not None:
+            self._time_limit.close()
+            self._time_limit = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
@@ -446,7 +453,9 @@ class Cluster(VariableCalls, RunCalls):
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line. Returns within a second."""
         with closing(self.lookout()) as lookout:
-            return status.table(self, lookout)
+            table = status.table(self, lookout)
+        given = self._launcher.state() if self._launcher is not None else ""
+        return f"{table}\n{given}" if given else table
 
     def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
         return Ranks(

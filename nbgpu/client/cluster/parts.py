@@ -10,6 +10,7 @@ from typing import Any
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
+from nbgpu.client.cluster.time_limit import TimeLimitWatch
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
@@ -57,6 +58,7 @@ class ClusterParts:
 
     _launcher: Launcher | None
     """What has started the hosts; None where ranks are on this one."""
+    _time_limit: TimeLimitWatch | None
     _processes: Processes | None
     _entry: registry.Entry | None
     _client: Any

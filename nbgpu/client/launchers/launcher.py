@@ -40,6 +40,12 @@ class Launcher(Protocol):
     def joined(self) -> None:
         """Take note that all hosts have dialled in."""
 
+    def state(self) -> str:
+        """Say how that is which has given the hosts, and for how long it has; empty where nobody knows."""
+
+    def time_left_s(self) -> float | None:
+        """The time until the hosts are taken away; None where they are not, as far as anybody knows."""
+
     def end(self) -> None:
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""
 
@@ -77,6 +83,14 @@ class NoLauncher:
     def joined(self) -> None:
         """There is nothing to take note of."""
 
+    def state(self) -> str:
+        """Nothing is known of the hosts."""
+        return ""
+
+    def time_left_s(self) -> float | None:
+        """Nothing is known of the hosts."""
+        return None
+
     def end(self) -> None:
         """There is nothing to end."""
 
@@ -91,4 +105,8 @@ def launcher_of(config: ClusterConfig) -> Launcher:
         from nbgpu.client.launchers.ssh_launcher import SshLauncher
 
         return SshLauncher(config)
+    if config.launcher == "slurm":
+        from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
+
+        return SlurmLauncher(config)
     return NoLauncher(config)

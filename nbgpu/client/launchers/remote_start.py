@@ -65,7 +65,7 @@ def start(command: list[str], folder: Path, working_folder: str) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=working_folder if os.path.isdir(working_folder) else Path.home(),
+            cwd=working_folder if Path(working_folder).is_dir() else Path.home(),
             start_new_session=True,
         )
     process.returncode = 0  # or Python would warn that it still runs

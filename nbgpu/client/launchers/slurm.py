@@ -99,6 +99,11 @@ class Slurm:
         done = self._run(["sinfo", "--noheader", "--format=%R %a"])
         return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
 
+    def node_addresses(self, partition: str = "") -> list[str]:
+        """The names or addresses by which Slurm reaches its nodes: of the partition's, where one is named."""
+        of = [f"--partition={partition}"] if partition else []
+        return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *of]).stdout.split()
+
     def _recorded(self, job: str) -> JobState | None:
         """What the accounting says; None where a site has none or it knows nothing of the job."""
         asked = [

@@ -137,7 +137,7 @@ class SshHosts:
         Args:
             command: its words. '{python}' stands for the interpreter there, and '{folder}' for a new folder.
             connection: the text of the file `connection.json` in that folder, which only the user can read.
-            working_folder: the folder that the program runs in; the home folder where a host does not have it.
+            working_folder: where the program runs; the home folder on a host that does not have it.
 
         Returns:
             One process for each host, in their order.

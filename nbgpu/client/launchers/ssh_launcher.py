@@ -89,6 +89,14 @@ class SshLauncher:
         """Close the connections: hosts that have joined need none, and end without the notebook."""
         self._close()
 
+    def state(self) -> str:
+        """Nothing is to be said of hosts that are there."""
+        return ""
+
+    def time_left_s(self) -> float | None:
+        """The hosts stay."""
+        return None
+
     @uninterrupted()
     def end(self) -> None:
         """End what is left of the hosts' programs, remove their folders, and close the connections."""

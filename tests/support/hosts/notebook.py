@@ -8,22 +8,35 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hosts.namespaces import Host
 
 _KERNEL = """
-import contextlib, io, json, sys
+import asyncio, contextlib, io, json, os, sys
 
+os.chdir(sys.argv[1])
 names, answers = {}, sys.stdout
-for line in sys.stdin:
+
+
+def run(cell):
     output, failed = io.StringIO(), ""
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            exec(compile(json.loads(line), "<cell>", "exec"), names)
+            exec(compile(cell, "<cell>", "exec"), names)
         except BaseException as error:
             failed = f"{type(error).__name__}: {error}"
     print(json.dumps([output.getvalue(), failed]), file=answers, flush=True)
+
+
+async def main():
+    # As in a notebook, what waits for the loop runs between two cells.
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        run(json.loads(line))
+
+
+asyncio.new_event_loop().run_until_complete(main())
 """
 
 
@@ -80,8 +93,8 @@ class Notebook:
 
 @contextmanager
 def open_notebook(host: Host, environment: Mapping[str, str] | None = None) -> Iterator[Notebook]:
-    """Start a notebook on a host. It is killed at the end of the block; its cells end their clusters."""
-    command = [sys.executable, "-c", _KERNEL]
+    """Start a notebook on a host, in this process's folder. It is killed at the end of the block."""
+    command = [sys.executable, "-c", _KERNEL, str(Path.cwd())]
     pipe = subprocess.PIPE
     process = host.popen(command, stdin=pipe, stdout=pipe, text=True, environment=environment)
     try:
