@@ -61,10 +61,6 @@ def require_none() -> None:
         )
 
 
-_UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
-"""Stands for the devices of hosts that have not dialled in."""
-
-
 class Cluster(VariableCalls, RunCalls):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
@@ -99,7 +95,7 @@ class Cluster(VariableCalls, RunCalls):
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen or _UNKNOWN)[0]
+        best = transports.candidates(config, chosen or hosts.UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -107,7 +103,7 @@ class Cluster(VariableCalls, RunCalls):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or _UNKNOWN)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -200,9 +196,10 @@ class Cluster(VariableCalls, RunCalls):
         return self
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        self.devices = self._wanted = ()
         interface, ip = interfaces.address_of(self.config.interface)
         self._processes = processes = Processes.prepare()
-        variables = environment.of_engines(self.config, _UNKNOWN)
+        variables = environment.of_engines(self.config, hosts.UNKNOWN)
         try:
             with uninterrupted():
                 processes.launch(variables, ip)
@@ -212,7 +209,7 @@ class Cluster(VariableCalls, RunCalls):
                 self._note()
             self._client = processes.connect(0, self.config.start_timeout_s)
             self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
-            hosts.say_how_to_join(self.join_file, self.config.nodes)
+            hosts.say_how_to_join(self.join_file, self.config.nodes, f"{interface} ({ip})")
             there = hosts.gather(self._client, self.config, processes.require_reachable)
             processes.use(there)
             seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
@@ -430,7 +427,7 @@ class Cluster(VariableCalls, RunCalls):
             self._note()
             raise
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or _UNKNOWN)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()

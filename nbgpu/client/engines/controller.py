@@ -3,7 +3,8 @@ process, the place where the ranks meet.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
-The engines have a sentinel for that, but while a cluster starts there are no engines yet.
+The engines have a sentinel for that, but while a cluster starts there are no engines yet. Where all ranks are
+on other hosts there is no fork server here, and its pid is the owner's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -38,6 +40,9 @@ def main() -> None:
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
+        if fork_server_pid == owner_pid:
+            # There is no fork server here to remove it, as the last process of the cluster.
+            shutil.rmtree(folder, ignore_errors=True)
         # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
         # end too.
         os._exit(0)

@@ -240,7 +240,11 @@ class Ranks:
     def how_ended(self, rank: int) -> str | None:
         """Return how the process of a rank ended, in words, or None while it lives."""
         ended = self._lifetimes.how_ended(self.seating.processes[rank])
-        return None if ended is None else f"rank {rank} {ended}"
+        return None if ended is None else f"{self.called(rank)} {ended}"
+
+    def called(self, rank: int) -> str:
+        """The rank's name for messages, which has its host where there are several: 'rank 2 on host n2'."""
+        return f"rank {rank} on host {self._host_of(rank)}" if self._processes.others else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
@@ -289,11 +293,8 @@ class Ranks:
 
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""
-        ending = [
-            rank
-            for rank in range(len(self))
-            if self._lifetimes.glance(self.seating.processes[rank]).is_ending()
-        ]
+        processes = self.seating.processes
+        ending = [rank for rank in range(len(self)) if self._lifetimes.glance(processes[rank]).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
     def close(self) -> None:
@@ -481,7 +482,7 @@ class Ranks:
             ClusterError: a process does not end.
         """
         for rank in ranks:
-            self._lifetimes.end(self.seating.processes[rank], f"rank {rank}", why)
+            self._lifetimes.end(self.seating.processes[rank], self.called(rank), why)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
