@@ -36,9 +36,9 @@ REQUESTS_SOCKET = "nursery.sock"
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel registers an engine after its first heartbeat. Its default of 3 s would be felt at every
 start."""
-_MOST_MISSES = 90
-"""A host that is not heard for 9 s is given up. By then it has ended itself, after 6 s
-(engine/process/host.py)."""
+_MOST_MISSES = 100
+"""A host that is not heard for 10 s is given up. By then it has ended itself: its lease is over after 6 s
+(engine/process/host.py), and its ranks end within a second."""
 _NO_LIMIT_S = 3600
 _CONTROLLER_OPTIONS = (
     f"--HeartMonitor.max_heartmonitor_misses={_MOST_MISSES}",

@@ -58,3 +58,5 @@ class HostDescription:
     num_cores: int
     devices: tuple[Mapping[str, Any], ...]
     """The fields of the device of each of its ranks."""
+    problem: str = ""
+    """Why the cluster's settings cannot be honoured there, in words; empty if they can."""

@@ -62,10 +62,6 @@ def require_none() -> None:
         )
 
 
-_UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
-"""Stands for the devices of hosts that have not dialled in."""
-
-
 class Cluster(VariableCalls, RunCalls):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
@@ -95,12 +91,13 @@ class Cluster(VariableCalls, RunCalls):
         return cluster
 
     def _configure(self, config: ClusterConfig) -> None:
+        launcher_of(config)  # refuses what it cannot do
         # What other hosts have is known once they have dialled in.
         chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen or _UNKNOWN)[0]
+        best = transports.candidates(config, chosen or hosts.UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -108,7 +105,7 @@ class Cluster(VariableCalls, RunCalls):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or _UNKNOWN)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -203,12 +200,13 @@ class Cluster(VariableCalls, RunCalls):
         return self
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        self.devices = self._wanted = ()
         time_limit.require_loop(self.config)
         self._launcher = launcher = launcher_of(self.config)
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
-            variables = environment.of_engines(self.config, _UNKNOWN)
+            variables = environment.of_engines(self.config, hosts.UNKNOWN)
             with uninterrupted():
                 processes.launch(variables, ip)
                 entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
@@ -216,8 +214,9 @@ class Cluster(VariableCalls, RunCalls):
                 self._entry = entry
                 self._note()
             self._client = processes.connect(0, self.config.start_timeout_s)
-            self.join_file = hosts.write_join_file(processes.folder, variables, f"{interface} ({ip})")
-            launcher.start(self.join_file)
+            where = f"{interface} ({ip})"
+            self.join_file = hosts.write_join_file(processes.folder, variables, where)
+            launcher.start(self.join_file, where)
             there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
             launcher.joined()
             processes.use(there)
@@ -444,7 +443,7 @@ class Cluster(VariableCalls, RunCalls):
             self._note()
             raise
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or _UNKNOWN)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()

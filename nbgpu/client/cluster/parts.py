@@ -203,6 +203,11 @@ class ClusterParts:
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
 
+    def require_shared(self, folder: str | Path) -> None:
+        """Raise ConfigError where ranks are on other hosts that do not see a folder of this one's."""
+        if self._processes is not None:
+            self._processes.require_shared(Path(folder).absolute())
+
     def tell_news(self) -> None:
         """Print the news."""
         while self.news:

@@ -3,7 +3,8 @@ process, the place where the ranks meet.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
-The engines have a sentinel for that, but while a cluster starts there are no engines yet.
+The engines have a sentinel for that, but while a cluster starts there are no engines yet. Where all ranks are
+on other hosts there is no fork server here, and its pid is the owner's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
         if fork_server_pid == owner_pid:
-            # The ranks are on other hosts, and no fork server is here to remove the folder after all.
+            # There is no fork server here to remove it, as the last process of the cluster.
             shutil.rmtree(folder, ignore_errors=True)
         # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
         # end too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
-from nbgpu.errors import ClusterError
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import launch, versions
+from nbgpu.machine import transports
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import take_interrupt
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from nbgpu.client.engines.connection import Client
 
 _POLL_PERIOD_S = 0.02
+
+UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
+"""Stands for the devices of hosts that have not dialled in: settings that need GPUs are not refused yet."""
 
 
 def write_join_file(folder: Path, environment: Mapping[str, str], interface: str) -> Path:
@@ -51,10 +55,11 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
 def gather(
     client: Client, config: ClusterConfig, launcher: Launcher, check: Callable[[], None]
 ) -> list[OtherHost]:
-    """Wait until all hosts have dialled in, and return them by name.
+    """Wait until all hosts have dialled in, and return them in the order of their names.
 
     Raises:
-        ClusterError: one did not come in time, or does not have the versions of this host.
+        ClusterError: one did not come in time, has gone again, or does not have the versions of this host.
+        ConfigError: the settings cannot be honoured on one of them.
     """
     give_up_s = time.monotonic() + config.start_timeout_s
     while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.num_hosts:
@@ -65,14 +70,35 @@ def gather(
             give_up_s = time.monotonic() + config.start_timeout_s
         if time.monotonic() > give_up_s:
             raise ClusterError(
-                f"{len(engines)} of {config.num_hosts} hosts dialled in within {config.start_timeout_s:g} s; give more "
+                f"{len(engines)} of {config.num_hosts} host(s) dialled in within {config.start_timeout_s:g} s; give more "
                 f"with start_timeout_s. {launcher.why_late()}"
             )
         time.sleep(_POLL_PERIOD_S)
+    for engine in engines[config.num_hosts :]:
+        why = f"the cluster waits for {config.num_hosts} host(s), and has them without this one"
+        client[engine].apply_async(reference("nbgpu.engine.process.host:end_soon"), why)
+    described = _descriptions(client, engines[: config.num_hosts], config, check)
+    _require_same_versions([each for _, each in described])
+    _require_usable([each for _, each in described])
     numbers = itertools.count()
+    taken: dict[str, int] = {}
+    hosts = []
+    for engine, description in described:
+        taken[description.name] = nth = taken.get(description.name, 0) + 1
+        name = description.name if nth == 1 else f"{description.name}-{nth}"
+        hosts.append(OtherHost(client, engine, description, name, numbers))
+    return hosts
+
+
+def _descriptions(
+    client: Client, engines: Sequence[int], config: ClusterConfig, check: Callable[[], None]
+) -> list[tuple[int, HostDescription]]:
+    from ipyparallel.error import RemoteError
+
+    backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
     asked = {
         engine: client[engine].apply_async(
-            reference("nbgpu.engine.process.host:describe"), config.gpus, config.gpus_per_node
+            reference("nbgpu.engine.process.host:describe"), config.gpus, config.gpus_per_node, backends
         )
         for engine in engines
     }
@@ -81,16 +107,25 @@ def gather(
         while not answer.wait(_POLL_PERIOD_S):
             check()
             take_interrupt()
-        described.append((engine, HostDescription(**answer.get())))
-    described.sort(key=lambda each: (each[1].name, each[0]))
-    _require_same_versions([each for _, each in described])
-    taken: dict[str, int] = {}
-    hosts = []
-    for engine, description in described:
-        taken[description.name] = nth = taken.get(description.name, 0) + 1
-        name = description.name if nth == 1 else f"{description.name}-{nth}"
-        hosts.append(OtherHost(client, engine, description, name, numbers))
-    return hosts
+        try:
+            described.append((engine, HostDescription(**answer.get())))
+        except (RemoteError, TypeError) as error:
+            raise ClusterError(
+                f"a host that has dialled in does not say what it has ({error}). What `nbgpu host` wrote there says more; "
+                "another version of nbgpu cannot be a host"
+            ) from None
+    return sorted(described, key=lambda each: (each[1].name, each[0]))
+
+
+def _require_usable(descriptions: Sequence[HostDescription]) -> None:
+    if problems := [f"host {each.name}: {each.problem}" for each in descriptions if each.problem]:
+        raise ConfigError("\n".join(problems))
+    kinds = {each.name: each.devices[0]["kind"] for each in descriptions}
+    if len(set(kinds.values())) > 1:
+        without = " and ".join(f"host {name}" for name, kind in kinds.items() if kind == "cpu")
+        raise ConfigError(
+            f"{without} has no GPU for ranks, and others have. Leave it out, or give all hosts CPU ranks with gpus='none'"
+        )
 
 
 def _require_same_versions(descriptions: list[HostDescription]) -> None:

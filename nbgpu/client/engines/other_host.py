@@ -23,6 +23,14 @@ _FORK_PATIENCE_S = 70.0
 """The fork server may still import torch, for which its host waits a minute."""
 _POLL_PERIOD_S = 0.05
 _LOOK_S = 0.2
+_LINE_PATIENCE_S = 1.0
+
+
+class HostLostError(ConnectionError):
+    """A host is not heard any more."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"host {host} is lost: it is not heard any more")
 
 
 class OtherHost:
@@ -57,22 +65,42 @@ class OtherHost:
         return self._engine in self._client.ids
 
     def tell(self, function: str, *args: Any) -> Any:
-        """Send a request, and return at once what will be its answer."""
+        """Send a request, and return at once what will be its answer.
+
+        Raises:
+            HostLostError: the host is not heard any more.
+        """
+        if not self.is_there:
+            raise HostLostError(self.name)
         return self._view.apply_async(reference(f"{_SERVED_BY}:{function}"), *args)
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Ask the host, and return its answer; OSError if it gives none."""
-        return self._answer(self.tell("call", method, *args))
+        """Have a method called on the host, and return what it returns; OSError if it raises or the host does
+        not answer."""
+        return self.answer(self.tell("call", method, *args))
 
-    def _answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
+    def answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
+        """Wait for the answer to a request, and return it.
+
+        Raises:
+            OSError: the host is lost, does not answer in time, or an exception was raised there.
+        """
+        # Here, because ipyparallel is imported after the processes are launched.
+        from ipyparallel.error import RemoteError
+
         give_up_s = time.monotonic() + patience_s
         while not asked.wait(_POLL_PERIOD_S):
             take_interrupt()
             if not self.is_there:
-                raise ConnectionError(f"host {self.name} is not reached any more")
+                raise HostLostError(self.name)
             if time.monotonic() > give_up_s:
                 raise TimeoutError(f"host {self.name} did not answer within {patience_s:g} s")
-        return asked.get()
+        try:
+            return asked.get()
+        except RemoteError as error:
+            if not self.is_there:
+                raise HostLostError(self.name) from None
+            raise OSError(f"on host {self.name}: {error.ename}: {error.evalue}") from None
 
     def begin_engines(self, num: int) -> None:
         """Have the first engines forked: there are none before `fork_engines` asks for them."""
@@ -80,11 +108,11 @@ class OtherHost:
 
     def fork_engines(self, num: int) -> Callable[[], dict[int, int]]:
         """Have engines forked, and return at once a function that waits for them and returns their pids by
-        number."""
+        number; OSError where that fails."""
         asked = self.tell("fork", [next(self._numbers) for _ in range(num)])
 
         def forked() -> dict[int, int]:
-            pids: dict[int, int] = self._answer(asked, _FORK_PATIENCE_S)
+            pids: dict[int, int] = self.answer(asked, _FORK_PATIENCE_S)
             # A pid may have been another engine's before.
             for pid in pids.values():
                 self._endings.pop(pid, None)
@@ -101,7 +129,7 @@ class OtherHost:
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:
         """Have the imports done that later engines need to train, and return at once."""
-        self.tell("call", "prepare_to_train", list(recipes))
+        self._tell_if_there("prepare_to_train", list(recipes))
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
         """Send a signal to engines; one that has ended gets none."""
@@ -188,7 +216,7 @@ class OtherHost:
     def end(self) -> None:
         """Have the host end its part of the cluster, and return at once."""
         if self.is_there:
-            self.tell("end_soon")
+            self.tell("end_soon", "the cluster was stopped")
 
 
 class _Glance:
@@ -247,8 +275,10 @@ class _Stacks:
         return str(self._last[pid][3]) if pid in self._last else ""
 
     def cell_line(self, pid: int) -> int | None:
-        asked = self._host.tell("cell_line", pid)
-        line: int | None = asked.get() if asked.wait(1.0) and asked.successful() else None
+        try:
+            line: int | None = self._host.answer(self._host.tell("cell_line", pid), _LINE_PATIENCE_S)
+        except OSError:
+            return None
         return line
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple, Self
 from traitlets.log import get_logger
 
 from nbgpu.client.engines import preloading
-from nbgpu.client.engines.other_host import OtherHost
-from nbgpu.errors import ClusterError
+from nbgpu.client.engines.other_host import HostLostError, OtherHost
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.host.logs import Whose
@@ -96,6 +97,8 @@ class Processes:
             environment: the engines' variables beside this process's own.
             ip: where the ranks will be on other hosts, the address at which the controller listens for them.
         """
+        if ip:
+            preloading.dismiss()
         ready = None if ip else preloading.take(environment)
         launched = ready or launch.launch(self.folder, environment, ip)
         self._use_folder(launched.folder, from_start=True)
@@ -188,6 +191,11 @@ class Processes:
         """Raise ClusterError if the process that starts engines does not answer."""
         try:
             yield
+        except HostLostError as error:
+            raise ClusterError(
+                f"{error}. A cluster does not go on without one of its hosts. %nbgpu restart starts it again, when each host "
+                "has to dial in once more"
+            ) from None
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
@@ -212,6 +220,8 @@ class Processes:
     def end_others(self) -> None:
         """Have the other hosts end their parts, and wait a moment for that. Call while they can be reached;
         else they end by themselves, a little later."""
+        if self._unreachable() is not None:
+            return
         for host in self.others:
             host.end()
         give_up_s = time.monotonic() + _FAREWELL_S
@@ -258,6 +268,8 @@ class Processes:
         if ending is None:
             return None
         code = ending.code
+        if code is None and not self._is_heard(process.host):
+            return "is gone with its host, which is not heard any more"
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
@@ -269,6 +281,35 @@ class Processes:
                 "the calls"
             )
         return f"was killed by {name}{guess}"
+
+    def _is_heard(self, host: str) -> bool:
+        return all(other.is_there for other in self.others if other.name == host)
+
+    def require_shared(self, folder: Path) -> None:
+        """Raise ConfigError unless all hosts see a folder, which is made if it is missing."""
+        if not self.others:
+            return
+        content = secrets.token_hex(8)
+        file = folder / f".{content}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be written to: {error.strerror}. Name another folder"
+            ) from None
+        try:
+            asked = {host: host.tell("content_of", str(file)) for host in self.others}
+            blind = [f"host {host.name}" for host, each in asked.items() if host.answer(each) != content]
+        except OSError as error:
+            raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None
+        finally:
+            file.unlink(missing_ok=True)
+        if blind:
+            raise ConfigError(
+                f"{folder} is not on a file system that all hosts share: {' and '.join(blind)} do not see what the "
+                "notebook's host writes there. Name a folder that they share"
+            )
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines that the engines or the controller wrote, as sentences for an error message."""

@@ -21,8 +21,12 @@ class Launcher(Protocol):
             ConfigError: there is no such interface.
         """
 
-    def start(self, join_file: Path) -> None:
+    def start(self, join_file: Path, interface: str) -> None:
         """Start the hosts and return before they have dialled in.
+
+        Args:
+            join_file: the file with which they dial in.
+            interface: that at which they find this host, for messages.
 
         Raises:
             ClusterError: one does not start.
@@ -64,9 +68,12 @@ class NoLauncher:
         """Return the interface that the settings name."""
         return interfaces.address_of(self._config.interface)
 
-    def start(self, join_file: Path) -> None:
+    def start(self, join_file: Path, interface: str) -> None:
         """Tell the person what to start on the hosts. The start waits for them meanwhile."""
-        sys.stdout.write(f"on each of {self._config.num_hosts} host(s): nbgpu host --join {join_file}\n")
+        sys.stdout.write(
+            f"waiting for {self._config.num_hosts} host(s), which reach this one at {interface}. On each of them: nbgpu "
+            f"host --join {join_file}\n"
+        )
         sys.stdout.flush()
 
     def check(self) -> None:
@@ -78,7 +85,9 @@ class NoLauncher:
 
     def why_late(self) -> str:
         """Say how a host dials in."""
-        return "A host dials in with: nbgpu host --join FILE"
+        return (
+            "A host dials in with `nbgpu host --join FILE`, which says there where it looks for the cluster"
+        )
 
     def joined(self) -> None:
         """There is nothing to take note of."""

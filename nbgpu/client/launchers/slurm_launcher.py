@@ -83,7 +83,7 @@ class SlurmLauncher:
                 continue
         return interfaces.address_of("auto")
 
-    def start(self, join_file: Path) -> None:
+    def start(self, join_file: Path, interface: str) -> None:
         """Submit the job."""
         try:
             self._folder.mkdir(mode=0o700)

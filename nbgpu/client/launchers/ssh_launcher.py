@@ -57,7 +57,7 @@ class SshLauncher:
         # Another host passes the connections on.
         return interfaces.towards(self._config.host_names[0].rpartition("@")[2], _SSH_PORT)
 
-    def start(self, join_file: Path) -> None:
+    def start(self, join_file: Path, interface: str) -> None:
         """Start the hosts, all at once."""
         with uninterrupted():
             self._started = self._hosts.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))

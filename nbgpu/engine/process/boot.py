@@ -291,7 +291,7 @@ def _settle_variables(seat: Seat) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", seat.interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", seat.interface)
     if seat.transport == NCCL_SAFE:
-        _settings_of_transport[:] = safe_nccl.apply()
+        _settings_of_transport[:] = safe_nccl.apply(one_host=not seat.interface)
     if seat.transport == SINGLE:
         # A single rank talks to nobody, so the interface that the person named does not matter.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,25 +28,31 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from nbgpu.host import launch, versions
+from nbgpu.errors import NbgpuError
+from nbgpu.host import host_checks, launch, versions
+from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import devices, interfaces, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.hosts import HostDescription, JoinFile, new_number
 from nbgpu.protocol.meeting import MEETING
-from nbgpu.protocol.records import MainThreadState, engine_name
+from nbgpu.protocol.records import Device, MainThreadState, engine_name
 
 _REACH_PATIENCE_S = 10.0
 _NO_LIMIT_S = 3600
 _LEASE_MISSES = 10
-"""ipyparallel looks every 0.6 s: the host ends 6 s after the last sign of the controller."""
+"""ipyparallel looks every 0.6 s: the host ends 6 s after the last sign of the controller, which gives the
+host up after 10 s (host/launch.py)."""
 _OBITUARY_PATIENCE_S = 0.15
+_FAREWELL_S = 0.05
 
 _here: ThisHost
 _folder: Path
 _fork_server: subprocess.Popen[bytes]
 _address: tuple[str, str]
-_stacks: Any = None
+_number = new_number()
+"""Of this host's own engine."""
+_stacks: Stacks | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
 
@@ -54,7 +61,7 @@ def main() -> None:
     """Dial in, and serve until the cluster is over."""
     global _here, _folder, _fork_server, _address
     file = Path(sys.argv.pop(1))
-    join = JoinFile.read(file)
+    join = _join_file(file)
     if sys.argv[1:] == ["--remove-folder"]:
         _to_remove.append(file.parent)
         sys.argv.pop(1)
@@ -64,12 +71,27 @@ def main() -> None:
     _fork_server = launch.launch_fork_server(_folder, join.environment)
     write_whole(_folder / MEETING, json.dumps(dict(join.meeting)), mode=0o600)
     _here.begin_engines(0)
-    signal.signal(signal.SIGTERM, lambda *_: end())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: _end_by(signal.Signals(number)))
     threading.Thread(target=_end_with_fork_server, name="nbgpu-lifetime", daemon=True).start()
     try:
         _serve(join)
     finally:
+        # ipyparallel's loop ends when the lease does.
+        _say(
+            "the cluster's controller is not heard any more: it has ended, or is cut off. The ranks here end"
+        )
         end()
+
+
+def _join_file(file: Path) -> JoinFile:
+    try:
+        return JoinFile.read(file)
+    except (OSError, ValueError, TypeError) as error:
+        sys.exit(
+            f"{platform.node()}: {file} is not a join file of this version of nbgpu ({error}). The start of a cluster with "
+            "launcher='hosts' writes one, and names it"
+        )
 
 
 def _reach(join: JoinFile) -> tuple[str, str]:
@@ -88,6 +110,7 @@ def _reach(join: JoinFile) -> tuple[str, str]:
             f"{join.interface} of the notebook's host ({error}). This host would reach it from {address}, interface "
             f"{name}. Start the cluster with interface= set to an interface that both hosts share"
         )
+    _say(f"dials in to the cluster at {url.hostname}:{url.port} from {address}, interface {name}")
     return name, address
 
 
@@ -115,8 +138,10 @@ def _serve(join: JoinFile) -> None:
     HostEngine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
-            f"--IPEngine.id={new_number()}",
-            "--IPEngine.log_level=30",
+            f"--IPEngine.id={_number}",
+            # Its warnings are of things that are meant to be so, such as messages that Curve protects and no
+            # signature.
+            "--IPEngine.log_level=40",
             f"--IPEngine.timeout={_NO_LIMIT_S}",
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
             f"--IPEngine.max_heartbeat_misses={_LEASE_MISSES}",
@@ -125,13 +150,25 @@ def _serve(join: JoinFile) -> None:
     )
 
 
+def _say(words: str) -> None:
+    """Write a line for whoever started this host. ipykernel sends what is printed elsewhere."""
+    print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
+
+
 def _end_with_fork_server() -> None:
-    _fork_server.wait()
-    # Somebody may want to know why.
-    sys.stderr.write(_here.log_tail() + "\n")
-    sys.stderr.flush()
+    code = _fork_server.wait()
+    _say(
+        f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
+        f"{_here.log_tail()}"
+    )
+    # Whoever has started this host reads its log, and removes it.
     _to_remove.clear()
     _leave()
+
+
+def _end_by(number: signal.Signals) -> None:
+    _say(f"{number.name} ends this host's part of the cluster")
+    end()
 
 
 def end() -> None:
@@ -151,19 +188,31 @@ def _leave() -> NoReturn:
 # --- what the client asks, on this host's engine
 
 
-def end_soon() -> None:
+def end_soon(why: str) -> None:
     """End this host's part of the cluster once this is answered."""
-    threading.Timer(0.05, end).start()
+    from ipyparallel.engine.app import IPEngine
+
+    _say(why)
+    # The notebook waits until this host is gone from its list.
+    _unregister(IPEngine.instance().id)
+    threading.Timer(_FAREWELL_S, end).start()
 
 
-def describe(gpus: str, ranks: int | None) -> dict[str, Any]:
+def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str, Any]:
     """Say what this host is and has.
 
     Args:
         gpus: the setting of the cluster, for this host.
         ranks: the number of ranks here; None for one on each GPU.
+        backends: those over which the ranks may communicate.
     """
-    chosen = devices.choose(gpus, ranks)
+    chosen: Sequence[Device] = ()
+    problem = ""
+    try:
+        chosen = devices.choose(gpus, ranks)
+        host_checks.require_startable(os.environ, backends, len(chosen))
+    except NbgpuError as error:
+        problem = str(error)
     return asdict(
         HostDescription(
             platform.node(),
@@ -173,13 +222,23 @@ def describe(gpus: str, ranks: int | None) -> dict[str, Any]:
             versions.here(),
             len(os.sched_getaffinity(0)),
             tuple(asdict(device) for device in chosen),
+            problem,
         )
     )
+
+
+def content_of(file: str) -> str | None:
+    """The text of a small file as this host sees it; None if it sees none."""
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return None
 
 
 def fork(numbers: Sequence[int]) -> dict[int, int]:
     """Fork engines with these numbers; return their pids by number."""
     pids: dict[int, int] = {}
+    _say(f"{len(numbers)} rank(s) start here")
     for number in numbers:
         _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
     for number, pid in pids.items():
@@ -194,7 +253,12 @@ def _tell_end(number: int, pid: int) -> None:
         select.select([descriptor], [], [])
         os.close(descriptor)
     # An engine's last messages take another path than the news of its end.
-    threading.Event().wait(_OBITUARY_PATIENCE_S)
+    time.sleep(_OBITUARY_PATIENCE_S)
+    _unregister(number)
+
+
+def _unregister(number: int) -> None:
+    """Tell the hub that an engine has ended, or is about to."""
     import zmq
     from ipyparallel import util
     from ipyparallel.engine.app import IPEngine
@@ -213,6 +277,13 @@ def call(method: str, *args: Any) -> Any:
     return getattr(_here, method)(*args)
 
 
+def _own_stacks() -> Stacks:
+    global _stacks
+    if _stacks is None:
+        _stacks = _here.stacks()
+    return _stacks
+
+
 def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
     """Ask ranks where they are.
 
@@ -220,27 +291,25 @@ def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
         By pid, the fields of the answer (None if it owes one), then whether it computes, whether it waits in
         the system, and why it stands still.
     """
-    global _stacks
-    if _stacks is None:
-        _stacks = _here.stacks()
-    _stacks.ask(pids)
-    answers: dict[int, MainThreadState] = _stacks.collect(patience_s)
+    stacks = _own_stacks()
+    stacks.ask(pids)
+    answers: dict[int, MainThreadState] = stacks.collect(patience_s)
     found = {}
     for pid in pids:
         answer = answers.get(pid)
-        owes = answer is None and _stacks.silent_s(pid) > 0
+        owes = answer is None and stacks.silent_s(pid) > 0
         found[pid] = (
             None if answer is None else asdict(answer),
-            _stacks.computes(pid) if owes else False,
-            _stacks.waits_in_the_system(pid),
-            _stacks.standstill(pid),
+            stacks.computes(pid) if owes else False,
+            stacks.waits_in_the_system(pid),
+            stacks.standstill(pid),
         )
     return found
 
 
 def cell_line(pid: int) -> int | None:
     """The line of the cell that a rank is at."""
-    return _here.stacks().cell_line(pid)
+    return _own_stacks().cell_line(pid)
 
 
 if __name__ == "__main__":
