@@ -91,7 +91,7 @@ def test_a_rank_that_is_killed_on_another_host_is_replaced_there(
     pid = started.value("c.pids[2]")
     test_ssh.hosts["n2"].run(["kill", "-KILL", str(pid)])
     started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
-    with pytest.raises(CellFailed, match=r"rank 2 was killed by SIGKILL[^.]*\. rank 2 was replaced"):
+    with pytest.raises(CellFailed, match="rank 2 on host n2 was killed by SIGKILL"):
         started.run("c.execute('1')")
     assert started.run(SUM) == RIGHT
     assert started.run("print(c.execute('import platform; print(platform.node())', ranks=[2]))") == (
@@ -99,16 +99,11 @@ def test_a_rank_that_is_killed_on_another_host_is_replaced_there(
     )
 
 
-def test_a_run_trains_in_a_folder_that_all_hosts_share(
-    started: Notebook, test_ssh: hosts.SecureShell
-) -> None:
-    runs_dir = test_ssh.configuration.parent / "runs"
-    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=4, val_every=0, checkpoint_every=4"
-    started.run(f"run = c.train('autoencoder', {settings}, runs_dir={str(runs_dir)!r}).wait({PATIENCE_S})")
-    assert started.value("[run.status, run.info.world_size]") == ["finished", 4]
-    with pytest.raises(CellFailed, match=r"/tmp/runs of this host is not on n1 and n2.*runs_dir"):
-        started.run(f"c.train('autoencoder', {settings}, runs_dir='/tmp/runs')")
-    assert started.value("__import__('os').listdir('/tmp/runs')") == []
+def test_a_run_in_a_folder_of_the_notebooks_host_is_refused(started: Notebook) -> None:
+    with pytest.raises(
+        CellFailed, match="/tmp/runs is not on a file system that all hosts share: host n1 and"
+    ):
+        started.run("c.train('autoencoder', data='phantoms', steps=4, runs_dir='/tmp/runs')")
     assert started.run(SUM) == RIGHT
 
 

@@ -50,8 +50,6 @@ _here: ThisHost
 _folder: Path
 _fork_server: subprocess.Popen[bytes]
 _address: tuple[str, str]
-_number = new_number()
-"""Of this host's own engine."""
 _stacks: Stacks | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
@@ -138,7 +136,7 @@ def _serve(join: JoinFile) -> None:
     HostEngine.launch_instance(
         argv=[
             "--IPEngine.enable_nanny=False",
-            f"--IPEngine.id={_number}",
+            f"--IPEngine.id={new_number()}",
             # Its warnings are of things that are meant to be so, such as messages that Curve protects and no
             # signature.
             "--IPEngine.log_level=40",
@@ -190,12 +188,19 @@ def _leave() -> NoReturn:
 
 def end_soon(why: str) -> None:
     """End this host's part of the cluster once this is answered."""
+    _say(why)
+    threading.Thread(target=_tell_and_end, name="nbgpu-end", daemon=True).start()
+
+
+def _tell_and_end() -> None:
     from ipyparallel.engine.app import IPEngine
 
-    _say(why)
+    # ipyparallel's client prints an answer that comes after the news of the end.
+    time.sleep(_OBITUARY_PATIENCE_S)
     # The notebook waits until this host is gone from its list.
     _unregister(IPEngine.instance().id)
-    threading.Timer(_FAREWELL_S, end).start()
+    time.sleep(_FAREWELL_S)
+    end()
 
 
 def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str, Any]:
