@@ -109,12 +109,12 @@ class SlurmLauncher:
             return
         self._state = state = self._slurm.state(self._job)
         self._checked_mono_s = time.monotonic()
-        if state.phase == "waiting":
+        if state.phase == "waiting" and state.reason not in ("", "None"):
             # How long it is until the expected start would be another line each time.
             self._say(re.sub(r", in [^,]+$", "", state.in_words()))
-        elif state.phase in ("ended", "unknown"):
+        if state.phase in ("ended", "unknown"):
             raise ClusterError(f"{state.in_words()}. {self.why_late()}")
-        elif ended := _HOST_ENDED.findall(self._log()):
+        if ended := _HOST_ENDED.findall(self._log()):
             hosts = "; ".join(f"{host} did not join ({how})" for host, how in ended)
             raise ClusterError(f"{hosts}. {self.why_late()}")
 

@@ -25,15 +25,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
-from nbgpu.errors import NbgpuError
+from nbgpu.errors import ClusterError, NbgpuError
 from nbgpu.host import host_checks, launch, versions
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import devices, interfaces, watched
+from nbgpu.machine import devices, interfaces, processes, watched
 from nbgpu.machine.files import write_whole
+from nbgpu.machine.processes import ProcessId
 from nbgpu.protocol.hosts import HostDescription, JoinFile, new_number
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState, engine_name
@@ -51,6 +52,8 @@ _folder: Path
 _fork_server: subprocess.Popen[bytes]
 _address: tuple[str, str]
 _stacks: Stacks | None = None
+_leaving = threading.Lock()
+_leaver: threading.Thread | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
 
@@ -155,13 +158,14 @@ def _say(words: str) -> None:
 
 def _end_with_fork_server() -> None:
     code = _fork_server.wait()
+    if _leaving.locked():
+        return
     _say(
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
     # Whoever has started this host reads its log, and removes it.
-    _to_remove.clear()
-    _leave()
+    _leave(keeps_log=True)
 
 
 def _end_by(number: signal.Signals) -> None:
@@ -170,15 +174,24 @@ def _end_by(number: signal.Signals) -> None:
 
 
 def end() -> None:
-    """End this host's part of the cluster."""
-    # The fork server sees the end of this process and ends the ranks; it removes the folder at last.
+    """End this host's part of the cluster, and this process."""
     _leave()
 
 
-def _leave() -> NoReturn:
-    if _fork_server.poll() is not None:
-        shutil.rmtree(_folder, ignore_errors=True)
-    for folder in _to_remove:
+def _leave(keeps_log: bool = False) -> None:
+    """End the fork server and the ranks, remove what was made for them, and end this process. Returns only
+    within another call on the same thread, which goes on."""
+    global _leaver
+    if not _leaving.acquire(blocking=False):
+        if _leaver is not threading.current_thread():
+            threading.Event().wait()  # until this process ends
+        return
+    _leaver = threading.current_thread()
+    # They would end by themselves. Where this process is a task of Slurm's, though, they are killed with it,
+    # and nobody would remove the folder.
+    with suppress(ProcessLookupError, ClusterError):
+        processes.end([ProcessId.of(_fork_server.pid)])
+    for folder in (_folder, *([] if keeps_log else _to_remove)):
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
