@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,12 @@ def main(request: dict[str, Any]) -> None:
     answer: dict[str, Any] = {"versions": found, "caller": caller, "pid": None, "folder": None}
     if found == request["versions"] and request["command"]:
         folder = Path(tempfile.mkdtemp(prefix="nbgpu-"))
-        write(folder / "connection.json", request["connection"])
-        answer["pid"] = start(request["command"], folder, request["working_folder"])
+        try:
+            write(folder / "connection.json", request["connection"])
+            answer["pid"] = start(request["command"], folder, request["working_folder"])
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         answer["folder"] = str(folder)
     sys.stdout.write(f"nbgpu {json.dumps(answer)}\n")
 
@@ -65,7 +70,7 @@ def start(command: list[str], folder: Path, working_folder: str) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=working_folder if Path(working_folder).is_dir() else Path.home(),
+            cwd=working_folder if working_folder and Path(working_folder).is_dir() else Path.home(),
             start_new_session=True,
         )
     process.returncode = 0  # or Python would warn that it still runs
