@@ -219,7 +219,7 @@ class Cluster(VariableCalls, RunCalls):
             launcher.start(self.join_file, where)
             there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
             launcher.joined()
-            processes.use(there)
+            processes.use(there, launcher.when_lost)
             seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)

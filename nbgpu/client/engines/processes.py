@@ -74,6 +74,7 @@ class Processes:
         self.this_host: Host = ThisHost(folder, from_start)
         self.hosts: dict[str, Host] = {self.this_host.name: self.this_host}
         self.others: list[OtherHost] = []
+        self._when_lost: Callable[[], str] = str
 
     @classmethod
     def prepare(cls) -> Self:
@@ -173,9 +174,15 @@ class Processes:
         """The hosts that have ranks: the others if there are others."""
         return [*self.others] or [self.this_host]
 
-    def use(self, others: Sequence[OtherHost]) -> None:
-        """Have the ranks on these hosts, which have dialled in."""
+    def use(self, others: Sequence[OtherHost], when_lost: Callable[[], str]) -> None:
+        """Have the ranks on these hosts, which have dialled in.
+
+        Args:
+            others: the hosts.
+            when_lost: a function that says, in whole sentences, what to do when one of them is lost.
+        """
         self.others = list(others)
+        self._when_lost = when_lost
         self.hosts.update({host.name: host for host in others})
 
     def place_of(self, host: str) -> Place:
@@ -193,8 +200,7 @@ class Processes:
             yield
         except HostLostError as error:
             raise ClusterError(
-                f"{error}. A cluster does not go on without one of its hosts. %nbgpu restart starts it again, when each host "
-                "has to dial in once more"
+                f"{error}. A cluster does not go on without one of its hosts. {self._when_lost()}"
             ) from None
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen

@@ -44,6 +44,9 @@ class Launcher(Protocol):
     def joined(self) -> None:
         """Take note that all hosts have dialled in."""
 
+    def when_lost(self) -> str:
+        """Say what to do when a host is lost, in whole sentences but for the last point."""
+
     def state(self) -> str:
         """Say how that is which has given the hosts, and for how long it has; empty where nobody knows."""
 
@@ -91,6 +94,10 @@ class NoLauncher:
 
     def joined(self) -> None:
         """There is nothing to take note of."""
+
+    def when_lost(self) -> str:
+        """Each host is started by hand."""
+        return "%nbgpu restart starts it again, when each host has to dial in once more"
 
     def state(self) -> str:
         """Nothing is known of the hosts."""

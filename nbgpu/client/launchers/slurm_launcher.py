@@ -143,6 +143,11 @@ class SlurmLauncher:
         self._state = self._slurm.state(self._job)
         self._say(self._state.in_words())
 
+    def when_lost(self) -> str:
+        """Say what has become of the job, and that there can be another one."""
+        state = self.state()
+        return f"{state[0].upper()}{state[1:]}. %nbgpu restart submits another job"
+
     def state(self) -> str:
         """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""
         try:

@@ -89,6 +89,10 @@ class SshLauncher:
         """Close the connections: hosts that have joined need none, and end without the notebook."""
         self._close()
 
+    def when_lost(self) -> str:
+        """All hosts are started again."""
+        return "%nbgpu restart starts it again, on all hosts"
+
     def state(self) -> str:
         """Nothing is to be said of hosts that are there."""
         return ""

@@ -54,6 +54,8 @@ _address: tuple[str, str]
 _stacks: Stacks | None = None
 _leaving = threading.Lock()
 _leaver: threading.Thread | None = None
+_forked: set[int] = set()
+"""The numbers of the engines of ranks here, also of those that have ended."""
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
 
@@ -170,7 +172,7 @@ def _end_with_fork_server() -> None:
 
 def _end_by(number: signal.Signals) -> None:
     _say(f"{number.name} ends this host's part of the cluster")
-    end()
+    _leave(tells=True)
 
 
 def end() -> None:
@@ -178,7 +180,7 @@ def end() -> None:
     _leave()
 
 
-def _leave(keeps_log: bool = False) -> None:
+def _leave(keeps_log: bool = False, tells: bool = False) -> None:
     """End the fork server and the ranks, remove what was made for them, and end this process. Returns only
     within another call on the same thread, which goes on."""
     global _leaver
@@ -191,9 +193,21 @@ def _leave(keeps_log: bool = False) -> None:
     # and nobody would remove the folder.
     with suppress(ProcessLookupError, ClusterError):
         processes.end([ProcessId.of(_fork_server.pid)])
+    if tells:
+        _tell_all()
     for folder in (_folder, *([] if keeps_log else _to_remove)):
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
+
+
+def _tell_all() -> None:
+    """Tell the hub that the ranks of this host have ended, and so does this host: else it waits for them."""
+    from ipyparallel.engine.app import IPEngine
+
+    if IPEngine.initialized() and IPEngine.instance().id is not None:
+        for number in (*_forked, IPEngine.instance().id):
+            _unregister(number)
+        time.sleep(_FAREWELL_S)
 
 
 # --- what the client asks, on this host's engine
@@ -259,6 +273,7 @@ def fork(numbers: Sequence[int]) -> dict[int, int]:
     _say(f"{len(numbers)} rank(s) start here")
     for number in numbers:
         _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
+    _forked.update(pids)
     for number, pid in pids.items():
         threading.Thread(target=_tell_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
     return pids
