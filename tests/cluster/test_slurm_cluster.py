@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,17 +99,44 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     assert started.value("c.pull('x', ranks='all')") == {"0": 10, "1": 11}
 
 
-def test_stop_ends_the_job_and_leaves_nothing(started: Notebook, test_slurm: hosts.Slurm) -> None:
-    started.run("c.stop()")
-    wait_until(lambda: not jobs(test_slurm), 60, lambda: jobs(test_slurm))
+def test_a_job_that_somebody_cancels_is_told_at_once(started: Notebook, test_slurm: hosts.Slurm) -> None:
+    test_slurm.run(["scancel", "--user=root"])
+    started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
+    with pytest.raises(
+        CellFailed, match=r"host n1 is lost.* Job \d+ .*\. %nbgpu restart submits another job"
+    ):
+        started.run("c.execute('1')")
+
+
+def left_on(host: hosts.Host) -> str:
+    """What a cluster has left on a node: folders, and processes of the hosts that the ranks have."""
+    processes = "ps -eo args | grep [n]bgpu.engine"
+    return host.run(["sh", "-c", f"ls -d /tmp/nbgpu-* | grep -v test; {processes}"], check=False).stdout
+
+
+def require_nothing_left(test_slurm: hosts.Slurm) -> None:
     home = Path(test_slurm.environment["HOME"])
-    assert not list(home.glob(".nbgpu-job-*"))
-    left = ["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"]
 
     def what_is_left() -> list[str]:
-        return [node.run(left, check=False).stdout for node in test_slurm.nodes]
+        on_nodes = [left_on(node) for node in test_slurm.nodes]
+        return [each for each in [jobs(test_slurm), *on_nodes, *map(str, home.glob(".nbgpu-job-*"))] if each]
 
-    wait_until(lambda: not any(what_is_left()), 30, what_is_left)
+    wait_until(lambda: not what_is_left(), 60, what_is_left)
+
+
+def test_it_starts_again_and_stop_ends_the_job(started: Notebook, test_slurm: hosts.Slurm) -> None:
+    started.run("c.restart()")
+    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+    started.run("c.stop()")
+    require_nothing_left(test_slurm)
+
+
+def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm) -> None:
+    with open_notebook(test_slurm.login) as notebook:
+        notebook.run(start())
+        assert all(left_on(node) for node in test_slurm.nodes)
+        notebook.host.send_signal(notebook.process, signal.SIGKILL)
+        require_nothing_left(test_slurm)
 
 
 def test_a_job_that_waits_says_why_and_stop_cancels_it(notebook: Notebook, test_slurm: hosts.Slurm) -> None:
@@ -123,7 +151,7 @@ def test_a_job_that_waits_says_why_and_stop_cancels_it(notebook: Notebook, test_
         PATIENCE_S,
         lambda: test_slurm.run(reason).stdout,
     )
-    time.sleep(5)  # nbgpu asks every two seconds
+    time.sleep(3)  # nbgpu asks every two seconds
     notebook.interrupt()
     with pytest.raises(
         CellFailed, match=r"(?s)KeyboardInterrupt.*job \d+ waits: no nodes are free for it \(Resources\)"
