@@ -53,7 +53,7 @@ class HostDescription:
     folder: str
     """The cluster's folder there."""
     meeting_file: str
-    versions: Mapping[str, str]
+    versions: Mapping[str, str | None]
     """Of Python and of the packages that must be the same on all hosts."""
     num_cores: int
     devices: tuple[Mapping[str, Any], ...]

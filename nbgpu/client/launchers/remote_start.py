@@ -37,7 +37,7 @@ def main(request: dict[str, Any]) -> None:
 
 def versions(packages: list[str]) -> dict[str, str | None]:
     """The version of Python and of each package; None where it is not installed."""
-    found: dict[str, str | None] = {"python": "{}.{}".format(*sys.version_info)}
+    found: dict[str, str | None] = {"Python": "{}.{}".format(*sys.version_info)}
     for name in packages:
         try:
             found[name] = metadata.version(name)

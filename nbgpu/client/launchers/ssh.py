@@ -7,7 +7,6 @@ in a terminal. Secrets travel over its standard input, and stand in no command l
 from __future__ import annotations
 
 import json
-import platform
 import re
 import secrets
 import shlex
@@ -17,16 +16,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nbgpu.errors import ClusterError
+from nbgpu.host import versions
 from nbgpu.machine.signals import uninterrupted
-
-PACKAGES = ("nbgpu", "torch", "ipyparallel", "ipykernel", "pyzmq")
-"""A value that one side makes of these is read by the other, so both sides have the same versions of them."""
 
 _CONNECT_TIMEOUT_S = 10
 _PATIENCE_S = 60.0
@@ -48,7 +44,7 @@ _READ = (
 )
 
 _NOTHING: Mapping[str, Any] = {
-    "packages": PACKAGES,
+    "packages": versions.PACKAGES,
     "versions": {},
     "command": [],
     "connection": "",
@@ -148,7 +144,7 @@ class SshHosts:
         """
         request = {
             **_NOTHING,
-            "versions": own_versions(),
+            "versions": versions.here(),
             "command": list(command),
             "connection": connection,
             "working_folder": working_folder,
@@ -162,19 +158,19 @@ class SshHosts:
 
     def _compared(self, answers: Sequence[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """The answers of the hosts that are as this one, and a line for each other host."""
-        wanted = own_versions()
+        wanted = versions.here()
         good, problems = {}, []
         for host, answer in zip(self.hosts, answers, strict=True):
             if isinstance(answer, ClusterError):
                 problems.append(str(answer))
-            elif different := differences(wanted, answer["versions"]):
-                problems.append(f"{host} has other versions than this notebook: {different}")
+            elif different := versions.differences(answer["versions"], wanted):
+                problems.append(f"{host} has other versions than this notebook: {', '.join(different)}")
             else:
                 good[host] = answer
         return good, problems
 
     def versions(self) -> dict[str, dict[str, str | None]]:
-        """Return each host's versions of Python and PACKAGES.
+        """Return each host's versions of Python and of the packages that must be the same.
 
         Raises:
             ClusterError: a host cannot be reached, with a line for each such host.
@@ -327,18 +323,3 @@ class SshHosts:
                 words = next((line for line in reversed(said) if re.search(pattern, line)), said[-1])
                 raise ClusterError(f"{host}: {meaning.format(host=host)} (ssh: {words})")
         raise ClusterError(f"{host} is not reached: ssh says {' '.join(said) or 'nothing'}")
-
-
-def own_versions() -> dict[str, str | None]:
-    """The versions of Python and PACKAGES in this environment."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def differences(own: Mapping[str, str | None], other: Mapping[str, str | None]) -> str:
-    """Name what differs: 'torch 2.12.0 (here 2.13.0), no nbgpu (here 0.4)'; empty where nothing does."""
-    found = []
-    for name, version in own.items():
-        if (there := other.get(name)) != version:
-            found.append(f"{name} {there} (here {version})" if there else f"no {name} (here {version})")
-    return ", ".join(found)
