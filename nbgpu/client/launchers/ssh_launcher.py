@@ -54,8 +54,9 @@ class SshLauncher:
         if known:
             ((address, _),) = known.most_common(1)
             return here[address], address
-        # Another host passes the connections on.
-        return interfaces.towards(self._config.host_names[0].rpartition("@")[2], _SSH_PORT)
+        # Another host passes the connections on, and its address is what they see.
+        name, address = interfaces.towards(self._config.host_names[0].rpartition("@")[2], _SSH_PORT)
+        return interfaces.address_of("auto") if address == interfaces.LOOPBACK else (name, address)
 
     def start(self, join_file: Path, interface: str) -> None:
         """Start the hosts, all at once."""
