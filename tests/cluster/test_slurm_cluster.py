@@ -90,6 +90,8 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     )
     started.run(f"run.wait({PATIENCE_S})")
     assert started.value("run.status") == "stopped"
+    notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
+    assert any("the job has 9 min" in text and "stopped after this step" in text for text in notes)
     assert started.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1
     wait_until(saved_in.exists, PATIENCE_S, lambda: started.run("print(said.getvalue())"))
     said = started.run("print(said.getvalue())")

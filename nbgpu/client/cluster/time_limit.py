@@ -47,7 +47,7 @@ def watch_over(cluster: Cluster, launcher: Launcher) -> TimeLimitWatch:
         run = cluster.run
         if run is not None and not run.over:
             try:
-                run.stop()
+                run.stop(f"{why}: stopped after this step, with a checkpoint")
                 told = f"{why}: {run.folder.name} stops, and writes a checkpoint first"
             except NbgpuError as error:
                 told = f"{why}, and {run.folder.name} could not be stopped: {error}"
