@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def saved_in(test_slurm: hosts.Slurm) -> Path:
 
 @pytest.fixture(scope="module")
 def started(test_slurm: hosts.Slurm, notebook: Notebook, saved_in: Path) -> Iterator[Notebook]:
-    notebook.run(start(save_before_time_limit=str(saved_in)))
+    notebook.run(start(gpus="auto", save_before_time_limit=str(saved_in)))
     yield notebook
     notebook.run("c.stop()")
 
@@ -52,6 +53,19 @@ def test_ranks_of_all_nodes_are_one_group(started: Notebook) -> None:
     said = started.run("print(c.execute('import platform; print(platform.node(), rank, local_rank)'))")
     assert said == "{0: 'n1 0 0\\n', 1: 'n2 1 0\\n'}\n"
     assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+
+
+def test_the_hosts_see_the_gpus_that_slurm_gives_them(started: Notebook, test_slurm: hosts.Slurm) -> None:
+    """Slurm counts two on each node, and there are none: the ranks are on the CPU."""
+    assert "gpu:1" in test_slurm.run(["squeue", "--noheader", "--format=%b"]).stdout
+    for node in test_slurm.nodes:
+        command = f"{sys.executable} -m nbgpu.engine.process.host".encode().split()
+        (pid,) = [pid for pid in node.pids() if command_of(pid).split(b"\0")[:3] == command]
+        assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_the_status_says_how_long_the_job_has(started: Notebook) -> None:
