@@ -7,30 +7,41 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
 
 from hosts.namespaces import Host
 
 _SERVE = """
-import contextlib, io, json, sys, traceback
+import asyncio, contextlib, io, json, os, sys, traceback
+os.chdir(sys.argv[1])
 names = {}
-for line in sys.stdin:
+answers = sys.stdout
+
+def run(code):
     said = io.StringIO()
     failed = ""
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
-            exec(compile(json.loads(line), "<sent>", "exec"), names)
+            exec(compile(code, "<sent>", "exec"), names)
         except BaseException as error:
             failed = type(error).__name__
             said.write(str(error))
             names["trace"] = traceback.format_exc()
-    print(json.dumps([failed, said.getvalue()]), flush=True)
+    print(json.dumps([failed, said.getvalue()]), file=answers, flush=True)
+
+async def serve():
+    # What waits for the loop runs between two cells.
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        run(json.loads(line))
+
+asyncio.new_event_loop().run_until_complete(serve())
 """
 
 
 class FarPython:
-    """One Python process on a test host.
+    """One Python process on a test host, in this process's folder.
 
     Args:
         host: where it runs.
@@ -40,7 +51,8 @@ class FarPython:
     def __init__(self, host: Host, patience_s: float) -> None:
         pipe = subprocess.PIPE
         self._patience_s = patience_s
-        self.process = host.popen([sys.executable, "-u", "-c", _SERVE], stdin=pipe, stdout=pipe, text=True)
+        command = [sys.executable, "-u", "-c", _SERVE, str(Path.cwd())]
+        self.process = host.popen(command, stdin=pipe, stdout=pipe, text=True)
         self._answers: Queue[str] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -72,6 +84,10 @@ class FarPython:
         failed, said = self.answer()
         assert not failed, f"{failed}: {said}"
         return said
+
+    def value(self, expression: str) -> Any:
+        """The value of an expression there, if JSON can say it."""
+        return json.loads(self.run(f"import json; print(json.dumps({expression}))"))
 
     def fails(self, code: str) -> tuple[str, str]:
         """Have it run code that raises; return the name of the error, and all that was printed."""
