@@ -65,8 +65,8 @@ def test_the_hosts_see_the_gpus_that_slurm_gives_them(started: FarPython, test_s
     """Slurm counts two on each node, and there are none: the ranks are on the CPU."""
     assert "gpu:1" in test_slurm.run(["squeue", "--noheader", "--format=%b"]).stdout
     for node in test_slurm.nodes:
-        command = f"{sys.executable} -m nbgpu.engine.process.host".encode().split()
-        (pid,) = [pid for pid in node.pids() if command_of(pid).split(b"\0")[:3] == command]
+        command = f"{sys.executable} -P -m nbgpu.engine.process.host".encode().split()
+        (pid,) = [pid for pid in node.pids() if command_of(pid).split(b"\0")[:4] == command]
         assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 

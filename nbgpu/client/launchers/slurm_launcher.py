@@ -69,7 +69,7 @@ class SlurmLauncher:
 
     def _script(self) -> str:
         join_file = str(self._folder / "join.json")
-        command = [self._python, "-m", "nbgpu.engine.process.host", join_file, "--remove-folder"]
+        command = [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, "--remove-folder"]
         return batch_script(self._request, command)
 
     def listen_at(self) -> tuple[str, str]:

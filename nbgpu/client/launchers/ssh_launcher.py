@@ -14,7 +14,14 @@ from nbgpu.errors import ClusterError
 from nbgpu.machine import interfaces
 from nbgpu.machine.signals import uninterrupted
 
-_PROGRAM = ("{python}", "-m", "nbgpu.engine.process.host", "{folder}/connection.json", "--remove-folder")
+_PROGRAM = (
+    "{python}",
+    "-P",
+    "-m",
+    "nbgpu.engine.process.host",
+    "{folder}/connection.json",
+    "--remove-folder",
+)
 _CHECK_PERIOD_S = 2.0
 """Each check is a command on every host."""
 _SSH_PORT = 22
