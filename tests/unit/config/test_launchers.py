@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import nbgpu
 from nbgpu.config import ClusterConfig
 from nbgpu.config.flags import parse
 from nbgpu.errors import ConfigError
@@ -49,3 +50,22 @@ def test_what_cannot_be_is_refused(settings: dict[str, str], words: str) -> None
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.checked(**settings)
     assert words in str(caught.value)
+
+
+def test_variables_are_saved_before_the_end_in_a_notebook_only() -> None:
+    cluster = nbgpu.Cluster(launcher="slurm", save_before_time_limit="saved")
+    with pytest.raises(ConfigError, match="works in a notebook, between two cells"):
+        cluster.start_beside()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("nodes=3", "'nodes' cannot be given"),
+        ("requeue", "'requeue' cannot be given"),
+        ("a_b!=3", "is not the name"),
+    ],
+)
+def test_an_option_that_sbatch_does_not_get_is_refused_before_the_start(options: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        nbgpu.Cluster(launcher="slurm", launcher_options=options)
