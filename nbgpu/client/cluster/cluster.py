@@ -348,9 +348,7 @@ class Cluster(VariableCalls, RunCalls):
             self.run.abandon()
         if self._processes is not None:
             self._processes.end_others()
-        if self._launcher is not None:
-            self._launcher.end()
-            self._launcher = None
+        launcher, self._launcher = self._launcher, None
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -368,6 +366,8 @@ class Cluster(VariableCalls, RunCalls):
         self.reloading.forget()
         self.recovery = Recovery(self)
         self._last_seen = {}
+        if launcher is not None:
+            launcher.end()
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
@@ -450,7 +450,8 @@ class Cluster(VariableCalls, RunCalls):
         return lines
 
     def status(self) -> str:
-        """A table with each rank's device, process, memory and current line. Returns within a second."""
+        """A table with each rank's device, process, memory and current line, and the state of the job if there is
+        one. Returns within a second, or within three more where Slurm is slow."""
         with closing(self.lookout()) as lookout:
             table = status.table(self, lookout)
         given = self._launcher.state() if self._launcher is not None else ""

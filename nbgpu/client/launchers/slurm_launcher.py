@@ -20,6 +20,8 @@ from nbgpu.machine import interfaces
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.signals import uninterrupted
 
+_LOOK_PATIENCE_S = 3.0
+"""Where somebody waits for the answer who can do without it."""
 _CHECK_PERIOD_S = 2.0
 """A site's controller answers many people."""
 _HOST_ENDED = re.compile(r"srun: error: (?:Node )?(\S+?): tasks? [\d,-]+: (.+)")
@@ -62,6 +64,7 @@ class SlurmLauncher:
         )
         self._script()
         self._slurm = Slurm()
+        self._quick_slurm = Slurm(patience_s=_LOOK_PATIENCE_S)
         self._job = ""
         self._state: JobState | None = None
         self._checked_mono_s = 0.0
@@ -151,14 +154,14 @@ class SlurmLauncher:
     def state(self) -> str:
         """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""
         try:
-            return self._slurm.state(self._job).in_words()
+            return self._quick_slurm.state(self._job).in_words()
         except ClusterError as error:
             return str(error)
 
     def time_left_s(self) -> float | None:
         """The time until the job's limit; None if it has none."""
         try:
-            return self._slurm.state(self._job).time_left_s
+            return self._quick_slurm.state(self._job).time_left_s
         except ClusterError:
             return None  # it is asked again
 
