@@ -450,8 +450,8 @@ class Cluster(VariableCalls, RunCalls):
         return lines
 
     def status(self) -> str:
-        """A table with each rank's device, process, memory and current line, and the state of the job if there is
-        one. Returns within a second, or within three more where Slurm is slow."""
+        """A table with each rank's device, process, memory and current line, and the state of a job. Returns
+        within a second, or within three more where Slurm is slow."""
         with closing(self.lookout()) as lookout:
             table = status.table(self, lookout)
         given = self._launcher.state() if self._launcher is not None else ""
