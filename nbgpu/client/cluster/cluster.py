@@ -197,6 +197,7 @@ class Cluster(VariableCalls, RunCalls):
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted = ()
+        self.join_file = None
         interface, ip = interfaces.address_of(self.config.interface)
         self._processes = processes = Processes.prepare()
         variables = environment.of_engines(self.config, hosts.UNKNOWN)

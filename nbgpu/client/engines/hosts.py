@@ -79,9 +79,6 @@ def gather(client: Client, config: ClusterConfig, check: Callable[[], None]) -> 
                 "cluster"
             )
         time.sleep(_POLL_PERIOD_S)
-    for engine in engines[config.nodes :]:
-        why = f"the cluster waits for {config.nodes} host(s), and has them without this one"
-        client[engine].apply_async(reference("nbgpu.engine.process.host:end_soon"), why)
     described = _descriptions(client, engines[: config.nodes], config, check)
     _require_same_versions([each for _, each in described])
     _require_usable([each for _, each in described])

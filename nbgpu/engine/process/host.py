@@ -175,11 +175,11 @@ def _leave() -> NoReturn:
 # --- what the client asks, on this host's engine
 
 
-def end_soon(why: str) -> None:
+def end_soon() -> None:
     """End this host's part of the cluster once this is answered."""
     from ipyparallel.engine.app import IPEngine
 
-    _say(why)
+    _say("the cluster was stopped")
     # The notebook waits until this host is gone from its list.
     _unregister(IPEngine.instance().id)
     threading.Timer(_FAREWELL_S, end).start()
