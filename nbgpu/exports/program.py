@@ -14,6 +14,7 @@ from nbgpu.config import ClusterConfig, TrainConfig, own_file
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError
 from nbgpu.exports.settings import ExportConfig
+from nbgpu.text.ranks import count_of_ranks
 
 IN_CONTAINER = "/run/nbgpu"
 """Where a container finds the program's files."""
@@ -120,16 +121,26 @@ def of_script(title: str, script: str, settings: ExportConfig, notes: Sequence[s
 
 
 def per_node_of(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple[int, int]:
-    """Return (ranks, GPUs) of each machine; where neither is given, those of the run divided among them."""
-    given = settings.gpus_per_node
-    share = max(1, world_size // settings.nodes)
-    if given is None and settings.ranks_per_node is None:
-        return share, share if on_gpus else 0
-    if given:
-        return given, given
-    if given is None and on_gpus:
+    """Return (ranks, GPUs) of each machine; where neither is given, those of the run divided among them.
+
+    Raises:
+        ConfigError: they cannot be divided evenly, or `ranks_per_node` is given for a run with GPUs.
+    """
+    gpus, ranks = settings.gpus_per_node, settings.ranks_per_node
+    if gpus:
+        return gpus, gpus
+    if gpus is None and ranks is not None and on_gpus:
         raise ConfigError("ranks_per_node is for CPU ranks, and the run had GPUs: give gpus_per_node")
-    return settings.ranks_per_node or share, 0
+    if ranks is not None:
+        return ranks, 0
+    share, left_over = divmod(world_size, settings.nodes)
+    if left_over or not share:
+        setting = "gpus_per_node" if on_gpus and gpus is None else "ranks_per_node"
+        raise ConfigError(
+            f"the run had {count_of_ranks(world_size)}, which nodes = {settings.nodes} machines cannot share evenly: give "
+            f"{setting}, or another number of nodes"
+        )
+    return share, share if on_gpus and gpus is None else 0
 
 
 def name_of(text: str) -> str:

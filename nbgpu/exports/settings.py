@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
-from nbgpu.config.settings import Settings
+from nbgpu.config.settings import Settings, control
 from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
@@ -36,57 +36,109 @@ _KUBERNETES_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 class ExportConfig(Settings):
     """Write the files with which a run, or a notebook's distributed cells, run elsewhere."""
 
-    nodes: int = Field(1, ge=1, le=10_000, description="machines")
+    nodes: int = Field(
+        1, ge=1, le=10_000, description="machines", json_schema_extra=control("Place", "Machines")
+    )
     min_nodes: int | None = Field(
         None,
         ge=1,
         le=10_000,
         description="machines with which training goes on where others are lost (torchrun's --nnodes=MIN:MAX); the "
         "samples of a step stay as many. Left out: all of them are needed",
+        json_schema_extra=control("Place", "Fewest machines"),
     )
     gpus_per_node: int | None = Field(
-        None, ge=0, le=64, description="GPUs of each machine; 0 for CPU ranks; left out: as the run had"
+        None,
+        ge=0,
+        le=64,
+        description="GPUs of each machine; 0 for CPU ranks; left out: as the run had",
+        json_schema_extra=control("Place", "GPUs each"),
     )
     ranks_per_node: int | None = Field(
-        None, ge=1, le=512, description="CPU ranks of each machine; with GPUs there is one for each"
+        None,
+        ge=1,
+        le=512,
+        description="CPU ranks of each machine; with GPUs there is one for each",
+        json_schema_extra=control("Place", "CPU ranks each"),
     )
     cpus_per_node: int | None = Field(
-        None, ge=1, le=4096, description="CPU cores of each machine; left out: 4 for each rank"
+        None,
+        ge=1,
+        le=4096,
+        description="CPU cores of each machine; left out: 4 for each rank",
+        json_schema_extra=control("Place", "CPU cores each"),
     )
     memory: str = Field(
-        "", description="memory of each machine, such as '128G'; empty for the site's default"
+        "",
+        description="memory of each machine, such as '128G'; empty for the site's default",
+        json_schema_extra=control("Place", "Memory each"),
     )
     time_limit: str = Field(
-        "", description="the longest time, as [DAYS-]HH:MM:SS; empty for the site's default"
+        "",
+        description="the longest time, as [DAYS-]HH:MM:SS; empty for the site's default",
+        json_schema_extra=control("Place", "Time limit"),
     )
     warn_before_s: int = Field(
         120,
         ge=10,
         le=86_400,
         description="seconds before the time limit at which the run writes a checkpoint and the job queues again",
+        json_schema_extra=control("Place", "Warning before limit", unit="s"),
     )
-    partition: str = Field("", pattern=r"^[\w.,-]*$", description="Slurm's partition, or several")
-    account: str = Field("", pattern=r"^[\w.-]*$", description="Slurm's account")
+    partition: str = Field(
+        "",
+        pattern=r"^[\w.,-]*$",
+        description="Slurm's partition, or several",
+        json_schema_extra=control("Place", "Partition"),
+    )
+    account: str = Field(
+        "", pattern=r"^[\w.-]*$", description="Slurm's account", json_schema_extra=control("Place", "Account")
+    )
     setup: str = Field(
-        "", description="shell line before training, such as 'module load cuda && source .venv/bin/activate'"
+        "",
+        description="shell line before training, such as 'module load cuda && source .venv/bin/activate'",
+        json_schema_extra=control("Place", "Shell line before"),
     )
     interface: str = Field(
         "",
         pattern=r"^[\w.@-]{0,15}$",
         description="network interface between the machines, such as ib0; empty for the one that faces the first machine",
+        json_schema_extra=control("Place", "Network interface"),
     )
-    image: str = Field("", pattern=r"^\S*$", description="container image with nbgpu in it")
-    claim: str = Field("", description="PersistentVolumeClaim with space for runs, which is mounted at /runs")
-    queue: str = Field("", description="Kueue's queue")
+    image: str = Field(
+        "",
+        pattern=r"^\S*$",
+        description="container image with nbgpu in it",
+        json_schema_extra=control("Place", "Container image"),
+    )
+    claim: str = Field(
+        "",
+        description="PersistentVolumeClaim with space for runs, which is mounted at /runs",
+        json_schema_extra=control("Place", "Volume for runs"),
+    )
+    queue: str = Field("", description="Kueue's queue", json_schema_extra=control("Place", "Queue"))
     shared_memory: str = Field(
-        "", description="size of /dev/shm, through which data workers pass samples; empty for half of memory"
+        "",
+        description="size of /dev/shm, through which data workers pass samples; empty for half of memory",
+        json_schema_extra=control("Place", "Shared memory"),
     )
-    max_restarts: int = Field(3, ge=0, le=1000, description="how often torchrun starts failed ranks again")
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        description="how often torchrun starts failed ranks again",
+        json_schema_extra=control("Place", "Restarts"),
+    )
     name: str = Field(
         "",
         description="the job's name, which also names its run; left out: made of the recipe and four digits",
+        json_schema_extra=control("Place", "Job's name"),
     )
-    out: str = Field("", description="new folder for the files; left out: the job's name")
+    out: str = Field(
+        "",
+        description="new folder for the files; left out: the job's name",
+        json_schema_extra=control("Place", "Folder for the files"),
+    )
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the settings together."""

@@ -139,7 +139,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_requeued(
+def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_preempted(
     notebook_run: Run, test_slurm: hosts.Slurm, shared: Path
 ) -> None:
     job = exported(notebook_run, "slurm", shared, time_limit="00:30:00")
@@ -168,7 +168,8 @@ def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_requeu
         assert stopped_at < SMALL["steps"], "the run was over too early: this test shows nothing"
         start_now()
         wait_until(lambda: newest_step(shared) > stopped_at, _PATIENCE_S, output)
-        test_slurm.run(["scontrol", "requeue", number])
+        urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+        test_slurm.run(["sbatch", *urgent])
         start_now()
         wait_until(lambda: is_finished(shared), _PATIENCE_S, output)
         test_slurm.wait_until_idle()

@@ -101,8 +101,8 @@ def test_a_job_goes_on_in_one_folder_after_every_end(cluster2: nbgpu.Cluster, tm
         killed = ranks_of(torchrun)[1]
         killed.kill()
         wait_until(lambda: len(ranks_of(torchrun)) == 2 and killed not in ranks_of(torchrun), torchrun)
-        before = newest_step(runs_dir)
-        wait_until(lambda: newest_step(runs_dir) > before, torchrun)
+        killed_before = newest_step(runs_dir) + 1
+        wait_until(lambda: newest_step(runs_dir) >= killed_before, torchrun)
         # Time is nearly up: all stop with a checkpoint, torchrun starts none again, and the job may queue
         # again.
         ranks_of(torchrun)[1].send_signal(signal.SIGUSR1)
@@ -128,7 +128,11 @@ def test_a_job_goes_on_in_one_folder_after_every_end(cluster2: nbgpu.Cluster, tm
             assert torchrun.returncode == 0, text
             assert said + str(folder) in text
     assert list(runs_dir.iterdir()) == [folder]
-    assert losses(folder) == losses(straight.folder)
+    found, unhurt = losses(folder), losses(straight.folder)
+    assert found.items() <= unhurt.items()
+    # What a killed rank has not written yet is lost with it, and is not computed again before the checkpoint.
+    assert all(rank == 1 and step < killed_before for rank, step in unhurt.keys() - found.keys())
+    assert len(found) > 0.95 * len(unhurt)
     records, _ = Reader(folder, world_size=2, live=False).since()
     notes = [r.text for r in records if isinstance(r, Event) and r.kind == "note"]
     assert any("SIGUSR1" in note for note in notes)

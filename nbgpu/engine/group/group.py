@@ -29,6 +29,7 @@ from nbgpu.engine.group import (
     sockets,
     torch_private,
     torch_settings,
+    torchrun_store,
 )
 from nbgpu.protocol.records import Device
 
@@ -100,8 +101,8 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
 
     Args:
         member: this process's place.
-        store: where the ranks of this generation, and nobody else, meet. With None they meet as torchrun's
-            environment says.
+        store: where the ranks of this generation, and nobody else, meet. With None they meet in the store
+            that torchrun's environment names (torchrun_store.py).
         generation: the number of this forming of the group.
 
     Raises:
@@ -120,9 +121,12 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     with sockets.group_in_the_making():
         if store is not None:
             _meet(store, member)
+            meets_in = store
+        else:
+            meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
         dist.init_process_group(
             torch_backend(member.backend),
-            store=store,
+            store=meets_in,
             rank=member.rank,
             world_size=member.world_size,
             timeout=member.timeout if store is None else _connect_timeout(member),

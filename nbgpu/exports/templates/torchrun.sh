@@ -12,6 +12,8 @@ cd "$(dirname "$0")"
 : "${NNODES:=@{nnodes}}" "${NPROC:=@{ranks_per_node}}" "${HEAD:=127.0.0.1}" "${PORT:=29400}" "${ID:=@{name}}"
 : "${MAX_RESTARTS:=@{max_restarts}}" "${LOCAL_ADDR:=}"
 export NBGPU_JOB="$ID" OMP_NUM_THREADS="${OMP_NUM_THREADS:-@{threads}}"
+# torchrun would keep one store for all its restarts, in which the ranks find the addresses of ended ones.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 @{interface}
 # No --node-rank: with the rendezvous c10d torchrun numbers the machines itself. Its stores listen on every
 # interface of the head, with no password: run it where strangers cannot reach that port.

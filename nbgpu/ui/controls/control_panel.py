@@ -26,6 +26,7 @@ from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.controls import still
 from nbgpu.ui.controls.advice_view import AdviceView
+from nbgpu.ui.controls.export_view import ExportView
 from nbgpu.ui.controls.layout import WRAPPED, said
 from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
@@ -108,7 +109,11 @@ class _Controls:
             self._explain = self._button(
                 "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
             )
+            self._export = self._button(
+                "Export", "Write the files with which this run trains elsewhere", "", self._on_export
+            )
             self._advice = AdviceView(self._say_error)
+            self._exporting = ExportView()
             self._said = w.HTML(layout={"max_width": "100%"})
             self._hint = w.HTML(layout={"display": "none"})
             self._cluster_before = self._existing_cluster()
@@ -118,6 +123,7 @@ class _Controls:
                     self._settings.box,
                     w.HBox([*self._buttons(), self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
                     self._hint,
+                    self._exporting.box,
                     self._advice.box,
                     self._place,
                 ],
@@ -158,7 +164,7 @@ class _Controls:
         return button
 
     def _buttons(self) -> list[w.Button]:
-        return [self._start, self._pause, self._stop, self._plan, self._find, self._explain]
+        return [self._start, self._pause, self._stop, self._plan, self._find, self._explain, self._export]
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -317,6 +323,11 @@ class _Controls:
         if run is not None:
             self._ask(partial(self._advice.explain, run))
 
+    def _on_export(self) -> None:
+        run = self._run
+        if run is not None:
+            self._exporting.open(run)
+
     def _on_stop(self) -> None:
         search = self._search
         if search is not None:
@@ -352,7 +363,7 @@ class _Controls:
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
             self._pause.disabled = not running
             self._stop.disabled = not running and self._search is None
-            self._explain.disabled = self._run is None
+            self._explain.disabled = self._export.disabled = self._run is None
             self._advice.refresh()
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"

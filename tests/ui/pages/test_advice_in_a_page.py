@@ -1,4 +1,4 @@
-"""The control panel explains a run in a page, and tries what it advises."""
+"""The control panel explains a run in a page, tries what it advises, and writes the files to leave with."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ SLOW_STATISTICS = {
 
 def button(page: Page, name: str) -> Locator:
     return page.locator(".jupyter-button", has_text=name)
+
+
+def files_are_written(lab: Lab, page: Page) -> None:
+    """Press Export, fill in a form for Slurm, first wrongly, and have the files written."""
+    button(page, "Export").click()
+    page.get_by_label("For", exact=True).select_option("slurm")
+    expect(page.get_by_label("Fewest machines", exact=True)).to_have_count(0)
+    page.get_by_label("Machines", exact=True).fill("2")
+    page.get_by_label("Time limit", exact=True).fill("soon")
+    page.get_by_label("Folder for the files", exact=True).fill("leave")
+    button(page, "Write files").click()
+    expect(page.get_by_text("time_limit = 'soon': give [DAYS-]HH:MM:SS")).to_be_visible()
+    assert not (lab.root / "leave").exists()
+    screenshot(page, "export-dark-900")
+    page.get_by_label("Time limit", exact=True).fill("1:00:00")
+    button(page, "Write files").click()
+    expect(page.get_by_text("wrote job.sbatch, run.toml")).to_be_visible()
+    script = (lab.root / "leave" / "job.sbatch").read_text()
+    assert "#SBATCH --nodes=2" in script
+    assert "#SBATCH --time=1:00:00" in script
 
 
 @pytest.mark.timeout(240)
@@ -63,5 +83,10 @@ def test_a_run_is_explained_and_its_advice_tried(lab: Lab, page: Page) -> None:
     button(page, "End trial").click()
     expect(button(page, "Try")).to_be_enabled(timeout=PATIENCE_MS)
     expect(page.get_by_text(re.compile("^stopped: "))).to_be_visible()
+    files_are_written(lab, page)
+    notebook.set_theme("JupyterLab Light")
+    screenshot(page, "export-900")
+    button(page, "Close").click()
+    expect(button(page, "Write files")).to_be_hidden()
     notebook.run_cell(1)
     notebook.wait_until_idle()

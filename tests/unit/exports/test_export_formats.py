@@ -191,3 +191,15 @@ def test_files_that_are_there_are_not_written_over(run_folder: Path, tmp_path: P
     with pytest.raises(RunError, match="already"):
         export.of_run(run_folder, "torchrun", {"out": str(tmp_path / "out")})
     assert (made.folder / "run.toml").read_text() == "mine"
+
+
+def test_ranks_that_machines_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
+    config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path / "runs"))
+    folder = runs.create(config, ClusterConfig(gpus="none", ranks=3))
+    out = str(tmp_path / "out")
+    for nodes in (2, 8):
+        with pytest.raises(ConfigError, match=rf"3 ranks.*nodes = {nodes}.*give ranks_per_node"):
+            export.of_run(folder, "torchrun", {"nodes": nodes, "out": out})
+    assert not (tmp_path / "out").exists()
+    export.of_run(folder, "torchrun", {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 0, "out": out})
+    assert "NPROC:=2" in (tmp_path / "out" / "torchrun.sh").read_text()

@@ -24,7 +24,9 @@ SECRET = "o0-a-secret-of-the-hub-0o"
 @pytest.fixture(scope="module")
 def slurm(test_slurm: hosts.Slurm) -> Slurm:
     """The test Slurm as its login host has it."""
-    return Slurm(test_slurm.login.entering(["env", *(f"{k}={v}" for k, v in test_slurm.environment.items())]))
+    # A job gets the variables of its sbatch, and this folder for temporary files is on no node.
+    variables = [f"{name}={value}" for name, value in test_slurm.environment.items()]
+    return Slurm(test_slurm.login.entering(["env", "--unset=TMPDIR", *variables]))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,106 @@
+"""The part of the control panel that writes the files with which a run trains elsewhere."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import ipywidgets as w
+
+from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.errors import NbgpuError
+from nbgpu.exports.settings import FORMATS, USED, ExportConfig, Format
+from nbgpu.ui.controls.fields import Choice, Field
+from nbgpu.ui.controls.form import read
+from nbgpu.ui.controls.layout import WRAPPED, grid, said
+
+if TYPE_CHECKING:
+    from nbgpu.client.runs.run import Run
+
+_FORMATS: dict[Format, str] = {
+    "torchrun": "torchrun",
+    "slurm": "Slurm",
+    "job": "Kubernetes: Job",
+    "jobset": "Kubernetes: JobSet",
+    "trainjob": "Kubernetes: TrainJob",
+}
+
+
+class ExportView:
+    """The fields of an export, a button that writes the files, and what that says. It shows no field that
+    the format has no place for."""
+
+    def __init__(self) -> None:
+        self._run: Run | None = None
+        self._format = Choice("For", {str(name): words for name, words in _FORMATS.items()}, FORMATS[0])
+        self._format.meaning = "the program that starts the training there"
+        self._fields = {name: Field(ExportConfig, name) for name in ExportConfig.model_fields}
+        self._place = w.VBox()
+        self._write = w.Button(
+            description="Write files", tooltip="Write them into a new folder", button_style="primary"
+        )
+        self._close = w.Button(description="Close", tooltip="Hide this form")
+        self._said = w.HTML(layout={"max_width": "100%"})
+        self.box = w.VBox(
+            [
+                self._format,
+                self._place,
+                w.HBox([self._write, self._close], layout={**WRAPPED, "margin": "6px 0"}),
+                self._said,
+            ],
+            layout={"width": "100%", "display": "none"},
+        )
+        self._format.observe(self._show_fields, "value")
+        for name, field in self._fields.items():
+            field.observe(partial(self._mark, name), "value")
+            field.on_reset(partial(field.show, field.standard))
+        self._write.on_click(lambda _: self._export())
+        self._close.on_click(lambda _: self.close())
+        for button in (self._write, self._close):
+            answer_while_busy(button)
+        self._show_fields()
+
+    def open(self, run: Run) -> None:
+        """Show the form for a run; a second time, hide it."""
+        if self._run is run and self.box.layout.display != "none":
+            self.close()
+            return
+        self._run = run
+        self._said.value = ""
+        self.box.layout.display = ""
+
+    def close(self) -> None:
+        """Hide the form; what was typed stays."""
+        self.box.layout.display = "none"
+
+    def _shown(self) -> dict[str, Field]:
+        used = USED[cast(Format, self._format.value)]
+        return {name: field for name, field in self._fields.items() if name in used}
+
+    def _show_fields(self, _: Any = None) -> None:
+        self._place.children = (grid(self._shown().values()),)
+        self._said.value = ""
+
+    def _mark(self, name: str, _: Any) -> None:
+        field = self._fields[name]
+        field.changed = field.value != field.standard
+        read({name: field})
+        self._said.value = ""
+
+    def _export(self) -> None:
+        if self._run is None:
+            return
+        shown = self._shown()
+        values, problems = read(shown)
+        if problems:
+            lines = [f"{shown[name].label}: {why}" for name, why in problems.items()]
+            self._said.value = said("\n".join(["Correct this first.", *lines]), is_error=True)
+            shown[next(iter(problems))].focus()
+            return
+        given = {name: value for name, value in values.items() if shown[name].changed}
+        try:
+            made = self._run.export(self._format.value, **given)
+        except NbgpuError as error:
+            self._said.value = said(str(error), is_error=True)
+        else:
+            self._said.value = said(str(made))
