@@ -189,8 +189,9 @@ def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: Si
     """No rank of a lost host computes once the notebook counts it as lost."""
     clock = site.folder / "clock-"
     site.notebook.send(
-        "cluster.execute('import time\\nwhile True:\\n"
-        f'    open("{clock}" + str(rank), "w").write(str(time.time())); time.sleep(0.01)\\n'
+        "cluster.execute('import os, time\\nwhile True:\\n"
+        f'    path = "{clock}" + str(rank); open(path + "-new", "w").write(str(time.time()))\\n'
+        '    os.replace(path + "-new", path); time.sleep(0.01)\\n'
         "    if rank < 2: dist.barrier()')"
     )
     wait_until(lambda: Path(f"{clock}3").exists(), PATIENCE_S, lambda: "rank 3 does not begin")

@@ -90,10 +90,6 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
     Raises:
         ConfigError: there are not enough GPUs, and they are not to be shared.
     """
-    if cluster.launcher != "local":
-        raise ConfigError(
-            f"launcher={cluster.launcher!r} does not go with a sweep, whose ranks are on this host"
-        )
     num_ranks = cluster.ranks or 1
     gpus: Sequence[Device] = [d for d in devices.choose(cluster.gpus, None) if d.kind == "cuda"]
     if not gpus:
