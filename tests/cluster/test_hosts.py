@@ -173,6 +173,25 @@ def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch
         hosts._require_same_versions(descriptions)
 
 
+def test_a_host_too_many_gets_no_ranks_and_ends_by_ctrl_c(two: TwoHosts, tmp_path: Path) -> None:
+    assert two.cluster.join_file is not None
+    client = two.cluster.ranks._client
+    before = set(client.ids)
+    host = dial_in(two.cluster.join_file, tmp_path / "log")
+    wait_until(lambda: set(client.ids) - before)
+    assert two.cluster.execute(SUM) == RIGHT
+    host.send_signal(signal.SIGINT)
+    assert host.wait(PATIENCE_S) == 0
+    assert "SIGINT ends this host's part of the cluster" in (tmp_path / "log").read_text()
+
+
+def test_a_file_that_is_no_join_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "join.json").write_text('{"some": "other"}')
+    host = dial_in(tmp_path / "join.json", tmp_path / "log")
+    assert host.wait(PATIENCE_S) == 1
+    assert "is not a join file" in (tmp_path / "log").read_text()
+
+
 def test_a_host_that_does_not_reach_the_controller_says_where_it_looked(
     two: TwoHosts, tmp_path: Path
 ) -> None:

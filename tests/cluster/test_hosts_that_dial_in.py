@@ -156,6 +156,12 @@ def test_a_rank_that_is_killed_is_replaced_on_its_own_host(site: Site) -> None:
     assert site.cell("import socket; print(socket.gethostname())").count("n2") == 2
 
 
+def test_large_values_travel_both_ways(site: Site) -> None:
+    site.notebook.run("import numpy as np; given = np.arange(2_000_000); cluster.push(given=given)")
+    same = "all((each == given).all() for each in cluster.pull('given', ranks='all').values())"
+    assert site.notebook.run(f"print({same})") == "True\n"
+
+
 def test_input_says_that_nobody_can_answer_from_another_host(site: Site) -> None:
     failed, said = site.notebook.fails("cluster.execute('if rank == 2: input()')")
     assert failed == "RankError"
@@ -183,8 +189,9 @@ def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: Si
     """No rank of a lost host computes once the notebook counts it as lost."""
     clock = site.folder / "clock-"
     site.notebook.send(
-        "cluster.execute('import time\\nwhile True:\\n"
-        f'    open("{clock}" + str(rank), "w").write(str(time.time())); time.sleep(0.01)\\n'
+        "cluster.execute('import os, time\\nwhile True:\\n"
+        f'    path = "{clock}" + str(rank); open(path + "-new", "w").write(str(time.time()))\\n'
+        '    os.replace(path + "-new", path); time.sleep(0.01)\\n'
         "    if rank < 2: dist.barrier()')"
     )
     wait_until(lambda: Path(f"{clock}3").exists(), PATIENCE_S, lambda: "rank 3 does not begin")

@@ -201,6 +201,7 @@ class Cluster(VariableCalls, RunCalls):
 
     def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted = ()
+        self.join_file = None
         time_limit.require_loop(self.config)
         self._launcher = launcher = launcher_of(self.config)
         try:

@@ -74,9 +74,6 @@ def gather(
                 f"with start_timeout_s. {launcher.why_late()}"
             )
         time.sleep(_POLL_PERIOD_S)
-    for engine in engines[config.num_hosts :]:
-        why = f"the cluster waits for {config.num_hosts} host(s), and has them without this one"
-        client[engine].apply_async(reference("nbgpu.engine.process.host:end_soon"), why)
     described = _descriptions(client, engines[: config.num_hosts], config, check)
     _require_same_versions([each for _, each in described])
     _require_usable([each for _, each in described])

@@ -216,7 +216,7 @@ class OtherHost:
     def end(self) -> None:
         """Have the host end its part of the cluster, and return at once."""
         if self.is_there:
-            self.tell("end_soon", "the cluster was stopped")
+            self.tell("end_soon")
 
 
 class _Glance:

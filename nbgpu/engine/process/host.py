@@ -213,9 +213,9 @@ def _tell_all() -> None:
 # --- what the client asks, on this host's engine
 
 
-def end_soon(why: str) -> None:
+def end_soon() -> None:
     """End this host's part of the cluster once this is answered."""
-    _say(why)
+    _say("the cluster was stopped")
     threading.Thread(target=_tell_and_end, name="nbgpu-end", daemon=True).start()
 
 
