@@ -104,6 +104,7 @@ _STOP = (
     ("nbgpu stop 1f2e", "end this one; `nbgpu ps` lists the ids"),
     ("nbgpu stop --all", "end all of your clusters, even those at work"),
 )
+_HOST = (("nbgpu host --join join.json", "dial in to the cluster that wrote the file, until it ends"),)
 _COMPLETION = (
     ('eval "$(nbgpu completion bash)"', "for ~/.bashrc"),
     ('eval "$(nbgpu completion zsh)"', "for ~/.zshrc"),
@@ -163,6 +164,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("top", "the devices: how full, how busy, who has them", "host", _TOP),
         Command("ps", "list your clusters on this machine", "host"),
         Command("stop [ID ...] [--all]", "end the clusters that were left over", "host", _STOP),
+        Command("host --join FILE", "make this machine a host of a cluster", "host", _HOST),
         Command(
             "completion SHELL",
             "print completion for bash, zsh or fish",

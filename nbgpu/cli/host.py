@@ -1,9 +1,12 @@
-"""This machine: `nbgpu doctor`, `top`, `ps` and `stop`."""
+"""This machine: `nbgpu doctor`, `top`, `ps`, `stop` and `host`."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 from nbgpu.cli.asking import take_value
 from nbgpu.cli.usage import UsageError
@@ -12,6 +15,7 @@ from nbgpu.client.host import ps as clusters
 from nbgpu.config import (
     TrainConfig,
 )
+from nbgpu.machine import interpreter
 from nbgpu.text.console import CommandConsole
 from nbgpu.ui.devices import terminal
 from nbgpu.ui.devices import top as devices_now
@@ -69,3 +73,16 @@ def ps(arguments: list[str]) -> None:
     if arguments:
         raise UsageError("usage: nbgpu ps")
     print(clusters.table())
+
+
+def host(arguments: list[str]) -> NoReturn:
+    """Make this machine a host of a cluster, until the cluster ends."""
+    rest, join_file = take_value(arguments, "--join", "the file that the cluster's start has named")
+    if rest or join_file is None:
+        raise UsageError("usage: nbgpu host --join FILE")
+    if not Path(join_file).is_file():
+        raise UsageError(
+            f"there is no file {join_file}. The start of the cluster names it, as does cluster.join_file"
+        )
+    command = interpreter.command("nbgpu.engine.process.host", join_file)
+    os.execv(command[0], command)

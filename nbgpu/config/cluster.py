@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -13,9 +15,12 @@ from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.text.ranks import named_ranks
+from nbgpu.text.similar import did_you_mean
 from nbgpu.text.sizes import in_words, parse_size
 
 MAX_SLOW_FACTOR = 100.0
+SSH_OPTIONS = ("python", "ssh")
+"""The names in `launcher_options` with launcher='ssh'."""
 _LEAST_MEMORY_BYTES = 64 * 2**20
 """Python and torch alone take more. A smaller limit is a mistake, such as a unit that was forgotten."""
 
@@ -28,6 +33,12 @@ class ClusterConfig(Settings):
         only(one_of("backend", "auto"), "probe_timeout_s"),
         only(none_of("gpus", "none"), "share_gpus", "allocator"),
         only(given("release_after_s"), "save_on_release"),
+        only(one_of("launcher", "hosts", "slurm"), "nodes"),
+        only(one_of("launcher", "ssh"), "hosts"),
+        only(one_of("launcher", "ssh", "slurm"), "launcher_options", "setup"),
+        only(one_of("launcher", "slurm"), "save_before_time_limit"),
+        only(none_of("launcher", "local"), "gpus_per_node", "interface"),
+        only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
     )
 
     gpus: str = Field(
@@ -41,6 +52,42 @@ class ClusterConfig(Settings):
         le=64,
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
         json_schema_extra=control("Devices", "Ranks"),
+    )
+    launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
+        "local",
+        description="where ranks run: 'local' on the notebook's host; 'ssh' on the hosts that `hosts` names; 'slurm' on "
+        "the nodes of a Slurm job; 'hosts' on hosts that dial in with `nbgpu host --join FILE`, whoever starts that there",
+    )
+    hosts: str = Field(
+        "",
+        description="hosts on which ssh starts the ranks, as ssh takes them: names, addresses or names of ~/.ssh/config, "
+        "also user@host, separated by commas",
+        json_schema_extra=several(),
+    )
+    nodes: int = Field(
+        1, ge=1, le=64, description="number of hosts: of Slurm's nodes, or of hosts that dial in"
+    )
+    launcher_options: str = Field(
+        "",
+        description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
+        "of the hosts (left out: this one's path), and ssh='-p 2222', arguments of ssh. With 'slurm': options of sbatch "
+        "without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and folder=PATH, which all nodes see (left "
+        "out: the home folder)",
+    )
+    setup: str = Field(
+        "",
+        description="lines of shell that run on each host before its ranks start, such as 'module load cuda'",
+    )
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="number of ranks on each host; left out: one for each of its GPUs, or 2 CPU ranks where it has none",
+    )
+    interface: str = Field(
+        "auto",
+        description="the network interface of the notebook's host, or its address, at which the hosts find the cluster; "
+        "'auto' for the one that leads to other hosts. Nothing listens on any other",
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",
@@ -111,6 +158,11 @@ class ClusterConfig(Settings):
         description="folder in which the ranks' variables are saved before release_after_s ends the cluster, so that "
         "%nbgpu load gives them back. Where they cannot be saved the cluster is not ended",
     )
+    save_before_time_limit: str = Field(
+        "",
+        description="folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that "
+        "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint",
+    )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(
         0,
@@ -154,10 +206,43 @@ class ClusterConfig(Settings):
         json_schema_extra=control("Devices", "Slow ranks"),
     )
 
-    @field_validator("gpus", mode="before")
+    @field_validator("gpus", "hosts", mode="before")
     @classmethod
     def _join_names(cls, value: Any) -> Any:
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _join_lines(cls, value: Any) -> Any:
+        return "\n".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_hosts(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ValueError(f"{' and '.join(twice)} is named twice, and a host has all of its ranks at once")
+        if wrong := [name for name in names if name.startswith("-") or len(name.split()) > 1]:
+            raise ValueError(f"{wrong[0]!r} is not the name of a host")
+        return ",".join(names)
+
+    @field_validator("launcher_options", mode="before")
+    @classmethod
+    def _join_options(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        words = [
+            str(name) if given is True else f"{name}={given}"
+            for name, given in value.items()
+            if given is not False
+        ]
+        return shlex.join(words)
+
+    @field_validator("launcher_options")
+    @classmethod
+    def _check_options(cls, value: str) -> str:
+        _options(value)
+        return value
 
     @field_validator("memory_limit", mode="before")
     @classmethod
@@ -189,6 +274,32 @@ class ClusterConfig(Settings):
         _slow_factors(value)
         return value
 
+    def problems(self) -> Iterator[str]:
+        """What a launcher lacks, or has none of."""
+        if self.launcher == "ssh":
+            if not self.hosts:
+                yield "launcher='ssh' starts the ranks on the hosts that hosts names: hosts=['node1', 'node2']"
+            if unknown := [name for name in self.options_of_launcher if name not in SSH_OPTIONS]:
+                yield (
+                    f"launcher_options: {unknown[0]} is none of launcher='ssh'.{did_you_mean(unknown[0], SSH_OPTIONS)} "
+                    f"It takes {' and '.join(SSH_OPTIONS)}"
+                )
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts that have ranks."""
+        return len(self.host_names) if self.launcher == "ssh" else self.nodes
+
+    @property
+    def host_names(self) -> list[str]:
+        """The hosts that ssh reaches."""
+        return self.hosts.split(",") if self.hosts else []
+
+    @property
+    def options_of_launcher(self) -> dict[str, str | bool]:
+        """The launcher's options by name; True for one without a value."""
+        return _options(self.launcher_options)
+
     @property
     def simulated_link(self) -> Link | None:
         """The link to simulate; None for the one that is there."""
@@ -206,9 +317,29 @@ class ClusterConfig(Settings):
         slow = [f"{named_ranks([rank])} slowed x{factor:g}" for rank, factor in self.slow_factors.items()]
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
 
-    def threads_for(self, local_world_size: int) -> int:
-        """The number of CPU threads for each of `local_world_size` ranks on this machine."""
-        return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // local_world_size)
+    def threads_for(self, local_world_size: int, num_cores: int | None = None) -> int:
+        """The number of CPU threads for each of `local_world_size` ranks on a machine.
+
+        Args:
+            num_cores: the machine's; None for this one's.
+        """
+        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        return self.threads_per_rank or max(1, cores // local_world_size)
+
+
+def _options(text: str) -> dict[str, str | bool]:
+    """Parse 'partition=gpu exclusive' into {'partition': 'gpu', 'exclusive': True}.
+
+    Raises:
+        ValueError: a quotation mark has no other, or a part has no name.
+    """
+    options: dict[str, str | bool] = {}
+    for word in shlex.split(text):
+        name, equals, value = word.partition("=")
+        if not name:
+            raise ValueError(f"{word!r} has no name before the '='")
+        options[name] = value if equals else True
+    return options
 
 
 def _slow_factors(text: str) -> dict[int, float]:

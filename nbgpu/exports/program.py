@@ -102,8 +102,8 @@ def of_run(
         raise ConfigError("\n".join(problems))
     of_cluster = cluster.model_dump(mode="json", exclude_none=True)
     of_cluster["gpus"] = "auto" if gpus else "none"
-    for belongs_here in ("ranks", "threads_per_rank", "keep", "release_after_s", "save_on_release", "spare"):
-        of_cluster.pop(belongs_here, None)
+    for name_of_setting in _BELONG_HERE:
+        of_cluster.pop(name_of_setting, None)
     of_train = config.model_dump(mode="json", exclude_none=True) | changes
     if "global_batch_size" in changes:
         of_train.pop("batch_size", None)
@@ -111,6 +111,14 @@ def of_run(
     files = {"run.toml": toml, **files}
     arguments = ("-m", "nbgpu.engine.train", "run.toml")
     return Program(f"the run {name}", name, files, arguments, per_node, gpus, notes)
+
+
+_BELONG_HERE = (
+    *("ranks", "threads_per_rank", "keep", "release_after_s", "save_on_release", "spare"),
+    *("launcher", "hosts", "nodes", "gpus_per_node", "interface", "launcher_options", "setup"),
+    "save_before_time_limit",
+)
+"""Settings of the notebook's cluster that say nothing about the job."""
 
 
 def of_script(title: str, script: str, settings: ExportConfig, notes: Sequence[str]) -> Program:

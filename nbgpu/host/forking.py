@@ -27,19 +27,20 @@ def begin(folder: Path, num_engines: int) -> None:
         parent.sendall(json.dumps({"begin": num_engines}).encode())
 
 
-def fork(folder: Path, take: Callable[[int, int], None]) -> None:
+def fork(folder: Path, take: Callable[[int, int], None], number: int | None = None) -> None:
     """Have one more engine forked.
 
     Args:
         take: called with the pid and the number under which the engine registers with ipyparallel in a
             moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
             engine is ended.
+        number: the engine's; None for the next one of this host.
 
     Raises:
         OSError, ValueError: the fork server does not answer.
     """
     with _connected(folder) as fork_server:
-        fork_server.sendall(json.dumps({"fork": True}).encode())
+        fork_server.sendall(json.dumps({"fork": number}).encode())
         answer = json.loads(_received(fork_server))
         with uninterrupted():
             take(answer["pid"], answer["engine"])

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from nbgpu.machine import interpreter, processes, watched
 from nbgpu.machine.files import write_whole
+from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID
+from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, HOST_FOLDER
 
 CLUSTER_ID = "nbgpu"
 """ipyparallel's name for every one of these clusters. Each has a folder of its own."""
@@ -35,9 +36,12 @@ REQUESTS_SOCKET = "nursery.sock"
 _HEARTBEAT_PERIOD_MS = 100
 """ipyparallel registers an engine after its first heartbeat. Its default of 3 s would be felt at every
 start."""
+_MOST_MISSES = 100
+"""A host that is not heard for 10 s is given up. By then it has ended itself: its lease is over after 6 s
+(engine/process/host.py), and its ranks end within a second."""
 _NO_LIMIT_S = 3600
 _CONTROLLER_OPTIONS = (
-    "--ip=127.0.0.1",
+    f"--HeartMonitor.max_heartmonitor_misses={_MOST_MISSES}",
     f"--HeartMonitor.period={_HEARTBEAT_PERIOD_MS}",
     "--IPController.enable_curve=True",
     # One process with threads in place of six: they start in a third of the time.
@@ -80,26 +84,28 @@ def new_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"nbgpu-{secrets.token_hex(6)}"
 
 
-def launch(folder: Path, environment: Mapping[str, str]) -> Launched:
+def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launched:
     """Start both processes in a new folder and return at once.
 
     Args:
         folder: a path that does not exist yet. If this process is killed from here on, one of the launched
             processes removes the folder.
         environment: the variables of the engines beside this process's own.
+        ip: where ranks are on other hosts, the address at which the controller listens for them. There is no
+            fork server here then.
     """
     folder.mkdir(mode=0o700)
     launched = Launched(folder, {})
     try:
         watched.show(folder)
-        _start_both(launched, environment)
+        _start_both(launched, environment, ip)
     except BaseException:
         launched.end()
         raise
     return launched
 
 
-def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
+def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> None:
     folder = launched.folder
     for part in ("profile", "profile/log"):
         (folder / part).mkdir(mode=0o700)
@@ -109,6 +115,43 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
         "IPP_CLUSTER_ID": CLUSTER_ID,
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
+    parent = _fork_server(folder, variables) if not ip else None
+    if parent is not None:
+        launched.children["fork server"] = parent
+    lives_with = (str(folder), str(os.getpid()), str(parent.pid if parent is not None else os.getpid()))
+    command = interpreter.command(
+        "nbgpu.client.engines.controller", *lives_with, f"--ip={ip or LOOPBACK}", *_CONTROLLER_OPTIONS
+    )
+    controller = _started(command, folder, "ipcontroller.log", variables)
+    launched.children["controller"] = controller
+    write_whole(folder / CONTROLLER_PID, str(controller.pid))
+
+
+def launch_fork_server(folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a fork server in a new folder, on a host where this process stands for the cluster's owner and
+    for its controller; return at once.
+
+    Args:
+        folder: a path that does not exist yet.
+        environment: the variables of the engines beside this process's own.
+    """
+    folder.mkdir(mode=0o700)
+    for part in ("profile", "profile/log"):
+        (folder / part).mkdir(mode=0o700)
+    own_pid = str(os.getpid())
+    variables = _variables(environment) | {
+        "NBGPU_OWNER_PID": own_pid,
+        CLUSTER_FOLDER: str(folder),
+        HOST_FOLDER: folder.name,
+        "IPP_CLUSTER_ID": CLUSTER_ID,
+        "IPP_PROFILE_DIR": str(folder / "profile"),
+    }
+    write_whole(folder / CONTROLLER_PID, own_pid)
+    watched.show(folder)
+    return _fork_server(folder, variables)
+
+
+def _fork_server(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # The socket listens from now on: a request waits in it until the fork server has imported all that
     # it needs.
     with socket.socket(socket.AF_UNIX) as requests:
@@ -116,13 +159,7 @@ def _start_both(launched: Launched, environment: Mapping[str, str]) -> None:
             requests.bind(str(short / REQUESTS_SOCKET))
         requests.listen()
         command = interpreter.command("nbgpu.engine.process.fork_server", str(requests.fileno()))
-        parent = _started(command, folder, "ipengine.log", variables, requests.fileno())
-    launched.children["fork server"] = parent
-    needed = (str(folder), str(os.getpid()), str(parent.pid))
-    command = interpreter.command("nbgpu.client.engines.controller", *needed, *_CONTROLLER_OPTIONS)
-    controller = _started(command, folder, "ipcontroller.log", variables)
-    launched.children["controller"] = controller
-    write_whole(folder / CONTROLLER_PID, str(controller.pid))
+        return _started(command, folder, "ipengine.log", variables, requests.fileno())
 
 
 def _started(

@@ -31,9 +31,9 @@ class ThisHost:
         """Have the first engines forked, and return at once."""
         forking.begin(self._folder, num)
 
-    def fork_engine(self, take: Callable[[int, int], None]) -> None:
+    def fork_engine(self, take: Callable[[int, int], None], number: int | None = None) -> None:
         """Have one more engine forked, and call `take` with its pid and its number in ipyparallel."""
-        forking.fork(self._folder, take)
+        forking.fork(self._folder, take, number)
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:
         """Have the imports done that later engines need to train, and return at once."""

@@ -338,6 +338,8 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
     elif len(set(map(repr, made.values))) < len(made.values):
         yield f"{made.vary} = {list(made.values)} has a value twice"
+    if made.cluster.launcher != "local":
+        yield f"launcher={made.cluster.launcher!r} does not go with a study, whose ranks are on this host"
     if made.cluster.keep:
         yield "keep does not go with a study: it ends with its process, and goes on with study.resume()"
     if made.vary == RANKS and made.config.mode == "weak" and made.train.get("global_batch_size") is not None:

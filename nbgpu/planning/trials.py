@@ -201,6 +201,8 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
     """
     split = split_settings(recipe, with_preset(recipe, settings))
     config = SweepConfig.checked(**split.sweep)
+    if (launcher := split.cluster.get("launcher", "local")) != "local":
+        raise ConfigError(f"launcher={launcher!r} does not go with a sweep, whose ranks are on this host")
     cluster = ClusterConfig.checked(**{"ranks": 1, **split.cluster})
     fields = _fields(recipe)
     shared: dict[str, Any] = {}

@@ -103,10 +103,24 @@ def cluster_folder() -> Path | None:
     return Path(named) if named else None
 
 
-def engine_name(pid: int) -> str:
+HOST_FOLDER = "NBGPU_HOST_FOLDER"
+"""Environment variable of engines on another host than the controller's: the name of the cluster's folder
+there, by which the controller knows the engines of one host."""
+
+
+def engine_name(pid: int, host: str = "") -> str:
     """The name under which the engine in this process registers with ipyparallel's controller; no two engines
-    share one."""
-    return f"{pid}-{secrets.token_hex(16)}"
+    share one.
+
+    Args:
+        host: for an engine on another host than the controller's, a name that all engines of its host share.
+    """
+    return f"{pid}-{secrets.token_hex(16)}" + (f"@{host}" if host else "")
+
+
+def engine_host(name: str) -> str:
+    """The host of the engine that registered under a name from `engine_name`; empty for the controller's."""
+    return name.partition("@")[2]
 
 
 def engine_pid(name: str) -> int:

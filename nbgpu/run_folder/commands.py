@@ -19,7 +19,7 @@ _log = logging.getLogger("nbgpu.telemetry")
 _COMMANDS = "commands.jsonl"
 
 
-def send_command(folder: Path, command: Command, cluster_folder: Path | None = None) -> None:
+def send_command(folder: Path, command: Command, cluster_folder: Path | None = None, why: str = "") -> None:
     """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
 
     A file and not a socket, because it works the same for a run that torchrun started, is protected as the
@@ -29,11 +29,12 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
         folder: the run's.
         cluster_folder: takes the line where the run's folder cannot: it is gone, or its disk is full or
             read-only.
+        why: a sentence for the run's record, where nobody has asked for the command by hand.
 
     Raises:
         OSError: neither folder can be written.
     """
-    _send(folder, {"command": command}, cluster_folder)
+    _send(folder, {"command": command, **({"why": why} if why else {})}, cluster_folder)
 
 
 def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path | None = None) -> None:
@@ -85,6 +86,8 @@ class CommandWatch:
         if only_new:
             self._offsets_bytes |= {path: path.stat().st_size for path in paths if path.exists()}
         self._settings: dict[str, Any] = {}
+        self.why_stop = ""
+        """Why the run is to stop, in words; empty where a person stops it."""
 
     @property
     def has_settings(self) -> bool:
@@ -103,6 +106,7 @@ class CommandWatch:
             self._settings |= fields.get("set", {})
         commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
         if "stop" in commands:
+            self.why_stop = next(str(f.get("why", "")) for f in asked if f.get("command") == "stop")
             return "stop"
         return commands[-1] if commands else None
 

@@ -272,8 +272,9 @@ def test_faults_are_handled_as_before(cluster: nbgpu.Cluster) -> None:
     assert "rank 2 has a new process" in cluster.restart(2)
     require_works(cluster, 3)
     # Between two cells one has gone that would leave anyway.
-    os.kill(cluster.pids[2], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(cluster.pids[2])], BOUND_S)
+    leaves = psutil.Process(cluster.pids[2])
+    leaves.kill()
+    psutil.wait_procs([leaves], BOUND_S)
     with pytest.raises(nbgpu.ClusterError, match="rank 2 was replaced"):
         cluster.resize(2)
     cluster.resize(2)

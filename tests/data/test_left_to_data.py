@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nbgpu
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RankError

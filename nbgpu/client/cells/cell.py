@@ -17,8 +17,8 @@ from IPython.display import display
 from nbgpu.client.cells import cell_timeline
 from nbgpu.client.cells.outputs import CellOutput
 from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines.calls import expression
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
-from nbgpu.client.engines.ranks import expression
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.watch import RankWatch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.results import collect
 from nbgpu.errors import ClusterError
 from nbgpu.performance import cell_steps

@@ -13,18 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nbgpu.client.cluster import resizing, status
+from nbgpu.client.cluster import resizing, status, time_limit
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
-from nbgpu.client.engines import environment
+from nbgpu.client.engines import environment, hosts
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
+from nbgpu.client.launchers.launcher import launcher_of
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import saving
@@ -90,11 +91,13 @@ class Cluster(VariableCalls, RunCalls):
         return cluster
 
     def _configure(self, config: ClusterConfig) -> None:
-        chosen = devices.choose(config.gpus, config.ranks)
+        launcher_of(config)  # refuses what it cannot do
+        # What other hosts have is known once they have dialled in.
+        chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen)[0]
+        best = transports.candidates(config, chosen or hosts.UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -102,7 +105,7 @@ class Cluster(VariableCalls, RunCalls):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -110,6 +113,9 @@ class Cluster(VariableCalls, RunCalls):
         self.reloading = Reloading()
         self.recovery = Recovery(self)
         self.news = []
+        self.join_file = None
+        self._launcher = None
+        self._time_limit = None
         self._processes = None
         self._entry = None
         self._client = None
@@ -155,6 +161,8 @@ class Cluster(VariableCalls, RunCalls):
     def _start(self, at_the_end: Callable[[], None]) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
+        if self.config.launcher != "local":
+            return self._start_on_hosts(at_the_end)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines
@@ -185,6 +193,42 @@ class Cluster(VariableCalls, RunCalls):
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
             if self.config.keep:
                 processes.keep()
+            at_the_end()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+        self.devices = self._wanted = ()
+        self.join_file = None
+        time_limit.require_loop(self.config)
+        self._launcher = launcher = launcher_of(self.config)
+        try:
+            interface, ip = launcher.listen_at()
+            self._processes = processes = Processes.prepare()
+            variables = environment.of_engines(self.config, hosts.UNKNOWN)
+            with uninterrupted():
+                processes.launch(variables, ip)
+                entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
+                registry.claim(entry)
+                self._entry = entry
+                self._note()
+            self._client = processes.connect(0, self.config.start_timeout_s)
+            where = f"{interface} ({ip})"
+            self.join_file = hosts.write_join_file(processes.folder, variables, where)
+            launcher.start(self.join_file, where)
+            there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
+            launcher.joined()
+            processes.use(there, launcher.when_lost)
+            seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
+            self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
+            self._transports = transports.candidates(self.config, self.devices)
+            self.chosen_transport = ChosenTransport(self._transports[0])
+            self._ranks = self._sit_down(processes, seating)
+            self._use_transport(find_transport(self._ranks, self._transports, self.config))
+            if self.config.launcher == "slurm":
+                self._time_limit = time_limit.watch_over(self, launcher)
             at_the_end()
         except BaseException:
             self.stop()
@@ -297,9 +341,15 @@ class Cluster(VariableCalls, RunCalls):
         if self._release is not None:
             self._release.close()
             self._release = None
+        if self._time_limit is not None:
+            self._time_limit.close()
+            self._time_limit = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
+        if self._processes is not None:
+            self._processes.end_others()
+        launcher, self._launcher = self._launcher, None
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -317,6 +367,8 @@ class Cluster(VariableCalls, RunCalls):
         self.reloading.forget()
         self.recovery = Recovery(self)
         self._last_seen = {}
+        if launcher is not None:
+            launcher.end()
 
     @uninterrupted()
     def restart(self, rank: int | None = None, replay: bool = False) -> str:
@@ -392,16 +444,19 @@ class Cluster(VariableCalls, RunCalls):
             self._note()
             raise
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen)
+        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()
         return lines
 
     def status(self) -> str:
-        """A table with each rank's device, process, memory and current line. Returns within a second."""
+        """A table with each rank's device, process, memory and current line, and the state of a job. Returns
+        within a second, or within three more where Slurm is slow."""
         with closing(self.lookout()) as lookout:
-            return status.table(self, lookout)
+            table = status.table(self, lookout)
+        given = self._launcher.state() if self._launcher is not None else ""
+        return f"{table}\n{given}" if given else table
 
     def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
         return Ranks(

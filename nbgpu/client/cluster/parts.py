@@ -10,6 +10,7 @@ from typing import Any
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
+from nbgpu.client.cluster.time_limit import TimeLimitWatch
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
@@ -17,6 +18,7 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.host import registry
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
@@ -51,7 +53,12 @@ class ClusterParts:
     recovery: Recovery
     news: list[str]
     """News for the next cell to show, such as ranks that were replaced in a run."""
+    join_file: Path | None
+    """The file with which hosts dial in, where ranks are on other hosts."""
 
+    _launcher: Launcher | None
+    """What has started the hosts; None where ranks are on this one."""
+    _time_limit: TimeLimitWatch | None
     _processes: Processes | None
     _entry: registry.Entry | None
     _client: Any
@@ -112,10 +119,14 @@ class ClusterParts:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices:
+            return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
+        if self.config.launcher != "local":
+            count += f" on {self.config.num_hosts} host{'s' if self.config.num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
-            return f"{found}: {count.replace(' ', ' CPU ')}, {self.chosen_transport.describe()}"
+            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
@@ -185,12 +196,17 @@ class ClusterParts:
                 "config": self.config,
                 "devices": self._ranks.devices,
                 "seating": seating,
-                "engines": self._entry.engines_with(seating.pids),
+                "engines": self._entry.engines_with(self._ranks.pids_here),
             }
         if self.run is not None:
             known["run"] = self.run.folder
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
+
+    def require_shared(self, folder: str | Path) -> None:
+        """Raise ConfigError where ranks are on other hosts that do not see a folder of this one's."""
+        if self._processes is not None:
+            self._processes.require_shared(Path(folder).absolute())
 
     def tell_news(self) -> None:
         """Print the news."""

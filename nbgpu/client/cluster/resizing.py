@@ -37,6 +37,11 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
         ClusterError: a rank is still in a cell and nothing has happened, or the change failed and the cluster
             has as many ranks as before.
     """
+    if cluster.config.launcher != "local":
+        raise ConfigError(
+            "a cluster whose ranks are on other hosts keeps its number of ranks. Stop it, and start it with other nodes "
+            "or gpus_per_node"
+        )
     num_before = cluster.world_size
     config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
     if num_ranks == num_before:

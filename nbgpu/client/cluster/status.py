@@ -16,14 +16,18 @@ _LOOK_PATIENCE_S = 0.7
 def table(cluster: Cluster, lookout: Lookout) -> str:
     """Return a table with the device, the process, the memory and the current line of every rank."""
     pids = cluster.pids
-    rows = [("rank", "device", "pid", "memory", "state")]
+    seating = cluster.ranks.seating
+    # One host needs no name.
+    with_hosts = cluster.config.launcher != "local"
+    rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
     lookout.ask()
     lookout.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(cluster.devices):
         used_bytes = cluster.ranks.resident_bytes(rank)
         memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
         state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
-        rows.append((str(rank), device.label(), str(pids[rank]), memory, state))
+        host = [seating.processes[rank].host] if with_hosts else []
+        rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, state))
     return "\n".join([cluster.describe(), *aligned(rows)])
 
 

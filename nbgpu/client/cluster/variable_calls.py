@@ -78,12 +78,14 @@ class VariableCalls(CellCalls):
             names: the variables; all of them if none is named.
 
         Raises:
+            ConfigError: the ranks are on several hosts, which do not share the place of the folder.
             DataError: the folder has other files, or cannot be written.
             RankError: a rank has no variable of a name, or cannot write its files. The folder has what it had
                 before, as after any other error.
             RunError: a training run has the ranks now, or another process saves into the folder.
         """
         self._make_ready()
+        self.require_shared(Path(folder).absolute().parent)
         return saving.save(self.ranks, Path(folder), names)
 
     def save_before_the_end(self, folder: str | Path, why: str) -> str:

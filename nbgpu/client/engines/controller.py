@@ -3,7 +3,8 @@ process, the place where the ranks meet.
 
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
-The engines have a sentinel for that, but while a cluster starts there are no engines yet.
+The engines have a sentinel for that, but while a cluster starts there are no engines yet. Where all ranks are
+on other hosts there is no fork server here, and its pid is the owner's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -19,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.machine import watched
+from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.lifetime import LifetimeWatch, end_with
-from nbgpu.protocol.records import engine_pid
+from nbgpu.protocol.hosts import FIRST_NUMBER
+from nbgpu.protocol.records import engine_host, engine_pid
 
 _FAREWELL_S = 1.0
 """An engine's last messages take another path than the news of its end, and must not arrive after it."""
@@ -36,6 +40,9 @@ def main() -> None:
     def end_with_the_others() -> None:
         while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
+        if fork_server_pid == owner_pid:
+            # There is no fork server here to remove it, as the last process of the cluster.
+            shutil.rmtree(folder, ignore_errors=True)
         # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
         # end too.
         os._exit(0)
@@ -61,7 +68,7 @@ def main() -> None:
         """
 
         def next_port(self, pool_name: str = "common") -> int:
-            holder = hold_port()
+            holder = hold_port(self.engine_ip)
             held.append(holder)
             port: int = holder.getsockname()[1]
             return port
@@ -81,15 +88,16 @@ def main() -> None:
     Controller.launch_instance()
 
 
-def hold_port() -> socket.socket:
-    """Return a socket that holds a free port of the loopback; while it is open, only zmq can bind the port.
+def hold_port(ip: str = LOOPBACK) -> socket.socket:
+    """Return a socket that holds a free port of an address of this host; while it is open, only zmq can bind
+    the port.
 
     ipyparallel picks a port, frees it, and binds it a moment later, in some cases on threads that die
     silently if another process has taken the port by then: the cluster's start would hang. Two controllers
     that start at the same time do that to each other.
     """
     holder = socket.socket()
-    holder.bind(("127.0.0.1", 0))
+    holder.bind((ip, 0))
     # zmq sets this option too. Set it after the bind: before it, the system might give the same port to two
     # holders.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,7 +116,8 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
     def watch_over(heart: bytes) -> None:
         finish_registration(heart)
         number = hub.hearts.get(heart)
-        if number is None:
+        # An engine on another host is watched there, and its host tells of its end.
+        if number is None or engine_host(heart.decode()):
             return
 
         def unregister() -> None:
@@ -129,7 +138,18 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
 
     hub.finish_registration = watch_over
     # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
-    hub.handle_stopped_heart = lambda heart: None
+    hub.handle_stopped_heart = lambda heart: give_up_host(hub, heart)
+
+
+def give_up_host(hub: Any, heart: bytes) -> None:
+    """Give up a host that is not heard any more, with all engines there. Its lease is shorter: it has ended
+    them."""
+    host = engine_host(heart.decode())
+    if not host or hub.hearts.get(heart, 0) < FIRST_NUMBER:
+        return
+    for each, number in list(hub.hearts.items()):
+        if engine_host(each.decode()) == host:
+            hub.unregister_engine(each, {"content": {"id": number}})
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ def _launch(preloading: _Preloading, config: ClusterConfig | None) -> None:
     """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
     try:
         config = config or ClusterConfig()
+        if config.launcher != "local":
+            return  # there are no ranks here
         wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import shutil
 import signal
 import subprocess
@@ -13,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from traitlets.log import get_logger
 
 from nbgpu.client.engines import preloading
-from nbgpu.errors import ClusterError
+from nbgpu.client.engines.other_host import HostLostError, OtherHost
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.host.logs import Whose
@@ -36,7 +38,20 @@ _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Cells that are sent every few milliseconds do not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
+_FAREWELL_S = 3.0
 _serializers_tables = threading.Lock()
+
+
+class Place(NamedTuple):
+    """What the ranks on a host must know of it."""
+
+    name: str
+    interface: str
+    """Over which they talk to other hosts; empty if there are none."""
+    folder: str
+    meeting_file: str
+    num_cores: int | None
+    """None for those of this host."""
 
 
 class Processes:
@@ -57,7 +72,9 @@ class Processes:
     def _use_folder(self, folder: Path, from_start: bool) -> None:
         self.folder = folder
         self.this_host: Host = ThisHost(folder, from_start)
-        self.hosts = {self.this_host.name: self.this_host}
+        self.hosts: dict[str, Host] = {self.this_host.name: self.this_host}
+        self.others: list[OtherHost] = []
+        self._when_lost: Callable[[], str] = str
 
     @classmethod
     def prepare(cls) -> Self:
@@ -74,13 +91,17 @@ class Processes:
         """The file that says where the ranks meet. It is there before `connection_file` is."""
         return self.folder / MEETING
 
-    def launch(self, environment: Mapping[str, str]) -> None:
+    def launch(self, environment: Mapping[str, str], ip: str = "") -> None:
         """Launch the fork server and the controller, or take over the preloaded ones, and return at once.
 
         Args:
             environment: the engines' variables beside this process's own.
+            ip: where the ranks will be on other hosts, the address at which the controller listens for them.
         """
-        launched = preloading.take(environment) or launch.launch(self.folder, environment)
+        if ip:
+            preloading.dismiss()
+        ready = None if ip else preloading.take(environment)
+        launched = ready or launch.launch(self.folder, environment, ip)
         self._use_folder(launched.folder, from_start=True)
         self._children = launched.children
         for name, child in launched.children.items():
@@ -129,29 +150,58 @@ class Processes:
             raise
         return client
 
-    def new_engine(self, take: Callable[[EngineProcess, int], None]) -> None:
+    def new_engine(self, host: str, take: Callable[[EngineProcess, int], None]) -> None:
         """Start one more engine.
 
         Args:
+            host: the name of the host on which it is to run.
             take: called with the process and the number under which the engine registers with ipyparallel in
                 a moment. From then on the engine belongs to the caller. If an interrupt comes before that,
                 the engine is ended.
         """
-        host = self.this_host
         with self._answering():
-            host.fork_engine(lambda pid, engine: take(EngineProcess(host.name, pid), engine))
+            self.hosts[host].fork_engine(lambda pid, engine: take(EngineProcess(host, pid), engine))
 
     def prepare_engines(self, recipes: Sequence[str]) -> None:
         """Ask the fork server to import what later engines need to train with these recipes, and return
         at once."""
         with self._answering():
-            self.this_host.prepare_to_train(recipes)
+            for host in self._with_ranks:
+                host.prepare_to_train(recipes)
+
+    @property
+    def _with_ranks(self) -> list[Host]:
+        """The hosts that have ranks: the others if there are others."""
+        return [*self.others] or [self.this_host]
+
+    def use(self, others: Sequence[OtherHost], when_lost: Callable[[], str]) -> None:
+        """Have the ranks on these hosts, which have dialled in.
+
+        Args:
+            others: the hosts.
+            when_lost: a function that says, in whole sentences, what to do when one of them is lost.
+        """
+        self.others = list(others)
+        self._when_lost = when_lost
+        self.hosts.update({host.name: host for host in others})
+
+    def place_of(self, host: str) -> Place:
+        """What the ranks on a host must know of it."""
+        for other in self.others:
+            if other.name == host:
+                there = other.description
+                return Place(host, there.interface, there.folder, there.meeting_file, there.num_cores)
+        return Place(host, "", str(self.folder), str(self.meeting_file), None)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
         """Raise ClusterError if the process that starts engines does not answer."""
         try:
             yield
+        except HostLostError as error:
+            raise ClusterError(
+                f"{error}. A cluster does not go on without one of its hosts. {self._when_lost()}"
+            ) from None
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()
@@ -172,6 +222,17 @@ class Processes:
         self._children = {}
         watched.hide(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_others(self) -> None:
+        """Have the other hosts end their parts, and wait a moment for that. Call while they can be reached;
+        else they end by themselves, a little later."""
+        if self._unreachable() is not None:
+            return
+        for host in self.others:
+            host.end()
+        give_up_s = time.monotonic() + _FAREWELL_S
+        while any(host.is_there for host in self.others) and time.monotonic() < give_up_s:
+            time.sleep(_LOOK_PERIOD_S)
 
     def require_reachable(self) -> None:
         """Raise ClusterError if the controller or the fork server is gone."""
@@ -213,6 +274,8 @@ class Processes:
         if ending is None:
             return None
         code = ending.code
+        if code is None and not self._is_heard(process.host):
+            return "is gone with its host, which is not heard any more"
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
@@ -224,6 +287,35 @@ class Processes:
                 "the calls"
             )
         return f"was killed by {name}{guess}"
+
+    def _is_heard(self, host: str) -> bool:
+        return all(other.is_there for other in self.others if other.name == host)
+
+    def require_shared(self, folder: Path) -> None:
+        """Raise ConfigError unless all hosts see a folder, which is made if it is missing."""
+        if not self.others:
+            return
+        content = secrets.token_hex(8)
+        file = folder / f".{content}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be written to: {error.strerror}. Name another folder"
+            ) from None
+        try:
+            asked = {host: host.tell("content_of", str(file)) for host in self.others}
+            blind = [f"host {host.name}" for host, each in asked.items() if host.answer(each) != content]
+        except OSError as error:
+            raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None
+        finally:
+            file.unlink(missing_ok=True)
+        if blind:
+            raise ConfigError(
+                f"{folder} is not on a file system that all hosts share: {' and '.join(blind)} do not see what the "
+                "notebook's host writes there. Name a folder that they share"
+            )
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines that the engines or the controller wrote, as sentences for an error message."""

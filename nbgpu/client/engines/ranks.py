@@ -7,13 +7,14 @@ one, or by a waiting spare, which takes its seat in the next generation of the g
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.client.engines import seats
+from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
+from nbgpu.client.engines.lifetimes import Lifetimes, by_host
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, failures
@@ -21,13 +22,10 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
-from nbgpu.host.host import Glance
-from nbgpu.machine import devices
 from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.machine.transports import SINGLE, Transport
+from nbgpu.machine.transports import Transport
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import CellOptions, Device
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ _log = logging.getLogger("nbgpu.cluster")
 _REGROUP_PATIENCE_S = 60.0
 _MAX_REGROUP_ATTEMPTS = 3
 _ENGINE_PATIENCE_S = 60.0
-_DEATH_PATIENCE_S = 10.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
 
@@ -74,41 +71,18 @@ class Ranks:
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._glances: dict[EngineProcess, Glance] = {}
-        self._why_ended: dict[EngineProcess, str] = {}
-        """How a process ended, in words, if this object has ended it."""
+        self._lifetimes = Lifetimes(processes, client, config, seating, note)
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
         self._seats = self._seats_for(transport)
 
     def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
-        """Return the seat of each engine (`Seat` in engine/process/boot.py)."""
-        chosen = self._chosen[:1] if transport.name == SINGLE else self._chosen
-        link = self._config.simulated_link
-        meeting = MeetingPlace.read(self._processes.meeting_file)
-        return [
-            {
-                "rank": rank,
-                "world_size": len(chosen),
-                "local_rank": rank,
-                "backend": transport.backend,
-                "transport": transport.name,
-                "device": devices.torch_name(device, self._chosen),
-                "visible_gpus": devices.visible_gpus(self._chosen),
-                "described": asdict(device),
-                "folder": str(self._processes.folder),
-                "store": meeting.address,
-                "store_keys": str(self._processes.meeting_file),
-                "threads": self._config.threads_for(len(chosen)),
-                "collective_timeout_s": self._config.collective_timeout_s,
-                "memory_limit_bytes": devices.memory_limit_bytes(self._config, device, self._chosen),
-                "cell_seed": self._config.cell_seed,
-                "link": asdict(link) if link is not None else None,
-                "slow_factor": self._config.slow_factors.get(rank, 1.0),
-                "simulated": self._config.simulated,
-            }
-            for rank, device in enumerate(chosen)
-        ]
+        return seats.of_ranks(self._config, self._chosen, transport, self._processes, self._host_of)
+
+    def _host_of(self, rank: int) -> str:
+        """The name of a rank's host; a rank that is about to come is on the notebook's."""
+        process = self.seating.processes.get(rank)
+        return self._processes.this_host.name if process is None else process.host
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -122,6 +96,19 @@ class Ranks:
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
         return self.seating.pids
+
+    @property
+    def pids_here(self) -> dict[int, int]:
+        """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
+        belongs to another."""
+        here = self._processes.this_host.name
+        return (
+            {}
+            if self._processes.others
+            else {
+                rank: process.pid for rank, process in self.seating.processes.items() if process.host == here
+            }
+        )
 
     def __getitem__(self, rank: int) -> Any:
         """Return ipyparallel's view of a rank's engine."""
@@ -164,7 +151,9 @@ class Ranks:
         self._seats = self._seats_for(transport)
         if with_new_engines:
             self.seating.generation += 1
-            self._give_places({rank: self._new_spare() for rank in range(len(self))})
+            self._lifetimes.give_places(
+                {rank: self._lifetimes.new_spare(self._host_of(rank)) for rank in range(len(self))}
+            )
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 del self.seating.engines[gone], self.seating.processes[gone]
 
@@ -205,7 +194,7 @@ class Ranks:
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
-        for host, processes in self._by_host(self.seating.processes[rank] for rank in ranks).items():
+        for host, processes in by_host(self.seating.processes[rank] for rank in ranks).items():
             self._processes.hosts[host].interrupt(processes)
 
     def sever(self) -> None:
@@ -214,7 +203,7 @@ class Ranks:
         Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
         end only. A second call for the same generation does nothing more.
         """
-        for host, processes in self._by_host(self.seating.processes.values()).items():
+        for host, processes in by_host(self.seating.processes.values()).items():
             self._processes.hosts[host].give_up(processes, self.seating.generation)
         if self.seating.is_whole:
             self.seating.is_whole = False
@@ -224,18 +213,6 @@ class Ranks:
     def group_is_whole(self) -> bool:
         """Whether the group may be used: all ranks joined it, and it has not been given up since."""
         return self.seating.is_whole
-
-    @staticmethod
-    def _by_host(processes: Iterable[EngineProcess]) -> dict[str, list[int]]:
-        """The pids of processes by the names of their hosts, so that each host gets one message."""
-        pids: dict[str, list[int]] = {}
-        for process in processes:
-            pids.setdefault(process.host, []).append(process.pid)
-        return pids
-
-    def _kill(self, processes: Iterable[EngineProcess]) -> None:
-        for host, pids in self._by_host(processes).items():
-            self._processes.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def without_group(self) -> list[int]:
         """Return the ranks that are no longer in a process group, because their own code has ended it."""
@@ -262,9 +239,12 @@ class Ranks:
 
     def how_ended(self, rank: int) -> str | None:
         """Return how the process of a rank ended, in words, or None while it lives."""
-        process = self.seating.processes[rank]
-        ended = self._processes.how_ended(process, self._config.debug)
-        return None if ended is None else f"rank {rank} {self._why_ended.get(process, ended)}"
+        ended = self._lifetimes.how_ended(self.seating.processes[rank])
+        return None if ended is None else f"{self.called(rank)} {ended}"
+
+    def called(self, rank: int) -> str:
+        """The rank's name for messages, which has its host where there are several: 'rank 2 on host n2'."""
+        return f"rank {rank} on host {self._host_of(rank)}" if self._processes.others else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
@@ -313,22 +293,13 @@ class Ranks:
 
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""
-        ending = [rank for rank in range(len(self)) if self._glance(rank).is_ending()]
+        processes = self.seating.processes
+        ending = [rank for rank in range(len(self)) if self._lifetimes.glance(processes[rank]).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
-
-    def _glance(self, rank: int) -> Glance:
-        process = self.seating.processes[rank]
-        if process not in self._glances:
-            for replaced in set(self._glances) - set(self.seating.processes.values()):
-                self._glances.pop(replaced).close()
-            self._glances[process] = self._processes.host_of(process).glance(process.pid)
-        return self._glances[process]
 
     def close(self) -> None:
         """Stop watching the processes. Call when the cluster has ended."""
-        for glance in self._glances.values():
-            glance.close()
-        self._glances.clear()
+        self._lifetimes.close()
 
     @uninterrupted()
     def regroup(self, failed: Collection[int] = ()) -> list[str]:
@@ -412,7 +383,9 @@ class Ranks:
         self._distrusted.update(ranks)
         self.seating.is_whole = False
         self.end(ranks)
-        self._give_places(dict(zip(ranks, self._take_spares(len(ranks)), strict=True)))
+        wanted = [self._host_of(rank) for rank in ranks]
+        arrived = dict(zip(ranks, self._lifetimes.take_spares(wanted), strict=True))
+        self._lifetimes.give_places(arrived)
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if replay is not None:
@@ -447,13 +420,14 @@ class Ranks:
         seating = self.seating
         before = self._chosen, self._seats, dict(seating.engines), dict(seating.processes)
         new = range(len(self), len(chosen))
-        arrived = dict(zip(new, self._take_spares(len(new)), strict=True))
+        wanted = [self._host_of(rank) for rank in new]
+        arrived = dict(zip(new, self._lifetimes.take_spares(wanted), strict=True))
         came = {engine: seating.spares[engine] for engine in arrived.values()}
         leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
         seating.leaving = list(leaving.values())
         try:
-            self._give_places(arrived)
+            self._lifetimes.give_places(arrived)
             self._chosen = tuple(chosen)
             self._seats = self._seats_for(transport)
             for rank in leaving:
@@ -466,7 +440,7 @@ class Ranks:
             seating.leaving = []
             seating.is_whole = False
             self._distrusted.difference_update(new)
-            self._dismiss(came)
+            self._lifetimes.dismiss(came)
             self._note()
             raise
         return lines
@@ -479,25 +453,10 @@ class Ranks:
             ClusterError: a process does not end.
         """
         leaving = self.seating.leaving
-        self._kill(leaving)
-        for process in leaving:
-            if process in self._glances:
-                self._glances.pop(process).close()
-            self._wait_for_the_end_of(process, f"a rank that has left (pid {process.pid})")
+        self._lifetimes.end_those_of_no_rank(leaving)
         if leaving:
             self.seating.leaving = []
             self._note()
-
-    def _give_places(self, arrived: Mapping[int, int]) -> None:
-        """Put spares, their numbers by rank, in the place of the ranks' old engines, once they have come."""
-        try:
-            self._wait_for(arrived.values())
-        except ClusterError:
-            self._dismiss({engine: self.seating.spares[engine] for engine in arrived.values()})
-            raise
-        for rank, engine in arrived.items():
-            self.seating.engines[rank] = engine
-            self.seating.processes[rank] = self.seating.spares.pop(engine)
 
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
@@ -510,38 +469,7 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         """Start spares until there are `num_spares`; return before they are ready."""
         while len(self.seating.spares) < num_spares:
-            self._new_spare()
-
-    def _new_spare(self) -> int:
-        """Start a new engine and return its number.
-
-        It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
-        owner: the next replacement takes it.
-        """
-        new: list[int] = []
-
-        def take(process: EngineProcess, engine: int) -> None:
-            self.seating.spares[engine] = process
-            new.append(engine)
-            self._note()
-
-        self._processes.new_engine(take)
-        (engine,) = new
-        return engine
-
-    def _take_spares(self, num: int) -> list[int]:
-        """Return the numbers of `num` living spares; start new ones if there are too few."""
-        for engine, process in list(self.seating.spares.items()):
-            if self._processes.how_ended(process, self._config.debug) is not None:
-                del self.seating.spares[engine]
-        self.add_spares(num)
-        return list(self.seating.spares)[:num]
-
-    def _dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
-        """End new engines, by number, that get no place."""
-        self._kill(engines.values())
-        for engine in engines:
-            self.seating.spares.pop(engine, None)
+            self._lifetimes.new_spare(self._processes.this_host.name)
 
     @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
@@ -554,22 +482,7 @@ class Ranks:
             ClusterError: a process does not end.
         """
         for rank in ranks:
-            process = self.seating.processes[rank]
-            if not self.is_ending(rank):
-                self._why_ended[process] = why or "was ended, to be replaced"
-            self._kill([process])
-            self._wait_for_the_end_of(process, f"rank {rank} (pid {process.pid})")
-
-    def _wait_for_the_end_of(self, process: EngineProcess, whose: str) -> None:
-        give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self._processes.how_ended(process, self._config.debug) is None:
-            if time.monotonic() > give_up_s:
-                raise ClusterError(
-                    f"the process of {whose} does not end: it waits in the kernel or its driver. "
-                    "%nbgpu stop, then look at it with ps"
-                )
-            time.sleep(_POLL_PERIOD_S)
-            take_interrupt()
+            self._lifetimes.end(self.seating.processes[rank], self.called(rank), why)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
@@ -583,34 +496,3 @@ class Ranks:
             if how := self.how_ended(rank):
                 raise ClusterError(how)
             take_interrupt()
-
-    def _wait_for(self, arriving: Iterable[int]) -> None:
-        """Wait until spares can be reached; ClusterError if one ends or does not come."""
-        give_up_s = time.monotonic() + _ENGINE_PATIENCE_S
-        while missing := [engine for engine in arriving if engine not in self._client.ids]:
-            for process in (self.seating.spares[engine] for engine in missing):
-                if how := self._processes.how_ended(process, self._config.debug):
-                    raise ClusterError(
-                        f"a new engine (pid {process.pid}) {how}. {self._processes.log_tail()}"
-                    )
-            if time.monotonic() > give_up_s:
-                raise ClusterError(
-                    f"a new engine did not come within {_ENGINE_PATIENCE_S:g} s. {self._processes.log_tail()}"
-                )
-            time.sleep(_POLL_PERIOD_S)
-            take_interrupt()
-
-
-def reference(function: str) -> Any:
-    """Return `module:function` as an object that ipyparallel looks up on the engine."""
-    module, _, name = function.partition(":")
-    return expression(f"__import__('importlib').import_module({module!r}).{name}")
-
-
-def expression(source: str) -> Any:
-    """Return an expression as an object that ipyparallel evaluates on the engine."""
-    # Import it here, so that the fork server can be launched before ipyparallel is imported, which takes a
-    # quarter of a second.
-    from ipyparallel import Reference
-
-    return Reference(source)

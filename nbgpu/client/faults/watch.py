@@ -135,8 +135,9 @@ class RankWatch:
         """Free the ranks that still work from whatever collective they wait in."""
         self._freed = set(self.pending())
         self._freed_mono_s = time.monotonic()
-        self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
         self._ranks.sever()
+        # Of a rank on another host this takes a message there and back.
+        self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
 
     @uninterrupted()
     def stop(self) -> None:

@@ -134,6 +134,11 @@ class Entry(Footprint):
     def is_to_be_kept(self) -> bool:
         return self.config.keep
 
+    def state(self) -> State:
+        """The state of a cluster that is alive. Ranks on other hosts are not among its engines here."""
+        state = super().state()
+        return "running" if state == "starting" and self.seating.engines else state
+
     def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
         """The engines of the ranks with these pids, including known engines that have ended."""
         engines = {rank: p for rank, p in self.engines.items() if pids.get(rank) == p.pid}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from_accounting, from_scontrol
 from nbgpu.errors import ClusterError
 
-_PATIENCE_S = 60.0
 _SUBMIT_PATIENCE_S = 30.0
 """Where the queue is full, sbatch tries again and again."""
 
@@ -54,9 +53,11 @@ class Slurm:
 
     Args:
         through: the beginning of a command line by which its programs are run elsewhere; empty for here.
+        patience_s: how long its programs may take, but for sbatch.
     """
 
     through: Sequence[str] = ()
+    patience_s: float = 60.0
 
     def submit(self, script: str) -> str:
         """Submit a batch script and return the job's number.
@@ -99,6 +100,11 @@ class Slurm:
         done = self._run(["sinfo", "--noheader", "--format=%R %a"])
         return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
 
+    def node_addresses(self, partition: str = "") -> list[str]:
+        """The names or addresses by which Slurm reaches its nodes: of the partition's, where one is named."""
+        of = [f"--partition={partition}"] if partition else []
+        return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *of]).stdout.split()
+
     def _recorded(self, job: str) -> JobState | None:
         """What the accounting says; None where a site has none or it knows nothing of the job."""
         asked = [
@@ -124,7 +130,7 @@ class Slurm:
         return done.stdout.split() or [found[1]]
 
     def _run(
-        self, command: Sequence[str], stdin: str = "", patience_s: float = _PATIENCE_S
+        self, command: Sequence[str], stdin: str = "", patience_s: float | None = None
     ) -> subprocess.CompletedProcess[str]:
         if not self.through and shutil.which(command[0]) is None:
             raise ClusterError(
@@ -132,6 +138,7 @@ class Slurm:
                 "on a cluster's login node"
             )
         words = [*self.through, *command]
+        patience_s = patience_s or self.patience_s
         try:
             return subprocess.run(
                 words,

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from nbgpu.errors import ConfigError
 
-WARNING_BEFORE_END_S = 120
-"""Before the time limit Slurm sends SIGUSR1 this early, so that there is time for a checkpoint."""
-
 _OURS = {
     "nodes": "it is the setting `nodes`",
     "gpus-per-node": "it is the setting `gpus_per_node`",
@@ -20,7 +17,7 @@ _OURS = {
     "ntasks-per-node": "each node has one task",
     "output": "nbgpu reads the job's output",
     "error": "nbgpu reads the job's output",
-    "signal": "nbgpu is warned before the time limit by it",
+    "signal": "nbgpu looks at the time left itself, and a signal would end the ranks",
     "array": "a cluster is one job",
     "export": "the ranks get this notebook's environment",
     "wrap": "the job is nbgpu's own",
@@ -53,46 +50,30 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
     Raises:
         ConfigError: an option is not one, or is not the user's to give.
     """
-    return _script(request, str(request.nodes), str(request.output), shlex.join(command))
-
-
-def batch_template(request: SlurmRequest) -> str:
-    """Return the same script for ipyparallel's SlurmEngineSetLauncher, which puts in the number of nodes, the
-    command and the file for the output.
-
-    Raises:
-        ConfigError: as of `batch_script`.
-    """
-    marks = ("nbgpu-nodes", "nbgpu-output", "nbgpu-command")
-    escaped = _script(request, *marks).replace("{", "{{").replace("}", "}}")
-    for mark, name in zip(marks, ("n", "output_file", "program_and_args"), strict=True):
-        escaped = escaped.replace(mark, f"{{{name}}}")
-    return escaped
-
-
-def _script(request: SlurmRequest, nodes: str, output: str, command: str) -> str:
     options: dict[str, str | int | bool] = {
         "job-name": request.name,
-        "nodes": nodes,
+        "nodes": request.nodes,
         "ntasks-per-node": 1,
-        "output": output,
+        "output": str(request.output),
         # What a job writes after it was requeued does not replace what it wrote before.
         "open-mode": "append",
-        "signal": f"USR1@{WARNING_BEFORE_END_S}",
-        "requeue": True,
+        # Many a site requeues where nothing is said, and new hosts would not be those of the cluster.
+        "no-requeue": True,
     }
     if request.gpus_per_node:
         options["gpus-per-node"] = request.gpus_per_node
     options |= _checked(request.options)
-    if options.get("no-requeue"):
-        del options["requeue"]
+    if options.get("requeue"):
+        del options["no-requeue"]
     lines = [
         # A login shell, because without one many sites have no `module`.
         "#!/bin/bash -l",
         *(f"#SBATCH {_option(name, value)}" for name, value in options.items() if value is not False),
         *_setup(request.setup),
         # The end of one host does not end the others: nbgpu decides what becomes of them.
-        f"exec srun --kill-on-bad-exit=0 --wait=0 {command}",
+        # srun does not take over the number of cores from the job by itself.
+        "exec srun --kill-on-bad-exit=0 --wait=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \\",
+        f"  {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,6 @@ in a terminal. Secrets travel over its standard input, and stand in no command l
 from __future__ import annotations
 
 import json
-import platform
 import re
 import secrets
 import shlex
@@ -17,15 +16,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nbgpu.errors import ClusterError
-
-PACKAGES = ("nbgpu", "torch", "ipyparallel", "ipykernel", "pyzmq")
-"""A value that one side makes of these is read by the other, so both sides have the same versions of them."""
+from nbgpu.host import versions
+from nbgpu.machine.signals import uninterrupted
 
 _CONNECT_TIMEOUT_S = 10
 _PATIENCE_S = 60.0
@@ -38,7 +35,7 @@ _OPTIONS = (
     "ForwardAgent=no",
     "ForwardX11=no",
     "ControlMaster=auto",
-    "ControlPersist=60",
+    "ControlPersist=20",
 )
 _READ = (
     "import json, sys; "
@@ -46,6 +43,15 @@ _READ = (
     'request = json.loads(sys.stdin.readline()); exec(request["code"])'
 )
 
+_NOTHING: Mapping[str, Any] = {
+    "packages": versions.PACKAGES,
+    "versions": {},
+    "command": [],
+    "connection": "",
+    "working_folder": "",
+}
+"""A request that starts nothing."""
+_SETUP_FAILED = 125
 _NO_CONNECTION = (
     (r"Could not resolve hostname", "there is no host of that name"),
     (r"No route to host|Network is unreachable", "there is no way to it from here"),
@@ -85,6 +91,8 @@ class SshSettings:
     """More arguments of ssh, such as ['-F', 'config'] or ['-p', '2222']."""
     through: Sequence[str] = ()
     """The beginning of a command line by which ssh is run elsewhere; empty for here."""
+    setup: str = ""
+    """Lines of shell that run before Python."""
 
 
 class SshHosts:
@@ -108,12 +116,24 @@ class SshHosts:
         if made.returncode:
             raise ClusterError(f"no folder for connections can be made: {made.stderr.strip()}")
 
-    def start(self, command: Sequence[str], connection: str) -> list[RemoteProcess]:
+    def reach(self) -> list[str]:
+        """Connect to every host and compare the versions. Return the address by which each knows this host.
+
+        Raises:
+            ClusterError: a host cannot be reached or has other versions, with a line for each such host.
+        """
+        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, _NOTHING)))
+        if problems:
+            raise ClusterError("\n".join(problems))
+        return [answer["caller"] for answer in answers.values()]
+
+    def start(self, command: Sequence[str], connection: str, working_folder: str = "") -> list[RemoteProcess]:
         """Start a program on every host.
 
         Args:
             command: its words. '{python}' stands for the interpreter there, and '{folder}' for a new folder.
             connection: the text of the file `connection.json` in that folder, which only the user can read.
+            working_folder: where the program runs; the home folder on a host that does not have it.
 
         Returns:
             One process for each host, in their order.
@@ -122,40 +142,54 @@ class SshHosts:
             ClusterError: a host cannot be reached or has other versions, with a line for each such host. What
                 was started on the others is ended.
         """
-        wanted = own_versions()
         request = {
-            "packages": PACKAGES,
-            "versions": wanted,
+            **_NOTHING,
+            "versions": versions.here(),
             "command": list(command),
             "connection": connection,
+            "working_folder": working_folder,
         }
-        answers = self._on_every_host(lambda host: self._answer(host, request))
-        problems = []
-        started = []
-        for host, answer in zip(self.hosts, answers, strict=True):
-            if isinstance(answer, ClusterError):
-                problems.append(str(answer))
-            elif different := differences(wanted, answer["versions"]):
-                problems.append(f"{host} has other versions than this notebook: {different}")
-            else:
-                started.append(RemoteProcess(host, answer["pid"], answer["folder"]))
+        answers, problems = self._compared(self._on_every_host(lambda host: self._answer(host, request)))
+        started = [RemoteProcess(host, answer["pid"], answer["folder"]) for host, answer in answers.items()]
         if problems:
             self.end(started)
             raise ClusterError("\n".join(problems))
         return started
 
+    def _compared(self, answers: Sequence[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """The answers of the hosts that are as this one, and a line for each other host."""
+        wanted = versions.here()
+        good, problems = {}, []
+        for host, answer in zip(self.hosts, answers, strict=True):
+            if isinstance(answer, ClusterError):
+                problems.append(str(answer))
+            elif different := versions.differences(answer["versions"], wanted):
+                problems.append(f"{host} has other versions than this notebook: {', '.join(different)}")
+            else:
+                good[host] = answer
+        return good, problems
+
     def versions(self) -> dict[str, dict[str, str | None]]:
-        """Return each host's versions of Python and PACKAGES.
+        """Return each host's versions of Python and of the packages that must be the same.
 
         Raises:
             ClusterError: a host cannot be reached, with a line for each such host.
         """
-        request = {"packages": PACKAGES, "versions": {}, "command": [], "connection": ""}
-        answers = self._on_every_host(lambda host: self._answer(host, request))
+        answers = self._on_every_host(lambda host: self._answer(host, _NOTHING))
         problems = [str(answer) for answer in answers if isinstance(answer, ClusterError)]
         if problems:
             raise ClusterError("\n".join(problems))
         return {host: answer["versions"] for host, answer in zip(self.hosts, answers, strict=True)}
+
+    def ended(self, processes: Sequence[RemoteProcess]) -> list[RemoteProcess]:
+        """Return those that have ended.
+
+        Raises:
+            ClusterError: a host cannot be reached.
+        """
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
+            pending = [(process, pool.submit(self.alive, process)) for process in processes]
+            return [process for process, alive in pending if not alive.result()]
 
     def alive(self, process: RemoteProcess) -> bool:
         """Whether a program that was started still runs.
@@ -186,7 +220,7 @@ class SshHosts:
             words = f"kill -TERM -{pid}; {patience}; kill -KILL -{pid}; rm -rf {folder}"
             self._shell(process.host, f"{{ {words}; }} 2>/dev/null; true")
 
-        with ThreadPoolExecutor(max(1, len(processes))) as pool:
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(processes))) as pool:
             for done in [pool.submit(end, process) for process in processes]:
                 error = done.exception()
                 if error is not None and not isinstance(error, ClusterError):
@@ -194,8 +228,7 @@ class SshHosts:
 
     def close(self) -> None:
         """End the connections."""
-        for host in self.hosts:
-            self._ssh(host, ["-O", "exit"], "")
+        self._on_every_host(lambda host: self._ssh(host, ["-O", "exit"], ""))
         self._settled(["rm", "-rf", self._sockets])
 
     def __enter__(self) -> Self:
@@ -208,7 +241,7 @@ class SshHosts:
 
     def _on_every_host(self, ask: Callable[[str], Any]) -> list[Any]:
         """The answers of all hosts in their order; a ClusterError takes the place of an answer."""
-        with ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
+        with uninterrupted(), ThreadPoolExecutor(max(1, len(self.hosts))) as pool:
             pending = [pool.submit(ask, host) for host in self.hosts]
         answers: list[Any] = []
         for done in pending:
@@ -222,6 +255,9 @@ class SshHosts:
         code = Path(__file__).with_name("remote_start.py").read_text()
         # One argument: the host's shell gets the words joined by spaces.
         words = shlex.join([self._settings.python, "-c", _READ])
+        if self._settings.setup:
+            # What it writes would stand among what is read.
+            words = f"{{ {self._settings.setup}\n}} >&2 </dev/null || exit {_SETUP_FAILED}\nexec {words}"
         done = self._reached(host, self._ssh(host, [], json.dumps({**request, "code": code}) + "\n", words))
         lines = [line for line in done.stdout.splitlines() if line.startswith("nbgpu ")]
         if done.returncode or not lines:
@@ -233,6 +269,8 @@ class SshHosts:
         said = (done.stderr or done.stdout).strip().splitlines()
         last = said[-1] if said else f"exit status {done.returncode}"
         python = self._settings.python
+        if done.returncode == _SETUP_FAILED and self._settings.setup:
+            return f"the lines of setup failed there: {last}"
         if done.returncode in {126, 127}:
             return (
                 f"there is no {python} ({last}). launcher_options={{'python': ...}} names the Python there that has "
@@ -285,18 +323,3 @@ class SshHosts:
                 words = next((line for line in reversed(said) if re.search(pattern, line)), said[-1])
                 raise ClusterError(f"{host}: {meaning.format(host=host)} (ssh: {words})")
         raise ClusterError(f"{host} is not reached: ssh says {' '.join(said) or 'nothing'}")
-
-
-def own_versions() -> dict[str, str | None]:
-    """The versions of Python and PACKAGES in this environment."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def differences(own: Mapping[str, str | None], other: Mapping[str, str | None]) -> str:
-    """Name what differs: 'torch 2.12.0 (here 2.13.0), no nbgpu (here 0.4)'; empty where nothing does."""
-    found = []
-    for name, version in own.items():
-        if (there := other.get(name)) != version:
-            found.append(f"{name} {there} (here {version})" if there else f"no {name} (here {version})")
-    return ", ".join(found)

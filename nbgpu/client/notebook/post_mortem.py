@@ -9,7 +9,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.client.cluster.cluster import Cluster, current
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.errors import CellInterrupted, ClusterError, RankError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call

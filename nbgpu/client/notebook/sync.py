@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import rank_ranges
 

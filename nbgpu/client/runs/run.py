@@ -355,15 +355,18 @@ class Run:
                 f"at most {most}"
             )
 
-    def stop(self) -> None:
+    def stop(self, why: str = "") -> None:
         """Ask all ranks to end after their current step; they write a checkpoint first.
 
         A step that does not come to its end, because a rank waits for one that does not come, is interrupted,
         and a second call interrupts any step. Training then goes back to the state before the step and ends
         with that; with strategy='fsdp', where no rank has that state, it ends with that of the newest
         checkpoint.
+
+        Args:
+            why: a sentence for the run's record, where it is not you who stops it.
         """
-        self._ask("stop")
+        self._ask("stop", why)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
         """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
@@ -450,9 +453,9 @@ class Run:
         self._watch.abandon()
         self._ending.wait_at_most(_STOP_PATIENCE_S)
 
-    def _ask(self, command: Command) -> None:
+    def _ask(self, command: Command, why: str = "") -> None:
         self._refuse_if_over(command)
-        self._send(lambda beside: send_command(self.folder, command, beside))
+        self._send(lambda beside: send_command(self.folder, command, beside, why))
 
     def _send(self, send: Callable[[Path], None]) -> None:
         """Send a line to rank 0; raise RunError if it can be written to no folder."""

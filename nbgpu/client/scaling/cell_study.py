@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.client.scaling import study_table
 from nbgpu.errors import ConfigError, RankError
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbgpu.client.cluster.cluster import Cluster, current
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.errors import ConfigError
 from nbgpu.performance.links import Links
 from nbgpu.protocol.calls import Call

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster, current
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.errors import ConfigError
 from nbgpu.performance.memory import MeasuredMemory, Memory, PredictedMemory

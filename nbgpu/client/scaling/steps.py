@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster, current
-from nbgpu.client.engines.ranks import reference
+from nbgpu.client.engines.calls import reference
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
 from nbgpu.performance.steps import StepTimes

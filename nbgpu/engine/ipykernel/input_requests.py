@@ -10,6 +10,7 @@ import builtins
 import getpass
 import itertools
 import json
+import os
 import socket
 import sys
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import Question
+from nbgpu.protocol.records import HOST_FOLDER, Question
 
 _END_OF_INPUT = "\x04"
 
@@ -73,6 +74,10 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
 
 
 def _nobody(rank: int) -> StdinNotImplementedError:
+    if HOST_FOLDER in os.environ:
+        return StdinNotImplementedError(
+            f"rank {rank} called input(), and a question does not reach the notebook from another host: push the value"
+        )
     return StdinNotImplementedError(
         f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
     )

@@ -29,7 +29,7 @@ from nbgpu.machine.links import Link
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.protocol.plain_cells import are_plain
-from nbgpu.protocol.records import Device, GivenUp, engine_name
+from nbgpu.protocol.records import HOST_FOLDER, Device, GivenUp, engine_name
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -138,7 +138,7 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
             f"--IPEngine.wait_for_url_file={_NO_LIMIT_S}",
             # A silent controller may have been stopped together with the host. The sentinel notices its end.
             "--IPEngine.max_heartbeat_misses=0",
-            f"--Session.session={engine_name(os.getpid())}",
+            f"--Session.session={engine_name(os.getpid(), os.environ.get(HOST_FOLDER, ''))}",
         ]
     )
     os._exit(0)
@@ -162,7 +162,13 @@ class Seat:
 
     rank: int
     world_size: int
+    host: str
+    """The name of its host, unique in the cluster."""
     local_rank: int
+    local_world_size: int
+    """The number of ranks on its host."""
+    interface: str
+    """The interface over which it talks to ranks of other hosts; empty where all are on one."""
     backend: str
     transport: str
     """The name of the cluster's transport, as in `nbgpu.machine.transports`."""
@@ -280,8 +286,12 @@ def _settle_variables(seat: Seat) -> None:
     # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
     os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else seat.visible_gpus
     os.environ["OMP_NUM_THREADS"] = str(seat.threads)
+    if seat.interface:
+        os.environ["LOCAL_WORLD_SIZE"] = str(seat.local_world_size)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", seat.interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", seat.interface)
     if seat.transport == NCCL_SAFE:
-        _settings_of_transport[:] = safe_nccl.apply()
+        _settings_of_transport[:] = safe_nccl.apply(one_host=not seat.interface)
     if seat.transport == SINGLE:
         # A single rank talks to nobody, so the interface that the person named does not matter.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)

@@ -79,10 +79,16 @@ class ForkServer:
         """The ending of processes that engines have left; None if there are none."""
         self._requests = requests
 
-    def fork_engine(self) -> tuple[int, int]:
-        """Fork one engine, which runs until it is told to stop; return its number and its pid."""
-        number, fork_server_pid = self._num_forked, os.getpid()
-        self._num_forked += 1
+    def fork_engine(self, number: int | None = None) -> tuple[int, int]:
+        """Fork one engine, which runs until it is told to stop; return its number and its pid.
+
+        Args:
+            number: the engine's; None for the next one.
+        """
+        fork_server_pid = os.getpid()
+        if number is None:
+            number = self._num_forked
+            self._num_forked += 1
         pid, descriptor = watched.fork()
         if pid == 0:
             self._requests.close()
@@ -155,7 +161,7 @@ class ForkServer:
             import_module("nbgpu.engine.train").get_ready(asked["train"])
             gc.freeze()
         if "fork" in asked:
-            number, pid = self.fork_engine()
+            number, pid = self.fork_engine(asked["fork"])
             self._untaken[request] = pid
             with suppress(OSError):  # `_hand_over` then finds that the client is gone
                 request.sendall(json.dumps({"engine": number, "pid": pid}).encode())

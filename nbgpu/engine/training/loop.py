@@ -125,7 +125,7 @@ class Loop(ABC):
             self._train_s += time.perf_counter() - started_s
         self._compare_clocks()
         if self.command == "stop":
-            if why := ending.in_words():
+            if why := ending.in_words() or (commands.why_stop if commands is not None else ""):
                 self._event("note", why)
             self._enter("stopping")
         self._conclude()

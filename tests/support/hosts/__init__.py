@@ -9,6 +9,7 @@ A host has a network, a name, processes, mounts, shared memory and temporary fol
 else of this machine, which gives it the checkout and its Python.
 """
 
+from hosts.far_python import FarPython
 from hosts.namespaces import Host, Hosts, make_hosts
 from hosts.namespaces import why_not as why_no_hosts
 from hosts.secure_shell import SecureShell, secure_shell
@@ -16,7 +17,17 @@ from hosts.secure_shell import why_not as why_no_ssh
 from hosts.slurm import Slurm, slurm
 from hosts.slurm import why_not as why_no_slurm
 
-__all__ = ["Host", "Hosts", "SecureShell", "Slurm", "make_hosts", "secure_shell", "slurm", "why_not"]
+__all__ = [
+    "FarPython",
+    "Host",
+    "Hosts",
+    "SecureShell",
+    "Slurm",
+    "make_hosts",
+    "secure_shell",
+    "slurm",
+    "why_not",
+]
 
 
 def why_not() -> str:

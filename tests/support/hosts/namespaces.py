@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from hosts.missing import why_missing
 
 _NETWORK = "198.18.0"
 """RFC 2544 keeps these addresses for tests of networks; no network routes them."""
@@ -241,9 +242,8 @@ def make_hosts(
 
 def why_not() -> str:
     """Why no test hosts can be made on this machine; empty where they can."""
-    missing = sorted({package for program, package in _PROGRAMS.items() if not shutil.which(program)})
-    if missing:
-        return f"test hosts need {' and '.join(missing)}: apt-get install {' '.join(missing)}"
+    if missing := why_missing("test hosts need programs", _PROGRAMS):
+        return missing
     if os.geteuid() != 0:
         return "test hosts are made in namespaces, which needs root here"
     tried = subprocess.run(

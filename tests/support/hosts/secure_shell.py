@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hosts.missing import why_missing
 from hosts.namespaces import Host, Hosts, wait_until
 
 _PROGRAMS = {"/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
@@ -57,12 +57,7 @@ class SecureShell:
 
 def why_not() -> str:
     """Why sshd cannot run on test hosts here; empty where it can."""
-    missing = sorted({package for program, package in _PROGRAMS.items() if not shutil.which(program)})
-    return (
-        f"no sshd on this machine: apt-get install --no-install-recommends {' '.join(missing)}"
-        if missing
-        else ""
-    )
+    return why_missing("no sshd on this machine", _PROGRAMS)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hosts.missing import why_missing
 from hosts.namespaces import Host, Hosts, wait_until
 
 _PROGRAMS = {
@@ -116,12 +116,7 @@ class Slurm:
 
 def why_not() -> str:
     """Why Slurm cannot run on test hosts here; empty where it can."""
-    missing = sorted({package for program, package in _PROGRAMS.items() if not shutil.which(program)})
-    return (
-        f"no Slurm on this machine: apt-get install --no-install-recommends {' '.join(missing)}"
-        if missing
-        else ""
-    )
+    return why_missing("no Slurm on this machine", _PROGRAMS)
 
 
 @contextmanager

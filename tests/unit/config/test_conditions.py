@@ -56,7 +56,7 @@ _ALWAYS = {
         eval_times risk_groups
     """,
     "the cluster": """
-        gpus ranks backend collective_timeout_s memory_limit threads_per_rank cell_seed keep
+        gpus ranks launcher backend collective_timeout_s memory_limit threads_per_rank cell_seed keep
         release_after_s spare start_timeout_s notice_after_s max_output_lines debug link slow_rank
     """,
 }
@@ -112,7 +112,8 @@ def _other(model: type[Settings], name: str) -> Any:
     if kind is bool:
         return not default
     if kind is str:
-        return {"allocator": "expandable_segments:True"}.get(name, "something")
+        valid = {"allocator": "expandable_segments:True", "link": "10GbE", "slow_rank": "1=2x"}
+        return valid.get(name, "something")
     if get_origin(kind) is tuple:
         return {str: ("Age",), int: (3,)}.get(get_args(kind)[0], (0.25,))
     for value in (0.25, 0.75, 5e-4, 2, 3, 8, 12):

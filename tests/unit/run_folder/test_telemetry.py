@@ -464,9 +464,10 @@ def test_rank_0_sees_the_newest_command(tmp_path: Path) -> None:
 
 def test_a_stop_is_not_overruled(tmp_path: Path) -> None:
     watch = CommandWatch(tmp_path)
-    send_command(tmp_path, "stop")
+    send_command(tmp_path, "stop", why="the job has 2 min left")
     send_command(tmp_path, "resume")
     assert watch.newest() == "stop"
+    assert watch.why_stop == "the job has 2 min left"
 
 
 def test_a_command_takes_another_way_where_the_run_has_no_folder(tmp_path: Path) -> None:

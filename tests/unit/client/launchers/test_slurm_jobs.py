@@ -88,7 +88,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled(slurm: Slurm, test_slurm: ho
 
 
 def test_a_job_whose_nodes_are_taken_waits_and_runs_again(slurm: Slurm, test_slurm: hosts.Slurm) -> None:
-    job = _submit(slurm, test_slurm, "sleep 60", exclusive=True)
+    job = _submit(slurm, test_slurm, "sleep 60", exclusive=True, requeue=True)
     _wait(slurm, job, "RUNNING")
     urgent = _submit(slurm, test_slurm, "sleep 1", partition="urgent", exclusive=True)
     wait_until(lambda: slurm.state(job).restarts == 1, 120, lambda: slurm.state(job))
@@ -105,7 +105,7 @@ def test_a_job_that_fails_says_with_which_status(slurm: Slurm, test_slurm: hosts
 
 
 def test_a_job_of_a_node_that_fails(slurm: Slurm, test_slurm: hosts.Slurm) -> None:
-    job = _submit(slurm, test_slurm, "sleep 60", exclusive=True, **{"no-requeue": True})
+    job = _submit(slurm, test_slurm, "sleep 60", exclusive=True)
     _wait(slurm, job, "RUNNING")
     test_slurm.run(["scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test"])
     words = _wait(slurm, job, "NODE_FAIL").in_words()
@@ -114,8 +114,7 @@ def test_a_job_of_a_node_that_fails(slurm: Slurm, test_slurm: hosts.Slurm) -> No
 
 @pytest.mark.long
 def test_a_job_whose_time_is_up(slurm: Slurm, test_slurm: hosts.Slurm) -> None:
-    # Slurm warns with SIGUSR1 first, which would end the program.
-    job = _submit(slurm, test_slurm, "trap '' USR1; sleep 300", exclusive=True, time=1)
+    job = _submit(slurm, test_slurm, "sleep 300", exclusive=True, time=1)
     words = _wait(slurm, job, "TIMEOUT", patience_s=200).in_words()
     assert words.startswith(f"job {job} was ended by its time limit of 1 min; ")
 

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ipyparallel.cluster.launcher import SlurmEngineSetLauncher
 
-from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script, batch_template
+from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
 from nbgpu.errors import ConfigError
 
 REQUEST = SlurmRequest(
@@ -35,8 +34,7 @@ def test_the_script_asks_for_what_was_asked_for() -> None:
         "#SBATCH --ntasks-per-node=1",
         '#SBATCH --output="/runs/job {1}.log"',
         "#SBATCH --open-mode=append",
-        "#SBATCH --signal=USR1@120",
-        "#SBATCH --requeue",
+        "#SBATCH --no-requeue",
         "#SBATCH --gpus-per-node=4",
         "#SBATCH --partition=gpu",
         "#SBATCH --time=2:00:00",
@@ -44,26 +42,16 @@ def test_the_script_asks_for_what_was_asked_for() -> None:
         '#SBATCH --comment="a \\"b\\" c"',
         "module load cuda",
         "export A=${HOME}",
-        f"exec srun --kill-on-bad-exit=0 --wait=0 {sys.executable} -m 'a module'",
+        "exec srun --kill-on-bad-exit=0 --wait=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \\",
+        f"  {sys.executable} -m 'a module'",
     ]
 
 
-def test_the_template_of_ipyparallel_gives_the_same_script(tmp_path: Path) -> None:
-    launcher = SlurmEngineSetLauncher(work_dir=str(tmp_path), batch_template=batch_template(REQUEST))
-    launcher.output_file = "'/runs/job {1}.log'".strip("'")
-    launcher.program = [sys.executable, "-m", "a module"]
-    launcher.program_args = []
-    launcher.write_batch_script(2)
-    written = Path(launcher.batch_file).read_text()
-    expected = batch_script(REQUEST, [sys.executable, "-m", "a module"])
-    assert written.replace("--output=/runs/job {1}.log", '--output="/runs/job {1}.log"') == expected
-
-
-def test_a_job_that_is_not_to_be_requeued_says_so() -> None:
-    request = SlurmRequest(1, "nbgpu", Path("/o"), options={"no-requeue": True})
+def test_a_job_is_requeued_only_where_that_is_asked_for() -> None:
+    request = SlurmRequest(1, "nbgpu", Path("/o"), options={"requeue": True})
     script = batch_script(request, ["true"])
-    assert "--requeue" not in script
-    assert "#SBATCH --no-requeue" in script  # many a site requeues where nothing is said
+    assert "#SBATCH --requeue" in script
+    assert "no-requeue" not in script
     assert "--gpus-per-node" not in batch_script(request, ["true"])
 
 

@@ -11,8 +11,9 @@ import hosts
 import pytest
 from hosts.namespaces import wait_until
 
-from nbgpu.client.launchers.ssh import SshHosts, SshSettings, differences, own_versions
+from nbgpu.client.launchers.ssh import SshHosts, SshSettings
 from nbgpu.errors import ClusterError
+from nbgpu.host import versions
 
 pytestmark = pytest.mark.hosts
 
@@ -101,22 +102,24 @@ def test_a_host_with_another_torch_is_named_and_nothing_is_left_on_the_other(
     test_ssh.hosts["n1"].run(["sh", "-c", f"printf '#!/bin/sh\\nexec {sys.executable} \"$@\"\\n' > {python}"])
     for name in ("n1", "n2"):
         test_ssh.hosts[name].run(["chmod", "+x", python])
-    own = own_versions()
+    own = versions.here()
     with SshHosts(["n1", "n2"], _settings(test_ssh, python=python)) as opened:
         with pytest.raises(ClusterError) as caught:
             opened.start(SLEEP, SECRET)
         assert opened.versions()["n2"]["torch"] == "2.0.0"
-    assert str(caught.value) == f"n2 has other versions than this notebook: torch 2.0.0 (here {own['torch']})"
+    assert (
+        str(caught.value) == f"n2 has other versions than this notebook: torch 2.0.0 and not {own['torch']}"
+    )
     assert (
         test_ssh.hosts["n1"].run(["sh", "-c", "ls -d /tmp/nbgpu-*/connection.json"], check=False).stdout == ""
     )
 
 
 def test_differences_are_named() -> None:
-    own = {"python": "3.11", "torch": "2.13.0", "nbgpu": "0.4"}
-    assert differences(own, own) == ""
-    other = {"python": "3.12", "torch": "2.13.0", "nbgpu": None}
-    assert differences(own, other) == "python 3.12 (here 3.11), no nbgpu (here 0.4)"
+    own = {"Python": "3.11", "torch": "2.13.0", "nbgpu": "0.4"}
+    assert versions.differences(own, own) == []
+    other = {"Python": "3.12", "torch": "2.13.0", "nbgpu": None}
+    assert versions.differences(other, own) == ["Python 3.12 and not 3.11", "no nbgpu"]
 
 
 def test_a_host_without_that_python(test_ssh: hosts.SecureShell) -> None:

@@ -1,0 +1,119 @@
+"""Acts before hosts are taken away, as at a job's time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nbgpu.client.cluster.release import tell_in_next_cell
+from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.text.durations import duration
+
+if TYPE_CHECKING:
+    from nbgpu.client.cluster.cluster import Cluster
+
+_log = logging.getLogger("nbgpu.cluster")
+
+WARNING_BEFORE_END_S = 120.0
+"""Enough for a checkpoint of a large model, and for the variables."""
+_ASK_PERIOD_S = 60.0
+_RUN_PATIENCE_S = 90.0
+_RUN_LOOK_S = 0.1
+
+
+def require_loop(config: ClusterConfig) -> None:
+    """Raise ConfigError if variables are to be saved before the end where that cannot be done."""
+    if not config.save_before_time_limit:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            "save_before_time_limit works in a notebook, between two cells. A program calls cluster.save() itself"
+        ) from None
+
+
+def watch_over(cluster: Cluster, launcher: Launcher) -> TimeLimitWatch:
+    """Stop the cluster's run and save its variables before the launcher's hosts are taken away."""
+
+    def warn(why: str) -> None:
+        told = why
+        run = cluster.run
+        if run is not None and not run.over:
+            try:
+                run.stop(f"{why}: stopped after this step, with a checkpoint")
+                told = f"{why}: {run.folder.name} stops, and writes a checkpoint first"
+            except NbgpuError as error:
+                told = f"{why}, and {run.folder.name} could not be stopped: {error}"
+        _log.warning("%s", told)
+        tell_in_next_cell(told[0].upper() + told[1:])
+
+    def can_save() -> bool:
+        return cluster.run is None or cluster.run.over
+
+    def save(why: str) -> None:
+        if cluster.running and cluster.config.save_before_time_limit:
+            _log.warning("%s", cluster.save_before_the_end(cluster.config.save_before_time_limit, why))
+
+    return TimeLimitWatch(launcher.time_left_s, warn, can_save, save)
+
+
+class TimeLimitWatch:
+    """Asks on a thread of its own for how long the hosts are there, and acts once when that is not long.
+
+    Args:
+        time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
+        warn: is called on the thread, with the time left as the beginning of a sentence.
+        can_save: a function that returns whether `save` may be called.
+        save: is called after that, on the event loop of the thread that made this object, and so never within
+            another call of the notebook's. Where there is no loop it is not called.
+    """
+
+    def __init__(
+        self,
+        time_left_s: Callable[[], float | None],
+        warn: Callable[[str], None],
+        can_save: Callable[[], bool],
+        save: Callable[[str], None],
+    ) -> None:
+        self._time_left_s = time_left_s
+        self._warn = warn
+        self._can_save = can_save
+        self._save = save
+        self._closing = threading.Event()
+        try:
+            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = None
+        self._thread = threading.Thread(target=self._watch, name="nbgpu-time-limit", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch; later calls do nothing."""
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while (left_s := self._time_left_s()) is None or left_s > WARNING_BEFORE_END_S:
+            pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
+            if self._closing.wait(pause_s):
+                return
+        why = f"the job has {duration(left_s)} left"
+        self._warn(why)
+        give_up_s = time.monotonic() + _RUN_PATIENCE_S
+        while not self._can_save() and time.monotonic() < give_up_s:
+            if self._closing.wait(_RUN_LOOK_S):
+                return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._save_if_open, why)
+
+    def _save_if_open(self, why: str) -> None:
+        if not self._closing.is_set():
+            self._save(why)

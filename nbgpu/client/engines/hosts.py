@@ -1,0 +1,175 @@
+"""Brings the hosts of a cluster together that dial in by themselves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.client.engines.calls import reference
+from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.seating import Seating
+from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError
+from nbgpu.host import launch, versions
+from nbgpu.machine import transports
+from nbgpu.machine.files import write_whole
+from nbgpu.machine.processes import EngineProcess
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinFile
+from nbgpu.protocol.meeting import MEETING, MeetingPlace
+from nbgpu.protocol.records import Device
+
+if TYPE_CHECKING:
+    from nbgpu.client.engines.connection import Client
+
+_POLL_PERIOD_S = 0.02
+
+UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
+"""Stands for the devices of hosts that have not dialled in: settings that need GPUs are not refused yet."""
+
+
+def write_join_file(folder: Path, environment: Mapping[str, str], interface: str) -> Path:
+    """Write the file with which hosts dial in, and return its path. The controller is there already.
+
+    Args:
+        folder: the cluster's folder.
+        environment: the engines' variables.
+        interface: the interface at which the controller listens.
+    """
+    security = folder / "profile" / "security"
+    connection = json.loads((security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json").read_text())
+    meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
+    path = folder / "join.json"
+    # The host's own GPUs are visible there, and its ranks share its own cores.
+    of_each_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    there = {name: value for name, value in environment.items() if name not in of_each_host}
+    write_whole(path, JoinFile(connection, meeting, there, interface).as_json(), mode=0o600)
+    return path
+
+
+def gather(
+    client: Client, config: ClusterConfig, launcher: Launcher, check: Callable[[], None]
+) -> list[OtherHost]:
+    """Wait until all hosts have dialled in, and return them in the order of their names.
+
+    Raises:
+        ClusterError: one did not come in time, has gone again, or does not have the versions of this host.
+        ConfigError: the settings cannot be honoured on one of them.
+    """
+    give_up_s = time.monotonic() + config.start_timeout_s
+    while len(engines := [number for number in client.ids if number >= FIRST_NUMBER]) < config.num_hosts:
+        check()
+        launcher.check()
+        take_interrupt()
+        if launcher.is_waiting():
+            give_up_s = time.monotonic() + config.start_timeout_s
+        if time.monotonic() > give_up_s:
+            raise ClusterError(
+                f"{len(engines)} of {config.num_hosts} host(s) dialled in within {config.start_timeout_s:g} s; give more "
+                f"with start_timeout_s. {launcher.why_late()}"
+            )
+        time.sleep(_POLL_PERIOD_S)
+    described = _descriptions(client, engines[: config.num_hosts], config, check)
+    _require_same_versions([each for _, each in described])
+    _require_usable([each for _, each in described])
+    numbers = itertools.count()
+    taken: dict[str, int] = {}
+    hosts = []
+    for engine, description in described:
+        taken[description.name] = nth = taken.get(description.name, 0) + 1
+        name = description.name if nth == 1 else f"{description.name}-{nth}"
+        hosts.append(OtherHost(client, engine, description, name, numbers))
+    return hosts
+
+
+def _descriptions(
+    client: Client, engines: Sequence[int], config: ClusterConfig, check: Callable[[], None]
+) -> list[tuple[int, HostDescription]]:
+    from ipyparallel.error import RemoteError
+
+    backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
+    asked = {
+        engine: client[engine].apply_async(
+            reference("nbgpu.engine.process.host:describe"), config.gpus, config.gpus_per_node, backends
+        )
+        for engine in engines
+    }
+    described: list[tuple[int, HostDescription]] = []
+    for engine, answer in asked.items():
+        while not answer.wait(_POLL_PERIOD_S):
+            check()
+            take_interrupt()
+        try:
+            described.append((engine, HostDescription(**answer.get())))
+        except (RemoteError, TypeError) as error:
+            raise ClusterError(
+                f"a host that has dialled in does not say what it has ({error}). What `nbgpu host` wrote there says more; "
+                "another version of nbgpu cannot be a host"
+            ) from None
+    return sorted(described, key=lambda each: (each[1].name, each[0]))
+
+
+def _require_usable(descriptions: Sequence[HostDescription]) -> None:
+    if problems := [f"host {each.name}: {each.problem}" for each in descriptions if each.problem]:
+        raise ConfigError("\n".join(problems))
+    kinds = {each.name: each.devices[0]["kind"] for each in descriptions}
+    if len(set(kinds.values())) > 1:
+        without = " and ".join(f"host {name}" for name, kind in kinds.items() if kind == "cpu")
+        raise ConfigError(
+            f"{without} has no GPU for ranks, and others have. Leave it out, or give all hosts CPU ranks with gpus='none'"
+        )
+
+
+def _require_same_versions(descriptions: list[HostDescription]) -> None:
+    here = versions.here()
+    wrong = [
+        f"host {each.name} has {', '.join(different)}"
+        for each in descriptions
+        if (different := versions.differences(each.versions, here))
+    ]
+    if wrong:
+        raise ClusterError(
+            f"{'; '.join(wrong)}: all hosts need the versions of the notebook. Install them there, or start the "
+            "notebook with theirs"
+        )
+
+
+def devices_of(hosts: list[OtherHost]) -> list[tuple[str, Device]]:
+    """The host and the device of every rank: ranks are numbered host by host."""
+    return [(host.name, Device(**fields)) for host in hosts for fields in host.description.devices]
+
+
+def start_ranks(
+    client: Client, hosts: list[OtherHost], config: ClusterConfig, check: Callable[[], None]
+) -> Seating:
+    """Have every host fork its ranks, side by side, and return their seating once all have come.
+
+    Raises:
+        ClusterError: a rank did not come.
+    """
+    forked = [(host, host.fork_engines(len(host.description.devices))) for host in hosts]
+    seating = Seating()
+    for host, pids in forked:
+        try:
+            new = pids()
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{error}. {host.log_tail()}") from None
+        for number, pid in new.items():
+            rank = len(seating.engines)
+            seating.engines[rank], seating.processes[rank] = number, EngineProcess(host.name, pid)
+    give_up_s = time.monotonic() + config.start_timeout_s
+    by_name: dict[str, Any] = {host.name: host for host in hosts}
+    while missing := [rank for rank, number in seating.engines.items() if number not in client.ids]:
+        check()
+        take_interrupt()
+        process = seating.processes[missing[0]]
+        host = by_name[process.host]
+        if not host.is_there or host.how_ended(process.pid) or time.monotonic() > give_up_s:
+            raise ClusterError(f"rank {missing[0]} of host {host.name} did not come. {host.log_tail()}")
+        time.sleep(_POLL_PERIOD_S)
+    return seating

@@ -1,0 +1,188 @@
+"""The lives of a cluster's engines: new ones come as spares, get a rank's place, and end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.seating import Seating
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.host.host import Glance
+from nbgpu.machine.processes import EngineProcess
+from nbgpu.machine.signals import take_interrupt
+
+if TYPE_CHECKING:
+    from nbgpu.client.engines.connection import Client
+
+_ARRIVAL_PATIENCE_S = 60.0
+_DEATH_PATIENCE_S = 10.0
+_POLL_PERIOD_S = 0.01
+
+
+def by_host(processes: Iterable[EngineProcess]) -> dict[str, list[int]]:
+    """The pids of processes by the names of their hosts, so that each host gets one message."""
+    pids: dict[str, list[int]] = {}
+    for process in processes:
+        pids.setdefault(process.host, []).append(process.pid)
+    return pids
+
+
+class Lifetimes:
+    """Starts, watches and ends the engines of a cluster.
+
+    Args:
+        processes: the engines' processes.
+        client: ipyparallel's client.
+        config: the cluster's settings.
+        seating: the seating, in which spares are noted.
+        note: a function that is called when the spares have changed.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        client: Client,
+        config: ClusterConfig,
+        seating: Seating,
+        note: Callable[[], None],
+    ) -> None:
+        self._processes = processes
+        self._client = client
+        self._config = config
+        self._seating = seating
+        self._note = note
+        self._glances: dict[EngineProcess, Glance] = {}
+        self._why_ended: dict[EngineProcess, str] = {}
+        """How a process ended, in words, if this object has ended it."""
+
+    def glance(self, process: EngineProcess) -> Glance:
+        """Return the object for frequent looks at the process of a rank."""
+        if process not in self._glances:
+            for replaced in set(self._glances) - set(self._seating.processes.values()):
+                self._glances.pop(replaced).close()
+            self._glances[process] = self._processes.host_of(process).glance(process.pid)
+        return self._glances[process]
+
+    def close(self) -> None:
+        """Stop watching the processes."""
+        for glance in self._glances.values():
+            glance.close()
+        self._glances.clear()
+
+    def how_ended(self, process: EngineProcess) -> str | None:
+        """Return how a process ended, in words that follow its name, or None while it lives."""
+        ended = self._processes.how_ended(process, self._config.debug)
+        return None if ended is None else self._why_ended.get(process, ended)
+
+    def end(self, process: EngineProcess, name: str, why: str = "") -> None:
+        """End a process, and wait until it has ended.
+
+        Args:
+            name: the process's, for a message.
+            why: the text that `how_ended` gives afterwards.
+
+        Raises:
+            ClusterError: it does not end.
+        """
+        if not self._processes.host_of(process).is_ending(process.pid):
+            self._why_ended[process] = why or "was ended, to be replaced"
+        self._kill([process])
+        self._wait_for_end(process, f"{name} (pid {process.pid})")
+
+    def end_those_of_no_rank(self, processes: Sequence[EngineProcess]) -> None:
+        """End processes whose ranks have left the group, and wait until they have ended.
+
+        Raises:
+            ClusterError: one does not end.
+        """
+        self._kill(processes)
+        for process in processes:
+            if process in self._glances:
+                self._glances.pop(process).close()
+            self._wait_for_end(process, f"a rank that has left (pid {process.pid})")
+
+    def _kill(self, processes: Iterable[EngineProcess]) -> None:
+        for host, pids in by_host(processes).items():
+            self._processes.hosts[host].send_signal(pids, signal.SIGKILL)
+
+    def _wait_for_end(self, process: EngineProcess, name: str) -> None:
+        give_up_s = time.monotonic() + _DEATH_PATIENCE_S
+        while self._processes.how_ended(process, self._config.debug) is None:
+            if time.monotonic() > give_up_s:
+                raise ClusterError(
+                    f"the process of {name} does not end: it waits in the kernel or its driver. "
+                    "%nbgpu stop, then look at it with ps"
+                )
+            time.sleep(_POLL_PERIOD_S)
+            take_interrupt()
+
+    def new_spare(self, host: str) -> int:
+        """Start a new engine on a host and return its number.
+
+        It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
+        owner: the next replacement takes it.
+        """
+        new: list[int] = []
+
+        def take(process: EngineProcess, engine: int) -> None:
+            self._seating.spares[engine] = process
+            new.append(engine)
+            self._note()
+
+        self._processes.new_engine(host, take)
+        (engine,) = new
+        return engine
+
+    def take_spares(self, hosts: Sequence[str]) -> list[int]:
+        """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
+        where there are too few."""
+        for engine, process in list(self._seating.spares.items()):
+            if self._processes.how_ended(process, self._config.debug) is not None:
+                del self._seating.spares[engine]
+        free = dict(self._seating.spares)
+        taken = []
+        for host in hosts:
+            there = [engine for engine, process in free.items() if process.host == host]
+            engine = there[0] if there else self.new_spare(host)
+            free.pop(engine, None)
+            taken.append(engine)
+        return taken
+
+    def give_places(self, arrived: Mapping[int, int]) -> None:
+        """Put spares, their numbers by rank, in the place of the ranks' old engines, once they have come.
+
+        Raises:
+            ClusterError: one has ended or does not come, and all of them were ended.
+        """
+        try:
+            self._wait_for(arrived.values())
+        except ClusterError:
+            self.dismiss({engine: self._seating.spares[engine] for engine in arrived.values()})
+            raise
+        for rank, engine in arrived.items():
+            self._seating.engines[rank] = engine
+            self._seating.processes[rank] = self._seating.spares.pop(engine)
+
+    def dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
+        """End new engines, by number, that get no place."""
+        self._kill(engines.values())
+        for engine in engines:
+            self._seating.spares.pop(engine, None)
+
+    def _wait_for(self, arriving: Iterable[int]) -> None:
+        give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
+        while missing := [engine for engine in arriving if engine not in self._client.ids]:
+            for process in (self._seating.spares[engine] for engine in missing):
+                host = self._processes.host_of(process)
+                if how := self._processes.how_ended(process, self._config.debug):
+                    raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
+                if time.monotonic() > give_up_s:
+                    raise ClusterError(
+                        f"a new engine did not come within {_ARRIVAL_PATIENCE_S:g} s. {host.log_tail()}"
+                    )
+            time.sleep(_POLL_PERIOD_S)
+            take_interrupt()

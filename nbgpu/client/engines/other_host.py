@@ -1,0 +1,285 @@
+"""A host that is not this one, reached through its engine of ipyparallel (engine/process/host.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.client.engines.calls import reference
+from nbgpu.host.endings import Ending
+from nbgpu.host.logs import Whose
+from nbgpu.machine.processes import CoreUse
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.hosts import HostDescription
+from nbgpu.protocol.records import MainThreadState
+
+if TYPE_CHECKING:
+    from nbgpu.client.engines.connection import Client
+
+_SERVED_BY = "nbgpu.engine.process.host"
+_PATIENCE_S = 10.0
+_FORK_PATIENCE_S = 70.0
+"""The fork server may still import torch, for which its host waits a minute."""
+_POLL_PERIOD_S = 0.05
+_LOOK_S = 0.2
+_LINE_PATIENCE_S = 1.0
+
+
+class HostLostError(ConnectionError):
+    """A host is not heard any more."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"host {host} is lost: it is not heard any more")
+
+
+class OtherHost:
+    """Does what `Host` says, with one message to the host's engine for each call.
+
+    Args:
+        client: ipyparallel's client.
+        engine: the number of the host's engine.
+        description: what the host says of itself.
+        name: its name, unique in the cluster.
+        numbers: the numbers of engines that are still free in the cluster.
+    """
+
+    def __init__(
+        self, client: Client, engine: int, description: HostDescription, name: str, numbers: Iterator[int]
+    ) -> None:
+        self.name = name
+        self.description = description
+        self._client = client
+        self._engine = engine
+        self._view = client[engine]
+        self._numbers = numbers
+        self._number_of: dict[int, int] = {}
+        """The engines' numbers by pid."""
+        self._came: set[int] = set()
+        """Processes whose engines have registered."""
+        self._endings: dict[int, Ending] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the host is heard."""
+        return self._engine in self._client.ids
+
+    def tell(self, function: str, *args: Any) -> Any:
+        """Send a request, and return at once what will be its answer.
+
+        Raises:
+            HostLostError: the host is not heard any more.
+        """
+        if not self.is_there:
+            raise HostLostError(self.name)
+        return self._view.apply_async(reference(f"{_SERVED_BY}:{function}"), *args)
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Have a method called on the host, and return what it returns; OSError if it raises or the host does
+        not answer."""
+        return self.answer(self.tell("call", method, *args))
+
+    def answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
+        """Wait for the answer to a request, and return it.
+
+        Raises:
+            OSError: the host is lost, does not answer in time, or an exception was raised there.
+        """
+        # Here, because ipyparallel is imported after the processes are launched.
+        from ipyparallel.error import RemoteError
+
+        give_up_s = time.monotonic() + patience_s
+        while not asked.wait(_POLL_PERIOD_S):
+            take_interrupt()
+            if not self.is_there:
+                raise HostLostError(self.name)
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"host {self.name} did not answer within {patience_s:g} s")
+        try:
+            return asked.get()
+        except RemoteError as error:
+            if not self.is_there:
+                raise HostLostError(self.name) from None
+            raise OSError(f"on host {self.name}: {error.ename}: {error.evalue}") from None
+
+    def begin_engines(self, num: int) -> None:
+        """Have the first engines forked: there are none before `fork_engines` asks for them."""
+        assert num == 0
+
+    def fork_engines(self, num: int) -> Callable[[], dict[int, int]]:
+        """Have engines forked, and return at once a function that waits for them and returns their pids by
+        number; OSError where that fails."""
+        asked = self.tell("fork", [next(self._numbers) for _ in range(num)])
+
+        def forked() -> dict[int, int]:
+            pids: dict[int, int] = self.answer(asked, _FORK_PATIENCE_S)
+            # A pid may have been another engine's before.
+            for pid in pids.values():
+                self._endings.pop(pid, None)
+                self._came.discard(pid)
+            self._number_of |= {pid: number for number, pid in pids.items()}
+            return pids
+
+        return forked
+
+    def fork_engine(self, take: Callable[[int, int], None]) -> None:
+        """Have one more engine forked, and call `take` with its pid and its number in ipyparallel."""
+        ((number, pid),) = self.fork_engines(1)().items()
+        take(pid, number)
+
+    def prepare_to_train(self, recipes: Sequence[str]) -> None:
+        """Have the imports done that later engines need to train, and return at once."""
+        self._tell_if_there("prepare_to_train", list(recipes))
+
+    def send_signal(self, pids: Iterable[int], number: int) -> None:
+        """Send a signal to engines; one that has ended gets none."""
+        self._tell_if_there("send_signal", list(pids), int(number))
+
+    def interrupt(self, pids: Iterable[int]) -> None:
+        """Raise KeyboardInterrupt in engines, and end the programs that they run."""
+        self._tell_if_there("interrupt", list(pids))
+
+    def give_up(self, pids: Iterable[int], generation: int) -> None:
+        """Tell ranks that a generation of their group is given up, and return at once."""
+        self._tell_if_there("give_up", list(pids), generation)
+
+    def _tell_if_there(self, method: str, *args: Any) -> None:
+        if self.is_there:
+            self.tell("call", method, *args)
+
+    def is_ending(self, pid: int) -> bool:
+        """Whether a process is on its way out: its host tells of the end by itself."""
+        if self._number_of[pid] in self._client.ids:
+            self._came.add(pid)
+            return False
+        return pid in self._came or not self.is_there
+
+    def glance(self, pid: int) -> _Glance:
+        """Make an object for frequent looks at a process."""
+        return _Glance(self, pid)
+
+    def how_ended(self, pid: int) -> Ending | None:
+        """How an engine ended; None while it lives."""
+        if pid in self._endings:
+            return self._endings[pid]
+        if self._number_of[pid] in self._client.ids:
+            self._came.add(pid)
+            return None
+        try:
+            found = self._ask("how_ended", pid)
+        except OSError:
+            found = Ending(None)
+        if found is None:
+            return None
+        self._endings[pid] = ending = Ending(*found)
+        return ending
+
+    def num_ended(self) -> int:
+        """The number of engines of which an end is recorded."""
+        return int(self._ask("num_ended"))
+
+    def standstill(self, pid: int) -> str:
+        """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
+        try:
+            why = str(self._ask("standstill", pid))
+        except OSError:
+            return ""
+        return f"on host {self.name} {why}" if why else ""
+
+    def resident_bytes(self, pid: int) -> int | None:
+        """The memory that a process has in RAM; None if it has ended."""
+        try:
+            used: int | None = self._ask("resident_bytes", pid)
+        except OSError:
+            return None
+        return used
+
+    def core_use(self, pid: int) -> CoreUse | None:
+        """The core time that a process has used and waited for; None if it has ended."""
+        try:
+            used = self._ask("core_use", pid)
+        except OSError:
+            return None
+        return None if used is None else CoreUse(*used)
+
+    def stacks(self) -> _Stacks:
+        """Make an object that asks ranks where they are. The caller closes it."""
+        return _Stacks(self)
+
+    def log_tail(self, whose: Whose = "engines") -> str:
+        """The last lines of a log, as sentences for an error message."""
+        try:
+            return f"On host {self.name}: {self._ask('log_tail', whose)}"
+        except OSError as error:
+            return f"{error}."
+
+    def end(self) -> None:
+        """Have the host end its part of the cluster, and return at once."""
+        if self.is_there:
+            self.tell("end_soon")
+
+
+class _Glance:
+    """Tells whether a process on another host is exiting, from what was pushed."""
+
+    def __init__(self, host: OtherHost, pid: int) -> None:
+        self._host = host
+        self._pid = pid
+
+    def is_ending(self) -> bool:
+        return self._host.is_ending(self._pid)
+
+    def close(self) -> None:
+        pass
+
+
+class _Stacks:
+    """Asks the ranks of another host where they are, all with one message."""
+
+    def __init__(self, host: OtherHost) -> None:
+        self._host = host
+        self._asked: Any = None
+        self._asked_mono_s: dict[int, float] = {}
+        self._last: dict[int, Any] = {}
+
+    def ask(self, pids: Iterable[int]) -> None:
+        if self._asked is not None or not self._host.is_there:
+            return
+        for pid in pids:
+            self._asked_mono_s.setdefault(pid, time.monotonic())
+        self._asked = self._host.tell("look", list(pids), _LOOK_S)
+
+    def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
+        if self._asked is None or not self._asked.wait(patience_s):
+            return {}
+        asked, self._asked = self._asked, None
+        if not asked.successful():  # the host has gone
+            return {}
+        self._last = asked.get()
+        answers = {pid: MainThreadState(**said[0]) for pid, said in self._last.items() if said[0] is not None}
+        for pid in answers:
+            self._asked_mono_s.pop(pid, None)
+        return answers
+
+    def silent_s(self, pid: int) -> float:
+        asked_mono_s = self._asked_mono_s.get(pid)
+        return 0.0 if asked_mono_s is None else time.monotonic() - asked_mono_s
+
+    def computes(self, pid: int) -> bool | None:
+        return self._last[pid][1] if pid in self._last else False
+
+    def waits_in_the_system(self, pid: int) -> bool:
+        return pid in self._last and bool(self._last[pid][2])
+
+    def standstill(self, pid: int) -> str:
+        return str(self._last[pid][3]) if pid in self._last else ""
+
+    def cell_line(self, pid: int) -> int | None:
+        try:
+            line: int | None = self._host.answer(self._host.tell("cell_line", pid), _LINE_PATIENCE_S)
+        except OSError:
+            return None
+        return line
+
+    def close(self) -> None:
+        self._asked = None

@@ -1,0 +1,68 @@
+"""The seats of ranks (`Seat` in engine/process/boot.py): what each must know of its place in the group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from nbgpu.client.engines.processes import Processes
+from nbgpu.config import ClusterConfig
+from nbgpu.machine import devices
+from nbgpu.machine.transports import SINGLE, Transport
+from nbgpu.protocol.meeting import MeetingPlace
+from nbgpu.protocol.records import Device
+
+
+def of_ranks(
+    config: ClusterConfig,
+    chosen: Sequence[Device],
+    transport: Transport,
+    processes: Processes,
+    host_of: Callable[[int], str],
+) -> list[dict[str, Any]]:
+    """Return the seat of each rank.
+
+    Args:
+        config: the cluster's settings.
+        chosen: the device of each rank.
+        transport: the transport between the ranks.
+        processes: the processes of the cluster, whose controller runs.
+        host_of: returns the name of a rank's host.
+    """
+    hosts = [host_of(rank) for rank in range(len(chosen))]
+    link = config.simulated_link
+    meeting = MeetingPlace.read(processes.meeting_file)
+    seats = []
+    for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
+        place = processes.place_of(hosts[rank])
+        world_size = 1 if transport.name == SINGLE else len(chosen)
+        here = [each for each in range(world_size) if hosts[each] == hosts[rank]]
+        # No process sees another host's devices.
+        devices_here = [each for each, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
+        seats.append(
+            {
+                "rank": rank,
+                "world_size": world_size,
+                "host": place.name,
+                "local_rank": here.index(rank),
+                "local_world_size": len(here),
+                "interface": place.interface,
+                "backend": transport.backend,
+                "transport": transport.name,
+                "device": devices.torch_name(device, devices_here),
+                "visible_gpus": devices.visible_gpus(devices_here),
+                "described": asdict(device),
+                "folder": place.folder,
+                "store": meeting.address,
+                "store_keys": place.meeting_file,
+                "threads": config.threads_for(len(here), place.num_cores),
+                "collective_timeout_s": config.collective_timeout_s,
+                "memory_limit_bytes": devices.memory_limit_bytes(config, device, devices_here),
+                "cell_seed": config.cell_seed,
+                "link": asdict(link) if link is not None else None,
+                "slow_factor": config.slow_factors.get(rank, 1.0),
+                "simulated": config.simulated,
+            }
+        )
+    return seats

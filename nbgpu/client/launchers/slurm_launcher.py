@@ -1,0 +1,177 @@
+"""The hosts of a cluster with `launcher="slurm"`: one job, each node of which becomes a host."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+
+from nbgpu.client.launchers.slurm import Slurm
+from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
+from nbgpu.client.launchers.slurm_state import JobState
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError
+from nbgpu.machine import interfaces
+from nbgpu.machine.files import write_whole
+from nbgpu.machine.signals import uninterrupted
+
+_LOOK_PATIENCE_S = 3.0
+"""Where somebody waits for the answer who can do without it."""
+_CHECK_PERIOD_S = 2.0
+"""A site's controller answers many people."""
+_HOST_ENDED = re.compile(r"srun: error: (?:Node )?(\S+?): tasks? [\d,-]+: (.+)")
+_SLURM_PORT = 6818
+_NUM_LINES = 20
+_OWN_OPTIONS = ("python", "folder")
+"""Names in `launcher_options` that are nbgpu's own, and none of sbatch."""
+
+
+class SlurmLauncher:
+    """Submits the job that the settings ask for.
+
+    Args:
+        config: the settings of the cluster.
+
+    Raises:
+        ConfigError: an option is not one of sbatch, or is not the user's to give.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        options = dict(config.options_of_launcher)
+        own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
+        self._python = own.get("python", sys.executable)
+        # On most sites the home folder is on all nodes.
+        shared = Path(own.get("folder", Path.home())).expanduser().absolute()
+        self._folder = shared / f".nbgpu-job-{secrets.token_hex(6)}"
+        if options.get("requeue"):
+            raise ConfigError(
+                "launcher_options: 'requeue' cannot be given, because a job that starts again has lost the ranks' variables"
+            )
+        self._partition = options.get("partition", options.get("p", ""))
+        self._request = SlurmRequest(
+            config.nodes,
+            "nbgpu",
+            self._folder / "job.log",
+            gpus_per_node=None if config.gpus == "none" else config.gpus_per_node,
+            options=options,
+            setup=config.setup.splitlines(),
+        )
+        self._script()
+        self._slurm = Slurm()
+        self._quick_slurm = Slurm(patience_s=_LOOK_PATIENCE_S)
+        self._job = ""
+        self._state: JobState | None = None
+        self._checked_mono_s = 0.0
+        self._said = ""
+
+    def _script(self) -> str:
+        join_file = str(self._folder / "join.json")
+        command = [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, "--remove-folder"]
+        return batch_script(self._request, command)
+
+    def listen_at(self) -> tuple[str, str]:
+        """Return the interface that the settings name, or else that which leads to Slurm's nodes."""
+        if self._config.interface != "auto":
+            return interfaces.address_of(self._config.interface)
+        for address in self._slurm.node_addresses(str(self._partition)):
+            try:
+                return interfaces.towards(socket.gethostbyname(address), _SLURM_PORT)
+            except OSError:
+                continue
+        return interfaces.address_of("auto")
+
+    def start(self, join_file: Path, interface: str) -> None:
+        """Submit the job."""
+        try:
+            self._folder.mkdir(mode=0o700)
+            write_whole(self._folder / "join.json", join_file.read_text(), mode=0o600)
+        except OSError as error:
+            raise ClusterError(
+                f"no folder for the job can be made: {error}. launcher_options={{'folder': ...}} names another place, which "
+                "all nodes see"
+            ) from None
+        with uninterrupted():
+            self._job = self._slurm.submit(self._script())
+        self._say(f"job {self._job} is submitted")
+
+    def _say(self, words: str) -> None:
+        if words != self._said:
+            self._said = words
+            sys.stdout.write(f"{words}\n")
+            sys.stdout.flush()
+
+    def check(self) -> None:
+        """Show why the job waits; raise ClusterError if it is over or a host's program has ended."""
+        if time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S:
+            return
+        self._state = state = self._slurm.state(self._job)
+        self._checked_mono_s = time.monotonic()
+        if state.phase == "waiting" and state.reason not in ("", "None"):
+            # How long it is until the expected start would be another line each time.
+            self._say(re.sub(r", in [^,]+$", "", state.in_words()))
+        if state.phase in ("ended", "unknown"):
+            raise ClusterError(f"{state.in_words()}. {self.why_late()}")
+        if ended := _HOST_ENDED.findall(self._log()):
+            hosts = "; ".join(f"{host} did not join ({how})" for host, how in ended)
+            raise ClusterError(f"{hosts}. {self.why_late()}")
+
+    def is_waiting(self) -> bool:
+        """Whether the job has not begun."""
+        return self._state is None or self._state.phase == "waiting"
+
+    def _log(self) -> str:
+        try:
+            return self._request.output.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def why_late(self) -> str:
+        """The end of the job's output."""
+        last = self._log().strip().splitlines()[-_NUM_LINES:]
+        if not last:
+            return (
+                f"The job has written nothing to {self._request.output}. Where nodes do not see that folder, "
+                "launcher_options={'folder': ...} names another place"
+            )
+        return "\n".join(["The job's output ends with:", *last])
+
+    def joined(self) -> None:
+        """Show where the job runs, and until when."""
+        self._state = self._slurm.state(self._job)
+        self._say(self._state.in_words())
+
+    def when_lost(self) -> str:
+        """Say what has become of the job, and that there can be another one."""
+        state = self.state()
+        return f"{state[0].upper()}{state[1:]}. %nbgpu restart submits another job"
+
+    def state(self) -> str:
+        """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""
+        try:
+            return self._quick_slurm.state(self._job).in_words()
+        except ClusterError as error:
+            return str(error)
+
+    def time_left_s(self) -> float | None:
+        """The time until the job's limit; None if it has none."""
+        try:
+            return self._quick_slurm.state(self._job).time_left_s
+        except ClusterError:
+            return None  # it is asked again
+
+    @uninterrupted()
+    def end(self) -> None:
+        """Cancel the job, and remove its folder."""
+        try:
+            if self._job:
+                self._slurm.cancel(self._job)
+        except ClusterError as error:
+            warnings.warn(f"{error}. The hosts end by themselves, and the job with them", stacklevel=3)
+        self._job = ""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,128 @@
+"""The hosts of a cluster with `launcher="ssh"`: ssh starts one host's program on each, side by side."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.machine import interfaces
+from nbgpu.machine.signals import uninterrupted
+
+_PROGRAM = (
+    "{python}",
+    "-P",
+    "-m",
+    "nbgpu.engine.process.host",
+    "{folder}/connection.json",
+    "--remove-folder",
+)
+_CHECK_PERIOD_S = 2.0
+"""Each check is a command on every host."""
+_SSH_PORT = 22
+
+
+class SshLauncher:
+    """Starts the hosts that the settings name.
+
+    Args:
+        config: the settings of the cluster.
+    """
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        options = {name: str(value) for name, value in config.options_of_launcher.items()}
+        self._settings = SshSettings(
+            options.get("python", sys.executable), shlex.split(options.get("ssh", "")), setup=config.setup
+        )
+        self._connections: SshHosts | None = None
+        self._started: list[RemoteProcess] = []
+        self._checked_mono_s = 0.0
+
+    @property
+    def _hosts(self) -> SshHosts:
+        if self._connections is None:
+            self._connections = SshHosts(self._config.host_names, self._settings)
+        return self._connections
+
+    def listen_at(self) -> tuple[str, str]:
+        """Connect to all hosts, compare their versions with those here, and return the interface that the
+        settings name, or else that by which the hosts see this one."""
+        seen = self._hosts.reach()
+        if self._config.interface != "auto":
+            return interfaces.address_of(self._config.interface)
+        here = {address: name for name, address in interfaces.addresses().items()}
+        known = Counter(address for address in seen if address in here)
+        if known:
+            ((address, _),) = known.most_common(1)
+            return here[address], address
+        # Another host passes the connections on, and its address is what they see.
+        name, address = interfaces.towards(self._config.host_names[0].rpartition("@")[2], _SSH_PORT)
+        return interfaces.address_of("auto") if address == interfaces.LOOPBACK else (name, address)
+
+    def start(self, join_file: Path, interface: str) -> None:
+        """Start the hosts, all at once."""
+        with uninterrupted():
+            self._started = self._hosts.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
+        self._checked_mono_s = time.monotonic()
+
+    def check(self) -> None:
+        """Raise ClusterError if a host's program has ended, with the end of its log."""
+        if time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S:
+            return
+        ended = self._hosts.ended(self._started)
+        self._checked_mono_s = time.monotonic()
+        if ended:
+            raise ClusterError("\n".join(self._last_words(process) for process in ended))
+
+    def _last_words(self, process: RemoteProcess) -> str:
+        said = self._hosts.log(process).strip()
+        return f"{process.host} did not join. {_with_point(said) if said else 'It wrote nothing to its log.'}"
+
+    def is_waiting(self) -> bool:
+        """The hosts are there."""
+        return False
+
+    def why_late(self) -> str:
+        """The ends of the hosts' logs."""
+        said = {process.host: self._hosts.log(process).strip() for process in self._started}
+        return " ".join(f"{host} wrote: {_with_point(text)}" for host, text in said.items() if text)
+
+    def joined(self) -> None:
+        """Close the connections: hosts that have joined need none, and end without the notebook."""
+        self._close()
+
+    def when_lost(self) -> str:
+        """All hosts are started again."""
+        return "%nbgpu restart starts it again, on all hosts"
+
+    def state(self) -> str:
+        """Nothing is to be said of hosts that are there."""
+        return ""
+
+    def time_left_s(self) -> float | None:
+        """The hosts stay."""
+        return None
+
+    @uninterrupted()
+    def end(self) -> None:
+        """End what is left of the hosts' programs, remove their folders, and close the connections."""
+        if self._started:
+            self._hosts.end(self._started)
+            self._started = []
+        self._close()
+
+    @uninterrupted()
+    def _close(self) -> None:
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
+
+
+def _with_point(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

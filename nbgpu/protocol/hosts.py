@@ -1,0 +1,62 @@
+"""How hosts that dial in by themselves and the notebook's side know each other."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FIRST_NUMBER = 1000
+"""ipyparallel's numbers of hosts' engines begin here; those below are for the engines of ranks."""
+_NUM_NUMBERS = 2**30
+
+
+def new_number() -> int:
+    """A number for a host's engine, which no other host of the cluster has."""
+    return FIRST_NUMBER + secrets.randbelow(_NUM_NUMBERS)
+
+
+@dataclass(frozen=True)
+class JoinFile:
+    """All that a host needs to dial in. It has the keys of the cluster: only the user may read it."""
+
+    engine_connection: Mapping[str, Any]
+    """ipyparallel's file for engines."""
+    meeting: Mapping[str, Any]
+    """The fields of the `MeetingPlace`."""
+    environment: Mapping[str, str]
+    """The variables of the engines beside the host's own."""
+    interface: str
+    """The interface of the notebook's host at which the controller listens."""
+
+    def as_json(self) -> str:
+        """The content of the file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, file: Path) -> JoinFile:
+        """Read the file."""
+        return cls(**json.loads(file.read_text()))
+
+
+@dataclass(frozen=True)
+class HostDescription:
+    """What a host says of itself when it has dialled in."""
+
+    name: str
+    interface: str
+    """The interface through which it reaches the controller."""
+    address: str
+    folder: str
+    """The cluster's folder there."""
+    meeting_file: str
+    versions: Mapping[str, str | None]
+    """Of Python and of the packages that must be the same on all hosts."""
+    num_cores: int
+    devices: tuple[Mapping[str, Any], ...]
+    """The fields of the device of each of its ranks."""
+    problem: str = ""
+    """Why the cluster's settings cannot be honoured there, in words; empty if they can."""

@@ -1,0 +1,203 @@
+"""A notebook on the login host whose ranks are on the nodes of one Slurm job."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hosts
+import pytest
+from hosts import FarPython
+from hosts.namespaces import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
+
+PATIENCE_S = 120
+SUM = "print(c.execute('t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))'))"
+
+
+def refusal(notebook: FarPython, cell: str) -> str:
+    """The error that a cell raises, with its name, after what the cell has printed."""
+    return ": ".join(notebook.fails(cell))
+
+
+def start(**settings: object) -> str:
+    """The cell that starts a cluster."""
+    given = {"nodes": 2, "gpus_per_node": 1, "gpus": "none", "launcher_options": {"time": "0:10:00"}}
+    words = ", ".join(f"{name}={value!r}" for name, value in {**given, **settings}.items())
+    return f"import nbgpu; c = nbgpu.Cluster(launcher='slurm', {words}); c.start()"
+
+
+@pytest.fixture(scope="module")
+def notebook(test_slurm: hosts.Slurm) -> Iterator[FarPython]:
+    with FarPython(test_slurm.login, PATIENCE_S) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def saved_in(test_slurm: hosts.Slurm) -> Path:
+    return test_slurm.folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def started(test_slurm: hosts.Slurm, notebook: FarPython, saved_in: Path) -> Iterator[FarPython]:
+    notebook.run(start(gpus="auto", save_before_time_limit=str(saved_in)))
+    yield notebook
+    notebook.run("c.stop()")
+
+
+def jobs(slurm: hosts.Slurm) -> str:
+    """The jobs that wait or run."""
+    return slurm.run(["squeue", "--noheader", "--format=%i %T"]).stdout
+
+
+def test_ranks_of_all_nodes_are_one_group(started: FarPython) -> None:
+    said = started.run("print(c.execute('import platform; print(platform.node(), rank, local_rank)'))")
+    assert said == "{0: 'n1 0 0\\n', 1: 'n2 1 0\\n'}\n"
+    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+
+
+def test_the_hosts_see_the_gpus_that_slurm_gives_them(started: FarPython, test_slurm: hosts.Slurm) -> None:
+    """Slurm counts two on each node, and there are none: the ranks are on the CPU."""
+    assert "gpu:1" in test_slurm.run(["squeue", "--noheader", "--format=%b"]).stdout
+    for node in test_slurm.nodes:
+        command = f"{sys.executable} -P -m nbgpu.engine.process.host".encode().split()
+        (pid,) = [pid for pid in node.pids() if command_of(pid).split(b"\0")[:4] == command]
+        assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:
+    assert " runs on n1, n2; 9 min" in started.run("print(c.status())").splitlines()[-1]
+
+
+def test_the_key_stands_in_no_command_line_environment_or_file_of_slurm(
+    started: FarPython, test_slurm: hosts.Slurm
+) -> None:
+    key = started.value(
+        "json.loads(c.join_file.read_text())['engine_connection']['curve_serverkey']"
+    ).encode()
+    for host in test_slurm.login, *test_slurm.nodes:
+        for pid in host.pids():
+            for what in ("cmdline", "environ"):
+                assert key not in Path(f"/proc/{pid}/{what}").read_bytes()
+    kept = [path for path in (test_slurm.folder / "state").rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if key in path.read_bytes()]
+
+
+def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_saved(
+    started: FarPython, test_slurm: hosts.Slurm, saved_in: Path
+) -> None:
+    """The warning comes as soon as there is less time left than what it is given for."""
+    started.run("c.execute('x = rank + 10')")
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0"
+    runs_dir = test_slurm.folder / "runs"
+    started.run(f"run = c.train('autoencoder', {settings}, runs_dir={str(runs_dir)!r})")
+    started.run("import time\nwhile run.statuses()[0].step < 2: time.sleep(0.05)")
+    started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
+    started.run("logging.getLogger('nbgpu.cluster').addHandler(h)")
+    started.run(
+        "from nbgpu.client.cluster import time_limit; time_limit.WARNING_BEFORE_END_S = 3600; "
+        "c._time_limit.close(); c._time_limit = time_limit.watch_over(c, c._launcher)"
+    )
+    started.run(f"run.wait({PATIENCE_S})")
+    assert started.value("run.status") == "stopped"
+    notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
+    assert any("the job has 9 min" in text and "stopped after this step" in text for text in notes)
+    assert started.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1
+    wait_until(saved_in.exists, PATIENCE_S, lambda: started.run("print(said.getvalue())"))
+    said = started.run("print(said.getvalue())")
+    assert "The job has 9 min" in said.replace("the job", "The job")
+    assert "stops, and writes a checkpoint first" in said
+    started.run(f"c.execute('del x'); c.load({str(saved_in)!r})")
+    assert started.value("c.pull('x', ranks='all')") == {"0": 10, "1": 11}
+
+
+def test_a_job_that_somebody_cancels_is_told_at_once(started: FarPython, test_slurm: hosts.Slurm) -> None:
+    test_slurm.run(["scancel", "--user=root"])
+    started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
+    said = refusal(started, "c.execute('1')")
+    assert re.search(r"host n1 is lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
+
+
+def left_on(host: hosts.Host) -> str:
+    """What a cluster has left on a node: folders, and processes of the hosts that the ranks have."""
+    processes = "ps -eo args | grep [n]bgpu.engine"
+    return host.run(["sh", "-c", f"ls -d /tmp/nbgpu-* | grep -v test; {processes}"], check=False).stdout
+
+
+def require_nothing_left(test_slurm: hosts.Slurm) -> None:
+    home = Path(test_slurm.environment["HOME"])
+
+    def what_is_left() -> list[str]:
+        on_nodes = [left_on(node) for node in test_slurm.nodes]
+        return [each for each in [jobs(test_slurm), *on_nodes, *map(str, home.glob(".nbgpu-job-*"))] if each]
+
+    wait_until(lambda: not what_is_left(), 60, what_is_left)
+
+
+def test_it_starts_again_and_stop_ends_the_job(started: FarPython, test_slurm: hosts.Slurm) -> None:
+    started.run("c.restart()")
+    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+    started.run("c.stop()")
+    require_nothing_left(test_slurm)
+
+
+def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm) -> None:
+    with FarPython(test_slurm.login, PATIENCE_S) as notebook:
+        notebook.run(start())
+        assert all(left_on(node) for node in test_slurm.nodes)
+        hosts.Host.send_signal(notebook.process, signal.SIGKILL)
+        require_nothing_left(test_slurm)
+
+
+def test_a_job_that_waits_says_why_and_stop_cancels_it(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    busy = ["sbatch", "--nodes=2", "--exclusive", "--time=0:20:00", "--wrap", "srun sleep 600"]
+    test_slurm.run(busy)
+    wait_until(lambda: "RUNNING" in jobs(test_slurm), PATIENCE_S, test_slurm.logs)
+    notebook.send(start(launcher_options={"exclusive": True}))
+    wait_until(lambda: "PENDING" in jobs(test_slurm), PATIENCE_S, lambda: jobs(test_slurm))
+    reason = ["squeue", "--noheader", "--states=PENDING", "--format=%r"]
+    wait_until(
+        lambda: "Resources" in test_slurm.run(reason).stdout,
+        PATIENCE_S,
+        lambda: test_slurm.run(reason).stdout,
+    )
+    time.sleep(3)  # nbgpu asks every two seconds
+    notebook.press_stop()
+    failed, said = notebook.answer()
+    assert failed == "KeyboardInterrupt"
+    assert re.search(r"job \d+ waits: no nodes are free for it \(Resources\)", said), said
+    wait_until(lambda: "PENDING" not in jobs(test_slurm), PATIENCE_S, lambda: jobs(test_slurm))
+    test_slurm.cancel_all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"launcher_options": {"partition": "gpuu"}}, "did not take the job: .*invalid partition"),
+        (
+            {"launcher_options": {"python": "/opt/none/python"}},
+            r"(?s)(?=.*n1: task 0: Exited).*/opt/none/python: No such file",
+        ),
+        (
+            {"interface": "lo"},
+            r"(?s)n1: the cluster's controller does not answer at 127\.0\.0\.1:\d+, interface lo",
+        ),
+        ({"launcher_options": {"nodes": 3}}, "^ConfigError: .*'nodes' cannot be given"),
+    ],
+)
+def test_a_job_that_cannot_be_says_why(
+    notebook: FarPython, test_slurm: hosts.Slurm, settings: dict[str, object], words: str
+) -> None:
+    said = refusal(notebook, start(**settings))
+    assert re.search(words, said), said
+    test_slurm.wait_until_idle()

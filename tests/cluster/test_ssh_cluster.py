@@ -1,0 +1,189 @@
+"""A notebook on one host whose ranks ssh starts on two others, which share no folder with it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import hosts
+import pytest
+from hosts import FarPython
+from hosts.namespaces import Host, wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
+
+PATIENCE_S = 120
+SUM = "print(c.execute('t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))'))"
+RIGHT = "{0: '10\\n', 1: '10\\n', 2: '10\\n', 3: '10\\n'}\n"
+
+
+def refusal(notebook: FarPython, cell: str) -> str:
+    """The error that a cell raises, with its name, after what the cell has printed."""
+    return ": ".join(notebook.fails(cell))
+
+
+def start(ssh: hosts.SecureShell, **settings: object) -> str:
+    """The cell that starts a cluster."""
+    options = {"ssh": f"-F {ssh.configuration}"}
+    given = {"hosts": ["n1", "n2"], "launcher_options": options, "gpus": "none", "gpus_per_node": 2}
+    words = ", ".join(f"{name}={value!r}" for name, value in {**given, **settings}.items())
+    return f"import nbgpu; c = nbgpu.Cluster(launcher='ssh', {words}); c.start()"
+
+
+@pytest.fixture(scope="module")
+def notebook(test_ssh: hosts.SecureShell) -> Iterator[FarPython]:
+    with FarPython(test_ssh.hosts["laptop"], PATIENCE_S) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def started(test_ssh: hosts.SecureShell, notebook: FarPython) -> Iterator[FarPython]:
+    notebook.run(start(test_ssh))
+    yield notebook
+    notebook.run("c.stop()")
+
+
+def ranks_of(host: Host) -> list[int]:
+    """The processes of a host that are none of its own."""
+    return [pid for pid in host.pids() if b"sshd" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_ranks_of_both_hosts_are_one_group(started: FarPython) -> None:
+    said = started.run(
+        "print(c.execute('import platform; print(platform.node(), rank, local_rank, world_size)'))"
+    )
+    assert said == str({0: "n1 0 0 4\n", 1: "n1 1 1 4\n", 2: "n2 2 0 4\n", 3: "n2 3 1 4\n"}) + "\n"
+    assert started.run(SUM) == RIGHT
+    assert "4 CPU ranks on 2 hosts" in started.run("print(c.describe())")
+
+
+def test_a_distributed_cell_prints_what_its_ranks_print(started: FarPython) -> None:
+    # The extension starts processes of this host in advance, which are not looked at here.
+    started.run("import os; os.environ['NBGPU_PRELOAD'] = '0'")
+    shell = "from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance()"
+    started.run(f"{shell}; s.run_line_magic('load_ext', 'nbgpu')")
+    said = started.run("s.run_cell_magic('distributed', '', 'import os; print(rank, os.getcwd())')")
+    # The notebook's folder is there, too: it is the checkout's.
+    assert f"3 {Path.cwd()}" in said
+
+
+def test_values_travel_both_ways(started: FarPython) -> None:
+    started.run("c.push(numbers=list(range(100_000)))")
+    assert started.value("c.pull('numbers', rank=3)[-1]") == 99_999
+
+
+def test_stop_frees_ranks_that_wait_for_another_host(started: FarPython, test_ssh: hosts.SecureShell) -> None:
+    marks = ["/tmp/begun-0", "/tmp/begun-2"]
+    cell = "import time; open(f'/tmp/begun-{rank}', 'w')\nif rank:\n    time.sleep(600)\ndist.barrier()"
+    started.send(f"c.execute({cell!r})")
+    for host, mark in zip(("n1", "n2"), marks, strict=True):
+        begun = ["test", "-e", mark]
+        wait_until(
+            lambda host=host, begun=begun: not test_ssh.hosts[host].run(begun, check=False).returncode,
+            PATIENCE_S,
+            lambda: "the cell has not begun",
+        )
+    started.press_stop()
+    assert started.answer()[0] == "KeyboardInterrupt"
+    assert started.run(SUM) == RIGHT
+
+
+def test_a_rank_that_is_killed_on_another_host_is_replaced_there(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    pid = started.value("c.pids[2]")
+    test_ssh.hosts["n2"].run(["kill", "-KILL", str(pid)])
+    started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
+    said = refusal(started, "c.execute('1')")
+    assert re.search("rank 2 on host n2 was killed by SIGKILL", said), said
+    assert started.run(SUM) == RIGHT
+    assert started.run("print(c.execute('import platform; print(platform.node())', ranks=[2]))") == (
+        "{2: 'n2\\n'}\n"
+    )
+
+
+def test_a_run_in_a_folder_of_the_notebooks_host_is_refused(started: FarPython) -> None:
+    said = refusal(started, "c.train('autoencoder', data='phantoms', steps=4, runs_dir='/tmp/runs')")
+    assert re.search("/tmp/runs is not on a file system that all hosts share: host n1 and", said), said
+    assert started.run(SUM) == RIGHT
+
+
+def test_only_the_interface_that_the_hosts_see_listens(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    laptop = test_ssh.hosts["laptop"]
+    assert {address for address, _ in laptop.listening()} == {laptop.address}
+    for name in ("n1", "n2"):
+        host = test_ssh.hosts[name]
+        assert {address for address, _ in host.listening()} <= {host.address, "127.0.0.1"}
+
+
+def test_the_keys_stand_in_no_command_line_and_no_environment(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    key = started.value("json.loads(c.join_file.read_text())['engine_connection']['curve_serverkey']")
+    assert len(key) == 40
+    for host in test_ssh.hosts.values():
+        pids = ranks_of(host)
+        assert pids
+        for pid in pids:
+            for what in ("cmdline", "environ"):
+                assert key.encode() not in Path(f"/proc/{pid}/{what}").read_bytes()
+
+
+def left_on(host: Host) -> list[str]:
+    """What a cluster has left on a host: processes, and folders of the kind that it makes."""
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in ranks_of(host)]
+    folders = host.run(["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"], check=False).stdout.split()
+    return [*(command.decode() for command in commands if b"nbgpu" in command), *folders]
+
+
+def require_nothing_left(test_ssh: hosts.SecureShell) -> None:
+    for host in test_ssh.hosts.values():
+        wait_until(lambda host=host: not left_on(host), 20, lambda host=host: (host.name, left_on(host)))
+
+
+def test_stop_leaves_nothing_on_any_host(started: FarPython, test_ssh: hosts.SecureShell) -> None:
+    assert all(left_on(host) for host in test_ssh.hosts.values())
+    started.run("c.stop()")
+    require_nothing_left(test_ssh)
+
+
+def test_a_host_that_is_not_reached_is_named_and_nothing_is_left_on_the_other(
+    notebook: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    said = refusal(notebook, start(test_ssh, hosts=["n1", "nowhere.invalid"]))
+    assert re.search(r"^ClusterError: nowhere\.invalid: there is no host of that name", said), said
+    require_nothing_left(test_ssh)
+
+
+def test_a_host_that_does_not_reach_the_notebook_says_where_it_looked(
+    notebook: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    looked = r"n1 did not join. n1: .* does not answer at 127\.0\.0\.1:\d+, interface lo \(127\.0\.0\.1\)"
+    said = refusal(notebook, start(test_ssh, hosts="n1", interface="lo"))
+    assert re.search(looked, said), said
+    require_nothing_left(test_ssh)
+
+
+def test_lines_of_setup_that_fail_are_told(notebook: FarPython, test_ssh: hosts.SecureShell) -> None:
+    said = refusal(notebook, start(test_ssh, hosts="n1", setup=["echo begun", "no-such-module load cuda"]))
+    assert re.search(r"n1: the lines of setup failed there: .*module", said), said
+
+
+def test_stop_during_the_start_leaves_nothing(notebook: FarPython, test_ssh: hosts.SecureShell) -> None:
+    notebook.send(start(test_ssh, setup="export NBGPU_OF_A_TEST=1"))
+    wait_until(lambda: ranks_of(test_ssh.hosts["n2"]), PATIENCE_S, lambda: "nothing was started")
+    notebook.press_stop()
+    assert notebook.answer()[0] == "KeyboardInterrupt"
+    require_nothing_left(test_ssh)
+
+
+def test_the_notebooks_end_leaves_nothing_on_any_host(test_ssh: hosts.SecureShell) -> None:
+    with FarPython(test_ssh.hosts["laptop"], PATIENCE_S) as notebook:
+        notebook.run(start(test_ssh, gpus_per_node=1))
+        assert all(left_on(test_ssh.hosts[name]) for name in ("n1", "n2"))
+        hosts.Host.send_signal(notebook.process, signal.SIGKILL)
+        require_nothing_left(test_ssh)
