@@ -78,6 +78,11 @@ def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:
     assert " runs on n1, n2; 9 min" in started.run("print(c.status())").splitlines()[-1]
 
 
+def test_other_processes_list_the_job_with_its_time(started: FarPython) -> None:
+    listed = started.run("from nbgpu.client.host import ps; print(ps.table())")
+    assert re.search(r"(?m)^[0-9a-f]+: job \d+ runs on n1, n2; 9 min", listed), listed
+
+
 def test_the_key_stands_in_no_command_line_environment_or_file_of_slurm(
     started: FarPython, test_slurm: hosts.Slurm
 ) -> None:
@@ -148,6 +153,16 @@ def test_it_starts_again_and_stop_ends_the_job(started: FarPython, test_slurm: h
     started.run("c.restart()")
     assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
     started.run("c.stop()")
+    require_nothing_left(test_slurm)
+
+
+def test_a_terminal_ends_the_job(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    notebook.run(start())
+    stop = [sys.executable, "-m", "nbgpu.cli", "stop", "--all"]
+    said = test_slurm.run(stop).stdout
+    assert re.search(r"ended cluster .*: job \d+, process", said), said
+    wait_until(lambda: not jobs(test_slurm), PATIENCE_S, lambda: jobs(test_slurm))
+    notebook.run("c.stop()")
     require_nothing_left(test_slurm)
 
 

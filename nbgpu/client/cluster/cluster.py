@@ -218,6 +218,7 @@ class Cluster(VariableCalls, RunCalls):
             where = f"{interface} ({ip})"
             self.join_file = hosts.write_join_file(processes.folder, variables, where)
             launcher.start(self.join_file, where)
+            self._note()
             there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
             launcher.joined()
             processes.use(there, launcher.when_lost)

@@ -189,6 +189,7 @@ class ClusterParts:
             "leaders": self._processes.leaders,
             "chosen_transport": self.chosen_transport,
             "devices": self.devices,
+            "job": "" if self._launcher is None else self._launcher.job,
         }
         if self._ranks is not None:
             seating = self._ranks.seating

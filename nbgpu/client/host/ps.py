@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import Footprint
+from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
 from nbgpu.run_folder import lines
@@ -15,10 +16,12 @@ from nbgpu.run_folder.rank_files import parse, record_path
 from nbgpu.text.tables import aligned
 
 _TAIL_BYTES = 8192
+_SLURM_PATIENCE_S = 5.0
 
 
 def table() -> str:
-    """A table of all clusters of this user on this machine, one in a line."""
+    """A table of all clusters of this user on this machine, one in a line, and below it the jobs that have
+    their ranks."""
     known = registry.entries()
     notes = [
         f"{path} is not an entry of a cluster, and is passed over: remove it"
@@ -40,7 +43,8 @@ def table() -> str:
         )
         for entry in known
     ]
-    return "\n".join([*aligned(rows), *notes])
+    jobs = [f"{entry.id}: {_job(entry.job)}" for entry in known if entry.job]
+    return "\n".join([*aligned(rows), *jobs, *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:
@@ -51,7 +55,7 @@ def stop(names: Sequence[str], everything: bool = False) -> list[str]:
 
     Raises:
         NoClusterError: no cluster has one of the names; nothing was ended.
-        ClusterError: a process survives SIGKILL.
+        ClusterError: a process survives SIGKILL, or Slurm does not cancel a job.
     """
     known = registry.entries()
     unknown = [name for name in names if not any(entry.answers_to(name) for entry in known)]
@@ -78,7 +82,19 @@ def _end(entry: Footprint) -> str:
     registry.remove_cluster_folder(entry.folder)
     num_ranks = len(set(ended) & set(entry.engines.values()))
     named = ", ".join(str(process.pid) for process in ended)
-    return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
+    if not entry.job:
+        return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
+    # Its hosts would end by themselves, some seconds later.
+    Slurm().cancel(entry.job)
+    return f"ended cluster {entry.describe()}: job {entry.job}, process(es) {named}"
+
+
+def _job(number: str) -> str:
+    """How a job is, and for how long it still has its nodes."""
+    try:
+        return Slurm(patience_s=_SLURM_PATIENCE_S).state(number).in_words()
+    except ClusterError as error:
+        return str(error)
 
 
 def _age(age_s: float) -> str:

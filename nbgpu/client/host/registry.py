@@ -67,6 +67,8 @@ class Footprint(BaseModel):
     """The engines by rank."""
     run: Path | None = None
     """The folder of the run that was started last."""
+    job: str = ""
+    """The number of the Slurm job that has the ranks; empty where there is none."""
 
     @abstractmethod
     def gpus(self) -> list[str]:

@@ -13,6 +13,10 @@ from nbgpu.machine import interfaces
 class Launcher(Protocol):
     """Starts hosts that dial in, and ends them. The calls come in the order in which they stand here."""
 
+    @property
+    def job(self) -> str:
+        """The number of Slurm's job that has the hosts; empty where there is none."""
+
     def listen_at(self) -> tuple[str, str]:
         """Return the name and the address of the interface at which the hosts find this one.
 
@@ -66,6 +70,11 @@ class NoLauncher:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
+
+    @property
+    def job(self) -> str:
+        """Nothing is known of the hosts."""
+        return ""
 
     def listen_at(self) -> tuple[str, str]:
         """Return the interface that the settings name."""

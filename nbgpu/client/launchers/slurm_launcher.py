@@ -65,7 +65,8 @@ class SlurmLauncher:
         self._script()
         self._slurm = Slurm()
         self._quick_slurm = Slurm(patience_s=_LOOK_PATIENCE_S)
-        self._job = ""
+        self.job = ""
+        """The number of the job; empty before it is submitted and after it was cancelled."""
         self._state: JobState | None = None
         self._checked_mono_s = 0.0
         self._said = ""
@@ -97,8 +98,8 @@ class SlurmLauncher:
                 "all nodes see"
             ) from None
         with uninterrupted():
-            self._job = self._slurm.submit(self._script())
-        self._say(f"job {self._job} is submitted")
+            self.job = self._slurm.submit(self._script())
+        self._say(f"job {self.job} is submitted")
 
     def _say(self, words: str) -> None:
         if words != self._said:
@@ -110,7 +111,7 @@ class SlurmLauncher:
         """Show why the job waits; raise ClusterError if it is over or a host's program has ended."""
         if time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S:
             return
-        self._state = state = self._slurm.state(self._job)
+        self._state = state = self._slurm.state(self.job)
         self._checked_mono_s = time.monotonic()
         if state.phase == "waiting" and state.reason not in ("", "None"):
             # How long it is until the expected start would be another line each time.
@@ -143,7 +144,7 @@ class SlurmLauncher:
 
     def joined(self) -> None:
         """Show where the job runs, and until when."""
-        self._state = self._slurm.state(self._job)
+        self._state = self._slurm.state(self.job)
         self._say(self._state.in_words())
 
     def when_lost(self) -> str:
@@ -154,14 +155,14 @@ class SlurmLauncher:
     def state(self) -> str:
         """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""
         try:
-            return self._quick_slurm.state(self._job).in_words()
+            return self._quick_slurm.state(self.job).in_words()
         except ClusterError as error:
             return str(error)
 
     def time_left_s(self) -> float | None:
         """The time until the job's limit; None if it has none."""
         try:
-            return self._quick_slurm.state(self._job).time_left_s
+            return self._quick_slurm.state(self.job).time_left_s
         except ClusterError:
             return None  # it is asked again
 
@@ -169,9 +170,9 @@ class SlurmLauncher:
     def end(self) -> None:
         """Cancel the job, and remove its folder."""
         try:
-            if self._job:
-                self._slurm.cancel(self._job)
+            if self.job:
+                self._slurm.cancel(self.job)
         except ClusterError as error:
             warnings.warn(f"{error}. The hosts end by themselves, and the job with them", stacklevel=3)
-        self._job = ""
+        self.job = ""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -45,6 +45,11 @@ class SshLauncher:
         self._checked_mono_s = 0.0
 
     @property
+    def job(self) -> str:
+        """Hosts that ssh reaches belong to no job."""
+        return ""
+
+    @property
     def _hosts(self) -> SshHosts:
         if self._connections is None:
             self._connections = SshHosts(self._config.host_names, self._settings)
