@@ -93,6 +93,10 @@ _DOCTOR = (
     ("nbgpu doctor", "a line for each check; exits with 1 if something does not work"),
     ("nbgpu doctor --json", "the same for a program, or for a bug report"),
     ("nbgpu doctor --runs-dir FOLDER", "also checks the folder that runs write to"),
+    (
+        "nbgpu doctor --launcher slurm --nodes 2",
+        "do its hosts come and form a group, and how fast is each pair? With the flags of a cluster",
+    ),
 )
 _TOP = (
     ("nbgpu top", "live on a terminal, where q ends it; else once"),

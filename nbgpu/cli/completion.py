@@ -21,7 +21,7 @@ WITH_RECIPE = ("train", "sweep", "scaling")
 
 _OWN_WORDS: Mapping[str, Sequence[str]] = {
     "completion": SHELLS,
-    "doctor": ("--json", "--runs-dir"),
+    "doctor": ("--json", "--launcher", "--runs-dir"),
     "stop": ("--all",),
     "top": ("--once", "--json"),
 }

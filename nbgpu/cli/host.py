@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,9 +14,10 @@ from nbgpu.cli.asking import take_value
 from nbgpu.cli.usage import UsageError
 from nbgpu.client.host import doctor as checks
 from nbgpu.client.host import ps as clusters
-from nbgpu.config import (
-    TrainConfig,
-)
+from nbgpu.client.host.device_cards import HostDevices
+from nbgpu.client.scaling import hosts as hosts_check
+from nbgpu.config import ClusterConfig, TrainConfig, flags
+from nbgpu.host.findings import Finding
 from nbgpu.machine import interpreter
 from nbgpu.text.console import CommandConsole
 from nbgpu.ui.devices import terminal
@@ -23,19 +26,44 @@ from nbgpu.ui.devices import top as devices_now
 
 def doctor(arguments: list[str]) -> int:
     """Print the findings as they come. Returns the exit code, which is 1 if something does not work."""
+    if any(word.split("=")[0] == "--launcher" for word in arguments):
+        return _doctor_of_hosts(arguments)
     rest, runs_dir = take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")
     if set(rest) - {"--json"}:
-        raise UsageError("usage: nbgpu doctor [--json] [--runs-dir FOLDER]")
+        raise UsageError(
+            "usage: nbgpu doctor [--json] [--runs-dir FOLDER], or nbgpu doctor --launcher NAME [flags]"
+        )
     devices = devices_now.read_once()
     if not rest:
         _console().print(terminal.cards(devices))
         print(flush=True)
+    examined = checks.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default))
+    return _tell(examined, bool(rest), devices)
+
+
+def _doctor_of_hosts(arguments: list[str]) -> int:
+    """Check the hosts that a launcher gives."""
+    rest = [word for word in arguments if word != "--json"]
+    values = flags.parse([ClusterConfig], rest, prog="nbgpu doctor", description="Check a launcher's hosts.")
+    config = ClusterConfig.checked(**values)
+    if config.launcher == "local":
+        raise UsageError("nbgpu doctor without --launcher checks this machine")
+    if rest == arguments:
+        return _tell(hosts_check.examine(config), as_json=False)
+    # What the start says of a job must not stand in the JSON.
+    with redirect_stdout(sys.stderr):
+        findings = list(hosts_check.examine(config))
+    return _tell(findings, as_json=True)
+
+
+def _tell(examined: Iterable[Finding], as_json: bool, devices: HostDevices | None = None) -> int:
+    """Print findings as they come, or all as JSON with the devices; return the exit code."""
     findings = []
-    for finding in checks.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default)):
+    for finding in examined:
         findings.append(finding)
-        if not rest:
+        if not as_json:
             print(checks.line(finding), flush=True)
-    print(checks.as_json(findings, devices) if rest else checks.summary(findings))
+    print(checks.as_json(findings, devices) if as_json else checks.summary(findings))
     return checks.exit_code(findings)
 
 

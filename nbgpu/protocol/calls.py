@@ -59,6 +59,15 @@ class Call(StrEnum):
     STOP_RELOADING = "nbgpu.engine.variables.autoreload:stop"
     KEPT_FAILURE = "nbgpu.engine.ipykernel.kept_failure:kept"
 
+    DESCRIBE_HOST = "nbgpu.engine.process.host:describe"
+    """This one and the others of its module are called on the engine of a host, which is no rank."""
+    CALL_ON_HOST = "nbgpu.engine.process.host:call"
+    FORK_ON_HOST = "nbgpu.engine.process.host:fork"
+    LOOK_ON_HOST = "nbgpu.engine.process.host:look"
+    CELL_LINE_ON_HOST = "nbgpu.engine.process.host:cell_line"
+    CONTENT_ON_HOST = "nbgpu.engine.process.host:content_of"
+    END_HOST_SOON = "nbgpu.engine.process.host:end_soon"
+
     @property
     def module(self) -> str:
         """The module that has the function."""

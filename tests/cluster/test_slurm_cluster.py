@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -154,6 +155,32 @@ def test_it_starts_again_and_stop_ends_the_job(started: FarPython, test_slurm: h
     assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
     started.run("c.stop()")
     require_nothing_left(test_slurm)
+
+
+def test_the_doctor_measures_the_hosts_of_a_job(test_slurm: hosts.Slurm) -> None:
+    settings = ["--nodes", "2", "--gpus-per-node", "1", "--gpus", "none"]
+    command = [sys.executable, "-m", "nbgpu.cli", "doctor", "--json", "--launcher", "slurm", *settings]
+    rate_bits_per_s = 200e6
+    test_slurm.nodes[1].limit_link(rate_bits_per_s)
+    try:
+        done = test_slurm.run(command, timeout_s=PATIENCE_S)
+    finally:
+        test_slurm.nodes[1].limit_link(100e9)
+    findings = json.loads(done.stdout)["findings"]
+    assert {finding["verdict"] for finding in findings} == {"ok"}
+    said = {finding["check"]: finding["told"] for finding in findings}
+    assert "2 host(s) dialled in" in said["slurm"]
+    assert said["host"].startswith("n2 has rank 1: ")
+    (rate,) = re.findall(r"^n1 and n2: ([\d.]+) Gbit/s", said["link"])
+    assert 0.5 < float(rate) * 1e9 / rate_bits_per_s < 1.1
+    require_nothing_left(test_slurm)
+
+
+def test_the_doctor_tells_what_slurm_refuses(test_slurm: hosts.Slurm) -> None:
+    options = ["--launcher=slurm", "--launcher-options", "partition=gpuu"]
+    done = test_slurm.run([sys.executable, "-m", "nbgpu.cli", "doctor", *options], check=False)
+    assert done.returncode == 1
+    assert re.search("fail +slurm .*invalid partition", done.stdout), done.stdout
 
 
 def test_a_terminal_ends_the_job(notebook: FarPython, test_slurm: hosts.Slurm) -> None:

@@ -20,6 +20,7 @@ from nbgpu.machine import transports
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.calls import Call
 from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinFile
 from nbgpu.protocol.meeting import MEETING, MeetingPlace
 from nbgpu.protocol.records import Device
@@ -95,7 +96,7 @@ def _descriptions(
     backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
     asked = {
         engine: client[engine].apply_async(
-            reference("nbgpu.engine.process.host:describe"), config.gpus, config.gpus_per_node, backends
+            reference(Call.DESCRIBE_HOST), config.gpus, config.gpus_per_node, backends
         )
         for engine in engines
     }

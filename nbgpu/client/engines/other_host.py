@@ -11,13 +11,13 @@ from nbgpu.host.endings import Ending
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.calls import Call
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.records import MainThreadState
 
 if TYPE_CHECKING:
     from nbgpu.client.engines.connection import Client
 
-_SERVED_BY = "nbgpu.engine.process.host"
 _PATIENCE_S = 10.0
 _FORK_PATIENCE_S = 70.0
 """The fork server may still import torch, for which its host waits a minute."""
@@ -64,7 +64,7 @@ class OtherHost:
         """Whether the host is heard."""
         return self._engine in self._client.ids
 
-    def tell(self, function: str, *args: Any) -> Any:
+    def tell(self, call: Call, *args: Any) -> Any:
         """Send a request, and return at once what will be its answer.
 
         Raises:
@@ -72,12 +72,12 @@ class OtherHost:
         """
         if not self.is_there:
             raise HostLostError(self.name)
-        return self._view.apply_async(reference(f"{_SERVED_BY}:{function}"), *args)
+        return self._view.apply_async(reference(call), *args)
 
     def _ask(self, method: str, *args: Any) -> Any:
         """Have a method called on the host, and return what it returns; OSError if it raises or the host does
         not answer."""
-        return self.answer(self.tell("call", method, *args))
+        return self.answer(self.tell(Call.CALL_ON_HOST, method, *args))
 
     def answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
         """Wait for the answer to a request, and return it.
@@ -109,7 +109,7 @@ class OtherHost:
     def fork_engines(self, num: int) -> Callable[[], dict[int, int]]:
         """Have engines forked, and return at once a function that waits for them and returns their pids by
         number; OSError where that fails."""
-        asked = self.tell("fork", [next(self._numbers) for _ in range(num)])
+        asked = self.tell(Call.FORK_ON_HOST, [next(self._numbers) for _ in range(num)])
 
         def forked() -> dict[int, int]:
             pids: dict[int, int] = self.answer(asked, _FORK_PATIENCE_S)
@@ -145,7 +145,7 @@ class OtherHost:
 
     def _tell_if_there(self, method: str, *args: Any) -> None:
         if self.is_there:
-            self.tell("call", method, *args)
+            self.tell(Call.CALL_ON_HOST, method, *args)
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out: its host tells of the end by itself."""
@@ -216,7 +216,7 @@ class OtherHost:
     def end(self) -> None:
         """Have the host end its part of the cluster, and return at once."""
         if self.is_there:
-            self.tell("end_soon")
+            self.tell(Call.END_HOST_SOON)
 
 
 class _Glance:
@@ -247,7 +247,7 @@ class _Stacks:
             return
         for pid in pids:
             self._asked_mono_s.setdefault(pid, time.monotonic())
-        self._asked = self._host.tell("look", list(pids), _LOOK_S)
+        self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S)
 
     def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
         if self._asked is None or not self._asked.wait(patience_s):
@@ -276,7 +276,9 @@ class _Stacks:
 
     def cell_line(self, pid: int) -> int | None:
         try:
-            line: int | None = self._host.answer(self._host.tell("cell_line", pid), _LINE_PATIENCE_S)
+            line: int | None = self._host.answer(
+                self._host.tell(Call.CELL_LINE_ON_HOST, pid), _LINE_PATIENCE_S
+            )
         except OSError:
             return None
         return line

@@ -28,6 +28,7 @@ from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.protocol.calls import Call
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import KEPT
 
@@ -305,7 +306,7 @@ class Processes:
                 f"{folder} cannot be written to: {error.strerror}. Name another folder"
             ) from None
         try:
-            asked = {host: host.tell("content_of", str(file)) for host in self.others}
+            asked = {host: host.tell(Call.CONTENT_ON_HOST, str(file)) for host in self.others}
             blind = [f"host {host.name}" for host, each in asked.items() if host.answer(each) != content]
         except OSError as error:
             raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None

@@ -56,12 +56,16 @@ class _Operation:
 
 
 @torch_settings.as_at_the_beginning()
-def measure(budget_s: float, only: Sequence[str] = ()) -> list[dict[str, Any]]:
+def measure(
+    budget_s: float, only: Sequence[str] = (), pairs: Sequence[tuple[int, int]] = ()
+) -> list[dict[str, Any]]:
     """Time all kinds of messages between the ranks. A collective.
 
     Args:
         budget_s: about how long it may take in all.
         only: the operations to be timed, which share the time; empty for all.
+        pairs: the ranks between which messages go there and back; empty for all pairs in a small group and
+            for neighbours in a larger one.
 
     Returns:
         For each kind a dict: `operation`, `ranks` (the two of a pair; empty for all), `sizes_bytes`,
@@ -70,7 +74,10 @@ def measure(budget_s: float, only: Sequence[str] = ()) -> list[dict[str, Any]]:
     """
     member = group.membership()
     buffers = _Buffers(member)
-    operations = [*_collectives(buffers, member.world_size), *_pairs(buffers, member)]
+    operations = [
+        *_collectives(buffers, member.world_size),
+        *_there_and_back(buffers, member, pairs or _pairs(member.world_size)),
+    ]
     chosen = [operation for operation in operations if not only or operation.name in only]
     shares = sum(operation.share for operation in chosen)
     timings = [_Timing(operation, member, operation.share / shares * budget_s) for operation in chosen]
@@ -135,14 +142,16 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
     yield _Operation("reduce_scatter", sizes, 0.15, reduce_scatter)
 
 
-def _pairs(buffers: _Buffers, member: group.Membership) -> Iterator[_Operation]:
-    count = member.world_size
-    if count <= _ALL_PAIRS_UP_TO:
-        pairs = list(combinations(range(count), 2))
-    else:
-        pairs = [(rank, rank + 1) for rank in range(count - 1)] + [(0, count - 1)]
+def _pairs(world_size: int) -> Sequence[tuple[int, int]]:
+    if world_size <= _ALL_PAIRS_UP_TO:
+        return list(combinations(range(world_size), 2))
+    return [*((rank, rank + 1) for rank in range(world_size - 1)), (0, world_size - 1)]
 
-    def there_and_back(pair: tuple[int, int]) -> Callable[[int], tuple[Send, Tensor | None, int]]:
+
+def _there_and_back(
+    buffers: _Buffers, member: group.Membership, pairs: Sequence[tuple[int, int]]
+) -> Iterator[_Operation]:
+    def messages(pair: tuple[int, int]) -> Callable[[int], tuple[Send, Tensor | None, int]]:
         def prepare(num_bytes: int) -> tuple[Send, Tensor | None, int]:
             tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
 
@@ -162,7 +171,7 @@ def _pairs(buffers: _Buffers, member: group.Membership) -> Iterator[_Operation]:
 
     for pair in pairs:
         share = _SHARE_OF_PAIRS / len(pairs)
-        yield _Operation("there and back", _SIZES_OF_PAIRS_BYTES, share, there_and_back(pair), pair)
+        yield _Operation("there and back", _SIZES_OF_PAIRS_BYTES, share, messages(pair), pair)
 
 
 class _Timing:

@@ -12,7 +12,12 @@ import nbgpu
 from nbgpu.protocol.calls import Call
 
 PACKAGE = Path(nbgpu.__file__).parent
-PROCESSES = {"nbgpu.engine.process.fork_server", "nbgpu.engine.group.probe", "nbgpu.engine.train"}
+PROCESSES = {
+    "nbgpu.engine.process.fork_server",
+    "nbgpu.engine.process.host",
+    "nbgpu.engine.group.probe",
+    "nbgpu.engine.train",
+}
 """Modules that run as programs of their own."""
 
 

@@ -1,0 +1,93 @@
+"""`nbgpu doctor --launcher`: whether a launcher's hosts come and meet, and how fast they reach each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from statistics import median
+
+from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.engines.calls import reference
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import NbgpuError
+from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.performance.links import Line, Links
+from nbgpu.protocol.calls import Call
+from nbgpu.text.durations import duration
+from nbgpu.text.ranks import count_of_ranks, named_ranks
+
+_THERE_AND_BACK = "there and back"
+_BUDGET_S_PER_PAIR = 2.0
+_LONGEST_BUDGET_S = 60.0
+_SLOW = 0.5
+"""A pair with less than this share of the other pairs' rate is worth a look."""
+_PAGE = "'More than one host' in the docs says what hosts need"
+
+
+def examine(config: ClusterConfig) -> Iterator[Finding]:
+    """Start a cluster with these settings on its hosts, look at it, and stop it.
+
+    Args:
+        config: the settings of a cluster whose launcher is not 'local'.
+    """
+    began_s = time.monotonic()
+    try:
+        cluster = Cluster.with_config(config).start()
+    except NbgpuError as error:
+        yield fail(config.launcher, str(error), _PAGE)
+        return
+    try:
+        took = duration(time.monotonic() - began_s)
+        hosts = _ranks_by_host(cluster)
+        yield ok(
+            config.launcher, f"{len(hosts)} host(s) dialled in, with the versions of this one, after {took}"
+        )
+        for host, ranks in hosts.items():
+            devices = ", ".join(dict.fromkeys(cluster.devices[rank].name for rank in ranks))
+            yield ok("host", f"{host} has {named_ranks(ranks)}: {devices}")
+        yield ok(
+            "group",
+            f"{count_of_ranks(cluster.world_size)} added up ones: {cluster.chosen_transport.describe()}",
+        )
+        yield from _links(cluster, hosts)
+    except NbgpuError as error:
+        yield fail("group", str(error), _PAGE)
+    finally:
+        cluster.stop()
+
+
+def _ranks_by_host(cluster: Cluster) -> dict[str, list[int]]:
+    hosts: dict[str, list[int]] = {}
+    for rank, process in sorted(cluster.ranks.seating.processes.items()):
+        hosts.setdefault(process.host, []).append(rank)
+    return hosts
+
+
+def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Finding]:
+    """Time messages between the first ranks of each pair of hosts."""
+    pairs = {(hosts[one][0], hosts[other][0]): (one, other) for one, other in combinations(hosts, 2)}
+    if not pairs:
+        return
+    budget_s = min(_LONGEST_BUDGET_S, _BUDGET_S_PER_PAIR * len(pairs))
+    measured = cluster.apply(reference(Call.MEASURE_LINKS), budget_s, [_THERE_AND_BACK], list(pairs))
+    names = [device.name for device in cluster.devices]
+    links = Links(cluster.chosen_transport.name, names, list(measured.values()))
+    if why := links.lacking.get(_THERE_AND_BACK):
+        yield warn("link", f"not measured: {why}", "backend= names another one")
+        return
+    lines = {pair: links.of("send", pair) for pair in pairs}
+    usual = median(line.bytes_per_s for line in lines.values())
+    for pair, line in lines.items():
+        one, other = pairs[pair]
+        text = f"{one} and {other}: {_in_words(line)}"
+        if line.bytes_per_s < _SLOW * usual:
+            yield warn(
+                "link", f"{text}, less than half of what others have", "interface= names another network"
+            )
+        else:
+            yield ok("link", text)
+
+
+def _in_words(line: Line) -> str:
+    return f"{line.bytes_per_s * 8e-9:.3g} Gbit/s, {line.latency_s * 1e3:.3g} ms one way"
