@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,18 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(folder: Path) -> None:
     give_up_s = time.monotonic() + HANG_S
     while not study.measured() and time.monotonic() < give_up_s:
         time.sleep(0.02)
+    shown = threading.Event()
+
+    def show(_: nbgpu.Study) -> None:
+        shown.set()
+        time.sleep(0.5)
+
+    study.on_end(show)
+    study.stop()
+    # Somebody who sees it stopped may let it go on at once.
+    assert shown.wait(HANG_S)
+    assert study.status == "stopped"
+    study.resume()
     study.stop()
     study.wait(HANG_S)
     assert study.status == "stopped"

@@ -313,6 +313,9 @@ class Study:
             ClusterError: a GPU is in use by a cluster.
             RunError: the study is running already, here or in another process.
         """
+        if self._ending.state is not None:
+            # It is shown as ended a moment before its report is written.
+            self._ending.wait_at_most(_STOP_PATIENCE_S)
         if not self._ending.over:
             raise RunError(f"{self.folder.name} is running already")
         ranks = max(point.ranks for point in self.points)
