@@ -18,7 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"torch", "monai"}
-TOOLS = {"pytest", "pytest-timeout", "pytest-xdist", "pexpect", "gdstk", "tensorboard", "mypy"}
+TOOLS = {
+    *("pytest", "pytest-timeout", "pytest-xdist", "pexpect", "gdstk", "tensorboard", "mypy"),
+    *("kubernetes-validate", "kubeflow-trainer-api"),
+}
 
 
 def requirements() -> list[str]:
@@ -58,7 +61,8 @@ def main() -> int:
         return 1
     environment = ROOT / f".venv-{Path(name).name}"
     python = environment / "bin" / "python"
-    if not (environment / ".ready").exists():
+    ready, needed = environment / ".ready", "\n".join(requirements())
+    if not ready.exists() or ready.read_text() != needed:
         shutil.rmtree(environment, ignore_errors=True)
         subprocess.run([interpreter, "-m", "venv", environment], check=True)
         pip = [
@@ -71,9 +75,9 @@ def main() -> int:
             "-c",
             ROOT / "constraints.txt",
         ]
-        subprocess.run([*pip, *requirements()], check=True)
+        subprocess.run([*pip, *needed.splitlines()], check=True)
         subprocess.run([*pip, "--no-deps", "-e", ROOT], check=True)
-        (environment / ".ready").touch()
+        ready.write_text(needed)
     subprocess.run(
         [python, "-W", "error", "-m", "compileall", "-q", "-f", "nbgpu", "tests"], cwd=ROOT, check=True
     )
