@@ -15,7 +15,7 @@ from nbgpu.cli.usage import UsageError
 from nbgpu.client.host import doctor as checks
 from nbgpu.client.host import ps as clusters
 from nbgpu.client.host.device_cards import HostDevices
-from nbgpu.client.scaling import hosts as hosts_check
+from nbgpu.client.scaling import hosts_check
 from nbgpu.config import ClusterConfig, TrainConfig, flags
 from nbgpu.host.findings import Finding
 from nbgpu.machine import interpreter

@@ -13,7 +13,7 @@ from pathlib import Path
 from nbgpu.host.launch import REQUESTS_SOCKET
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import TAKEN
+from nbgpu.protocol.cluster_processes import TAKEN
 
 _PATIENCE_S = 60.0
 _POLL_PERIOD_S = 0.05

@@ -26,7 +26,7 @@ from nbgpu.machine.files import write_whole
 from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, HOST_FOLDER
+from nbgpu.protocol.cluster_processes import CLUSTER_FOLDER, CONTROLLER_PID, HOST_FOLDER
 
 CLUSTER_ID = "nbgpu"
 """ipyparallel's name for every one of these clusters. Each has a folder of its own."""
@@ -107,14 +107,7 @@ def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launch
 
 def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> None:
     folder = launched.folder
-    for part in ("profile", "profile/log"):
-        (folder / part).mkdir(mode=0o700)
-    variables = _variables(environment) | {
-        "NBGPU_OWNER_PID": str(os.getpid()),
-        CLUSTER_FOLDER: str(folder),
-        "IPP_CLUSTER_ID": CLUSTER_ID,
-        "IPP_PROFILE_DIR": str(folder / "profile"),
-    }
+    variables = _prepared(folder, environment)
     parent = _fork_server(folder, variables) if not ip else None
     if parent is not None:
         launched.children["fork server"] = parent
@@ -136,19 +129,22 @@ def launch_fork_server(folder: Path, environment: Mapping[str, str]) -> subproce
         environment: the variables of the engines beside this process's own.
     """
     folder.mkdir(mode=0o700)
+    variables = _prepared(folder, environment)
+    write_whole(folder / CONTROLLER_PID, str(os.getpid()))
+    watched.show(folder)
+    return _fork_server(folder, variables | {HOST_FOLDER: folder.name})
+
+
+def _prepared(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Make what ipyparallel needs in a cluster's folder, and return the variables of its processes."""
     for part in ("profile", "profile/log"):
         (folder / part).mkdir(mode=0o700)
-    own_pid = str(os.getpid())
-    variables = _variables(environment) | {
-        "NBGPU_OWNER_PID": own_pid,
+    return _variables(environment) | {
+        "NBGPU_OWNER_PID": str(os.getpid()),
         CLUSTER_FOLDER: str(folder),
-        HOST_FOLDER: folder.name,
         "IPP_CLUSTER_ID": CLUSTER_ID,
         "IPP_PROFILE_DIR": str(folder / "profile"),
     }
-    write_whole(folder / CONTROLLER_PID, own_pid)
-    watched.show(folder)
-    return _fork_server(folder, variables)
 
 
 def _fork_server(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nbgpu.machine import watched
 from nbgpu.machine.pidfds import has_pidfds
-from nbgpu.protocol.records import KEPT
+from nbgpu.protocol.cluster_processes import KEPT
 
 _POLL_S = 0.1
 

@@ -59,13 +59,13 @@ class Call(StrEnum):
     STOP_RELOADING = "nbgpu.engine.variables.autoreload:stop"
     KEPT_FAILURE = "nbgpu.engine.ipykernel.kept_failure:kept"
 
-    DESCRIBE_HOST = "nbgpu.engine.process.host:describe"
-    """This one and the others of its module are called on the engine of a host, which is no rank."""
-    CALL_ON_HOST = "nbgpu.engine.process.host:call"
-    FORK_ON_HOST = "nbgpu.engine.process.host:fork"
-    LOOK_ON_HOST = "nbgpu.engine.process.host:look"
-    CELL_LINE_ON_HOST = "nbgpu.engine.process.host:cell_line"
-    CONTENT_ON_HOST = "nbgpu.engine.process.host:content_of"
+    DESCRIBE_HOST = "nbgpu.engine.process.host_calls:describe"
+    """This one and those below are called on the engine of a host, which is no rank."""
+    CALL_ON_HOST = "nbgpu.engine.process.host_calls:call"
+    FORK_ON_HOST = "nbgpu.engine.process.host_calls:fork"
+    LOOK_ON_HOST = "nbgpu.engine.process.host_calls:look"
+    CELL_LINE_ON_HOST = "nbgpu.engine.process.host_calls:cell_line"
+    CONTENT_ON_HOST = "nbgpu.engine.process.host_calls:content_of"
     END_HOST_SOON = "nbgpu.engine.process.host:end_soon"
 
     @property

@@ -25,7 +25,7 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
-from nbgpu.client.launchers.launcher import launcher_of
+from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import saving

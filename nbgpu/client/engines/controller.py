@@ -23,8 +23,8 @@ from typing import Any
 from nbgpu.machine import watched
 from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.lifetime import LifetimeWatch, end_with
+from nbgpu.protocol.cluster_processes import engine_host, engine_pid
 from nbgpu.protocol.hosts import FIRST_NUMBER
-from nbgpu.protocol.records import engine_host, engine_pid
 
 _FAREWELL_S = 1.0
 """An engine's last messages take another path than the news of its end, and must not arrive after it."""

@@ -1,4 +1,4 @@
-"""A host that is not this one, reached through its engine of ipyparallel (engine/process/host.py)."""
+"""A host that is not this one, reached through its engine of ipyparallel (engine/process/host_calls.py)."""
 
 from __future__ import annotations
 

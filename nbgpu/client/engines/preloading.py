@@ -45,13 +45,14 @@ class _Preloading:
 def begin(config: ClusterConfig | None = None) -> None:
     """Launch the processes of a cluster in the background, and return at once.
 
-    Does nothing where preloading is turned off or was begun already, and never fails.
+    Does nothing where preloading is turned off or was begun already, or where the ranks will be on other
+    hosts, and never fails.
 
     Args:
         config: the settings of the cluster; None for the defaults.
     """
     global _preloading
-    if os.environ.get(VARIABLE) == "0":
+    if os.environ.get(VARIABLE) == "0" or (config is not None and config.launcher != "local"):
         return
     with _lock:
         if _preloading is not None:

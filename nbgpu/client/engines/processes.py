@@ -29,8 +29,8 @@ from nbgpu.machine import processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
+from nbgpu.protocol.cluster_processes import KEPT
 from nbgpu.protocol.meeting import MEETING
-from nbgpu.protocol.records import KEPT
 
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 

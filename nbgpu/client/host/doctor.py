@@ -26,7 +26,7 @@ from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices
 from nbgpu.machine.requirements import requirements
 from nbgpu.machine.tried_versions import newer_than_tried
-from nbgpu.protocol.records import CONTROLLER_PID
+from nbgpu.protocol.cluster_processes import CONTROLLER_PID
 from nbgpu.version import VERSION
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}

@@ -1,21 +1,28 @@
-"""What starts the hosts of a cluster: one interface for all, and the launcher of each setting."""
+"""What starts the hosts of a cluster: one interface for all launchers."""
 
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol
 
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import interfaces
 
 
-class Launcher(Protocol):
-    """Starts hosts that dial in, and ends them. The calls come in the order in which they stand here."""
+class Launcher(ABC):
+    """Starts hosts that dial in, and ends them. The calls come in the order in which they stand here. Where a
+    launcher knows nothing of its hosts, it leaves the answers as they are here.
 
-    @property
-    def job(self) -> str:
-        """The number of Slurm's job that has the hosts; empty where there is none."""
+    Args:
+        config: the settings of the cluster.
+    """
+
+    job = ""
+    """The number of Slurm's job that has the hosts; empty where there is none."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
 
     def listen_at(self) -> tuple[str, str]:
         """Return the name and the address of the interface at which the hosts find this one.
@@ -24,7 +31,9 @@ class Launcher(Protocol):
             ClusterError: the hosts cannot be had.
             ConfigError: there is no such interface.
         """
+        return interfaces.address_of(self._config.interface)
 
+    @abstractmethod
     def start(self, join_file: Path, interface: str) -> None:
         """Start the hosts and return before they have dialled in.
 
@@ -36,49 +45,38 @@ class Launcher(Protocol):
             ClusterError: one does not start.
         """
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """Raise ClusterError if a host will not come. Called often until all hosts have dialled in."""
 
     def is_waiting(self) -> bool:
         """Whether the hosts are still to be given, so that the time for dialling in has not begun."""
+        return False
 
+    @abstractmethod
     def why_late(self) -> str:
         """Return sentences for the message that hosts have not come in time."""
 
-    def joined(self) -> None:
+    def joined(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """Take note that all hosts have dialled in."""
 
+    @abstractmethod
     def when_lost(self) -> str:
         """Say what to do when a host is lost, in whole sentences but for the last point."""
 
     def state(self) -> str:
         """Say how that is which has given the hosts, and for how long it has; empty where nobody knows."""
+        return ""
 
     def time_left_s(self) -> float | None:
         """The time until the hosts are taken away; None where they are not, as far as anybody knows."""
+        return None
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""
 
 
-class NoLauncher:
-    """Starts nothing: somebody starts the hosts, and they dial in.
-
-    Args:
-        config: the settings of the cluster.
-    """
-
-    def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
-
-    @property
-    def job(self) -> str:
-        """Nothing is known of the hosts."""
-        return ""
-
-    def listen_at(self) -> tuple[str, str]:
-        """Return the interface that the settings name."""
-        return interfaces.address_of(self._config.interface)
+class NoLauncher(Launcher):
+    """Starts nothing: somebody starts the hosts, and they dial in."""
 
     def start(self, join_file: Path, interface: str) -> None:
         """Tell the person what to start on the hosts. The start waits for them meanwhile."""
@@ -88,50 +86,12 @@ class NoLauncher:
         )
         sys.stdout.flush()
 
-    def check(self) -> None:
-        """Nothing is known of the hosts."""
-
-    def is_waiting(self) -> bool:
-        """Nothing is known of the hosts."""
-        return False
-
     def why_late(self) -> str:
         """Say how a host dials in."""
         return (
             "A host dials in with `nbgpu host --join FILE`, which says there where it looks for the cluster"
         )
 
-    def joined(self) -> None:
-        """There is nothing to take note of."""
-
     def when_lost(self) -> str:
         """Each host is started by hand."""
         return "%nbgpu restart starts it again, when each host has to dial in once more"
-
-    def state(self) -> str:
-        """Nothing is known of the hosts."""
-        return ""
-
-    def time_left_s(self) -> float | None:
-        """Nothing is known of the hosts."""
-        return None
-
-    def end(self) -> None:
-        """There is nothing to end."""
-
-
-def launcher_of(config: ClusterConfig) -> Launcher:
-    """Return the launcher of these settings, which has started nothing yet.
-
-    Raises:
-        ConfigError: a setting of the launcher is wrong.
-    """
-    if config.launcher == "ssh":
-        from nbgpu.client.launchers.ssh_launcher import SshLauncher
-
-        return SshLauncher(config)
-    if config.launcher == "slurm":
-        from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
-
-        return SlurmLauncher(config)
-    return NoLauncher(config)

@@ -11,6 +11,7 @@ import time
 import warnings
 from pathlib import Path
 
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
 from nbgpu.client.launchers.slurm_state import JobState
@@ -31,7 +32,7 @@ _OWN_OPTIONS = ("python", "folder")
 """Names in `launcher_options` that are nbgpu's own, and none of sbatch."""
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits the job that the settings ask for.
 
     Args:
@@ -42,7 +43,7 @@ class SlurmLauncher:
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+        super().__init__(config)
         options = dict(config.options_of_launcher)
         own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
         self._python = own.get("python", sys.executable)
@@ -62,11 +63,9 @@ class SlurmLauncher:
             options=options,
             setup=config.setup.splitlines(),
         )
-        self._script()
+        self._script()  # refuses options that are not the user's to give
         self._slurm = Slurm()
         self._quick_slurm = Slurm(patience_s=_LOOK_PATIENCE_S)
-        self.job = ""
-        """The number of the job; empty before it is submitted and after it was cancelled."""
         self._state: JobState | None = None
         self._checked_mono_s = 0.0
         self._said = ""
@@ -79,7 +78,7 @@ class SlurmLauncher:
     def listen_at(self) -> tuple[str, str]:
         """Return the interface that the settings name, or else that which leads to Slurm's nodes."""
         if self._config.interface != "auto":
-            return interfaces.address_of(self._config.interface)
+            return super().listen_at()
         for address in self._slurm.node_addresses(str(self._partition)):
             try:
                 return interfaces.towards(socket.gethostbyname(address), _SLURM_PORT)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
@@ -27,7 +28,7 @@ _CHECK_PERIOD_S = 2.0
 _SSH_PORT = 22
 
 
-class SshLauncher:
+class SshLauncher(Launcher):
     """Starts the hosts that the settings name.
 
     Args:
@@ -35,7 +36,7 @@ class SshLauncher:
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+        super().__init__(config)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._settings = SshSettings(
             options.get("python", sys.executable), shlex.split(options.get("ssh", "")), setup=config.setup
@@ -43,11 +44,6 @@ class SshLauncher:
         self._connections: SshHosts | None = None
         self._started: list[RemoteProcess] = []
         self._checked_mono_s = 0.0
-
-    @property
-    def job(self) -> str:
-        """Hosts that ssh reaches belong to no job."""
-        return ""
 
     @property
     def _hosts(self) -> SshHosts:
@@ -60,7 +56,7 @@ class SshLauncher:
         settings name, or else that by which the hosts see this one."""
         seen = self._hosts.reach()
         if self._config.interface != "auto":
-            return interfaces.address_of(self._config.interface)
+            return super().listen_at()
         here = {address: name for name, address in interfaces.addresses().items()}
         known = Counter(address for address in seen if address in here)
         if known:
@@ -89,10 +85,6 @@ class SshLauncher:
         said = self._hosts.log(process).strip()
         return f"{process.host} did not join. {_with_point(said) if said else 'It wrote nothing to its log.'}"
 
-    def is_waiting(self) -> bool:
-        """The hosts are there."""
-        return False
-
     def why_late(self) -> str:
         """The ends of the hosts' logs."""
         said = {process.host: self._hosts.log(process).strip() for process in self._started}
@@ -105,14 +97,6 @@ class SshLauncher:
     def when_lost(self) -> str:
         """All hosts are started again."""
         return "%nbgpu restart starts it again, on all hosts"
-
-    def state(self) -> str:
-        """Nothing is to be said of hosts that are there."""
-        return ""
-
-    def time_left_s(self) -> float | None:
-        """The hosts stay."""
-        return None
 
     @uninterrupted()
     def end(self) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.records import HOST_FOLDER, Question
+from nbgpu.protocol.cluster_processes import HOST_FOLDER
+from nbgpu.protocol.records import Question
 
 _END_OF_INPUT = "\x04"
 

@@ -28,8 +28,9 @@ from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.links import Link
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
+from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
 from nbgpu.protocol.plain_cells import are_plain
-from nbgpu.protocol.records import HOST_FOLDER, Device, GivenUp, engine_name
+from nbgpu.protocol.records import Device, GivenUp
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

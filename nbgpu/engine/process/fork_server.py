@@ -30,7 +30,7 @@ from nbgpu.engine.process import boot
 from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import LifetimeWatch
-from nbgpu.protocol.records import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
+from nbgpu.protocol.cluster_processes import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 
 OWNER_PID = "NBGPU_OWNER_PID"
 """Environment variable with the pid of the process that started the cluster, usually the notebook's

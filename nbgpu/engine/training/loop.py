@@ -28,7 +28,8 @@ from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.clock import clock_id
 from nbgpu.machine.files import telling_what_is_not_written
-from nbgpu.protocol.records import CLOCKS, Command, Device, RunState, cluster_folder
+from nbgpu.protocol.cluster_processes import cluster_folder
+from nbgpu.protocol.records import CLOCKS, Command, Device, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import Score
 from nbgpu.run_folder.commands import CommandWatch

@@ -17,13 +17,13 @@ from nbgpu.ui.controls.layout import WRAPPED, grid, said
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
 
-_FORMATS: dict[Format, str] = {
-    "torchrun": "torchrun",
+_WORDS = {
     "slurm": "Slurm",
     "job": "Kubernetes: Job",
     "jobset": "Kubernetes: JobSet",
     "trainjob": "Kubernetes: TrainJob",
 }
+"""Formats as the page calls them, where that is not their own name."""
 
 
 class ExportView:
@@ -32,7 +32,7 @@ class ExportView:
 
     def __init__(self) -> None:
         self._run: Run | None = None
-        self._format = Choice("For", {str(name): words for name, words in _FORMATS.items()}, FORMATS[0])
+        self._format = Choice("For", {str(name): _WORDS.get(name, name) for name in FORMATS}, FORMATS[0])
         self._format.meaning = "the program that starts the training there"
         self._fields = {name: Field(ExportConfig, name) for name in ExportConfig.model_fields}
         self._place = w.VBox()

@@ -1,0 +1,165 @@
+"""What the client asks of a host of its cluster, on the host's engine (host.py)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import NbgpuError
+from nbgpu.host import host_checks, versions
+from nbgpu.host.stacks import Stacks
+from nbgpu.host.this_host import ThisHost
+from nbgpu.machine import devices, watched
+from nbgpu.protocol.hosts import HostDescription
+from nbgpu.protocol.meeting import MEETING
+from nbgpu.protocol.records import Device, MainThreadState
+
+OBITUARY_PATIENCE_S = 0.15
+"""An engine's last messages take another path than the news of its end."""
+
+_here: ThisHost
+_folder: Path
+_address: tuple[str, str]
+_stacks: Stacks | None = None
+forked: set[int] = set()
+"""The numbers of the engines of ranks here, also of those that have ended."""
+
+
+def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
+    """Answer from now on.
+
+    Args:
+        here: this host.
+        folder: the cluster's folder here.
+        address: the interface through which this host reaches the controller, and its address there.
+    """
+    global _here, _folder, _address
+    _here, _folder, _address = here, folder, address
+
+
+def say(words: str) -> None:
+    """Write a line for whoever started this host. ipykernel sends what is printed elsewhere."""
+    print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
+
+
+def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str, Any]:
+    """Say what this host is and has.
+
+    Args:
+        gpus: the setting of the cluster, for this host.
+        ranks: the number of ranks here; None for one on each GPU.
+        backends: those over which the ranks may communicate.
+    """
+    chosen: Sequence[Device] = ()
+    problem = ""
+    try:
+        chosen = devices.choose(gpus, ranks)
+        host_checks.require_startable(os.environ, backends, len(chosen))
+    except NbgpuError as error:
+        problem = str(error)
+    return asdict(
+        HostDescription(
+            platform.node(),
+            *_address,
+            str(_folder),
+            str(_folder / MEETING),
+            versions.here(),
+            len(os.sched_getaffinity(0)),
+            tuple(asdict(device) for device in chosen),
+            problem,
+        )
+    )
+
+
+def content_of(file: str) -> str | None:
+    """The text of a small file as this host sees it; None if it sees none."""
+    try:
+        return Path(file).read_text()
+    except OSError:
+        return None
+
+
+def fork(numbers: Sequence[int]) -> dict[int, int]:
+    """Fork engines with these numbers; return their pids by number."""
+    pids: dict[int, int] = {}
+    say(f"{len(numbers)} rank(s) start here")
+    for number in numbers:
+        _here.fork_engine(lambda pid, engine: pids.__setitem__(engine, pid), number)
+    forked.update(pids)
+    for number, pid in pids.items():
+        threading.Thread(target=_tell_end, args=(number, pid), name="nbgpu-watch", daemon=True).start()
+    return pids
+
+
+def _tell_end(number: int, pid: int) -> None:
+    """Tell the hub as soon as an engine's process has ended."""
+    with suppress(ProcessLookupError):
+        descriptor = watched.watch(pid, _folder)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+    time.sleep(OBITUARY_PATIENCE_S)
+    unregister(number)
+
+
+def unregister(number: int) -> None:
+    """Tell the hub that an engine has ended, or is about to."""
+    import zmq
+    from ipyparallel import util
+    from ipyparallel.engine.app import IPEngine
+
+    app = IPEngine.instance()
+    registrar: Any = zmq.Context.instance().socket(zmq.DEALER)
+    registrar.linger = 3000
+    with registrar:
+        keys = {key: getattr(app, key) for key in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
+        util.connect(registrar, app.registration_url, **keys)
+        app.session.send(registrar, "unregistration_request", content={"id": number})
+
+
+def call(method: str, *args: Any) -> Any:
+    """Call a method of this host's `ThisHost`."""
+    return getattr(_here, method)(*args)
+
+
+def _own_stacks() -> Stacks:
+    global _stacks
+    if _stacks is None:
+        _stacks = _here.stacks()
+    return _stacks
+
+
+def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
+    """Ask ranks where they are.
+
+    Returns:
+        By pid, the fields of the answer (None if it owes one), then whether it computes, whether it waits in
+        the system, and why it stands still.
+    """
+    stacks = _own_stacks()
+    stacks.ask(pids)
+    answers: dict[int, MainThreadState] = stacks.collect(patience_s)
+    found = {}
+    for pid in pids:
+        answer = answers.get(pid)
+        owes = answer is None and stacks.silent_s(pid) > 0
+        found[pid] = (
+            None if answer is None else asdict(answer),
+            stacks.computes(pid) if owes else False,
+            stacks.waits_in_the_system(pid),
+            stacks.standstill(pid),
+        )
+    return found
+
+
+def cell_line(pid: int) -> int | None:
+    """The line of the cell that a rank is at."""
+    return _own_stacks().cell_line(pid)
