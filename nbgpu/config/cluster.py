@@ -56,7 +56,8 @@ class ClusterConfig(Settings):
     launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
         "local",
         description="where ranks run: 'local' on the notebook's host; 'ssh' on the hosts that `hosts` names; 'slurm' on "
-        "the nodes of a Slurm job; 'hosts' on hosts that dial in with `nbgpu host --join FILE`, whoever starts that there",
+        "the nodes of a Slurm job; 'hosts' on hosts that dial in with `nbgpu host --join FILE`, which a person or any "
+        "scheduler starts there",
     )
     hosts: str = Field(
         "",
@@ -275,7 +276,7 @@ class ClusterConfig(Settings):
         return value
 
     def problems(self) -> Iterator[str]:
-        """What a launcher lacks, or has none of."""
+        """Yield what a launcher needs and was not given, and what it does not take."""
         if self.launcher == "ssh":
             if not self.hosts:
                 yield "launcher='ssh' starts the ranks on the hosts that hosts names: hosts=['node1', 'node2']"

@@ -39,7 +39,7 @@ class Launcher(ABC):
 
         Args:
             join_file: the file with which they dial in.
-            interface: that at which they find this host, for messages.
+            interface: the one at which the hosts find this host, for messages.
 
         Raises:
             ClusterError: one does not start.
@@ -49,7 +49,7 @@ class Launcher(ABC):
         """Raise ClusterError if a host will not come. Called often until all hosts have dialled in."""
 
     def is_waiting(self) -> bool:
-        """Whether the hosts are still to be given, so that the time for dialling in has not begun."""
+        """Whether the hosts cannot dial in yet, as while a job waits; the time for that has not begun then."""
         return False
 
     @abstractmethod
@@ -61,14 +61,14 @@ class Launcher(ABC):
 
     @abstractmethod
     def when_lost(self) -> str:
-        """Say what to do when a host is lost, in whole sentences but for the last point."""
+        """Say what to do when a host is lost, in whole sentences without the last full stop."""
 
     def state(self) -> str:
-        """Say how that is which has given the hosts, and for how long it has; empty where nobody knows."""
+        """Describe the job that has the hosts, and the time that it has left; empty where there is none."""
         return ""
 
     def time_left_s(self) -> float | None:
-        """The time until the hosts are taken away; None where they are not, as far as anybody knows."""
+        """The time until the hosts are taken away; None where no such time is known."""
         return None
 
     def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do

@@ -1,4 +1,4 @@
-"""A host of a cluster: the process that dials in from there, and its end.
+"""The process by which a host belongs to a cluster: it dials in, serves, and ends.
 
     python -m nbgpu.engine.process.host JOIN_FILE [--remove-folder]
 
@@ -154,7 +154,7 @@ def _end_with_fork_server() -> None:
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
-    # Whoever has started this host reads its log, and removes it.
+    # The launcher that has started this host reads its log, and removes it.
     _leave(keeps_log=True)
 
 

@@ -47,7 +47,8 @@ def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
 
 
 def say(words: str) -> None:
-    """Write a line for whoever started this host. ipykernel sends what is printed elsewhere."""
+    """Write a line for the person or the launcher that has started this host. ipykernel sends what is printed
+    elsewhere."""
     print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
 
 
