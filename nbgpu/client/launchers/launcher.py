@@ -49,7 +49,7 @@ class Launcher(ABC):
         """Raise ClusterError if a host will not come. Called often until all hosts have dialled in."""
 
     def is_waiting(self) -> bool:
-        """Whether the hosts cannot dial in yet, as while a job waits. Their time for that has not begun then."""
+        """Whether the hosts cannot dial in yet, as while a job waits. Their time has not begun then."""
         return False
 
     @abstractmethod
