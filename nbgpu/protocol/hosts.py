@@ -31,6 +31,8 @@ class JoinFile:
     """The variables of the engines beside the host's own."""
     interface: str
     """The interface of the notebook's host at which the controller listens."""
+    working_folder: str = ""
+    """The notebook's, in which the ranks are where a host has it."""
 
     def as_json(self) -> str:
         """The content of the file."""

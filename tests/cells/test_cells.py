@@ -6,6 +6,7 @@ import ast
 import time
 from collections.abc import Iterator
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
@@ -14,7 +15,7 @@ from kernel import Kernel, kernel
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
         assert started.run("%load_ext nbgpu").status == "ok"
-        answer = started.run("%nbgpu start --gpus none --ranks 2")
+        answer = started.run(f"%nbgpu start {launching.flags()}")
         assert answer.stdout == "no GPU used: 2 CPU ranks, gloo\n"
         yield started
         assert started.run("%nbgpu stop").stdout == "stopped\n"

@@ -49,8 +49,17 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     # The host's own GPUs are visible there, and its ranks share its own cores.
     of_each_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
     there = {name: value for name, value in environment.items() if name not in of_each_host}
-    write_whole(path, JoinFile(connection, meeting, there, interface).as_json(), mode=0o600)
+    join = JoinFile(connection, meeting, there, interface, working_folder())
+    write_whole(path, join.as_json(), mode=0o600)
     return path
+
+
+def working_folder() -> str:
+    """The folder of this process; empty where it has been removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
 
 
 def gather(

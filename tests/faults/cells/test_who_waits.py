@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import faults
+import launching
 import pytest
 from kernel import Done, Kernel, kernel
 from rows import Measured, row
@@ -19,7 +20,7 @@ MAKE_DDP = "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
         started.run("%load_ext nbgpu")
-        command = f"%nbgpu start --gpus none --ranks 2 --notice-after-s {NOTICE_AFTER_S}"
+        command = f"%nbgpu start {launching.flags()} --notice-after-s {NOTICE_AFTER_S}"
         assert started.run(command).status == "ok"
         made = started.run(f"%%distributed\nimport time\n{MAKE_DDP}")
         assert made.status == "ok"
