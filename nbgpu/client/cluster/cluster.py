@@ -123,7 +123,7 @@ class Cluster(VariableCalls, RunCalls):
         self._choices = planning.Choices()
         self._planned = None
         self._last_seen = {}
-        self._listens = None
+        self._listens = []
         self._release = None
         self._why_ended = ""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
+from nbgpu.client.engines.other_hosts_questions import OtherHostsQuestions
 from nbgpu.host.endings import Ending
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
@@ -205,6 +206,10 @@ class OtherHost:
     def stacks(self) -> _Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""
         return _Stacks(self)
+
+    def questions(self) -> OtherHostsQuestions:
+        """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
+        return OtherHostsQuestions(self)
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
+from nbgpu.host.questions import Listener
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import devices, watched
@@ -30,6 +31,7 @@ _here: ThisHost
 _folder: Path
 _address: tuple[str, str]
 _stacks: Stacks | None = None
+_listener: Listener | None = None
 forked: set[int] = set()
 """The numbers of the engines of ranks here, also of those that have ended."""
 
@@ -136,6 +138,23 @@ def _own_stacks() -> Stacks:
     if _stacks is None:
         _stacks = _here.stacks()
     return _stacks
+
+
+def questions(method: str, *args: Any) -> Any:
+    """Call a method of the object that takes the questions of the ranks here: 'look', 'answer', 'refuse' or
+    'close'. 'open' makes it, and ends the questions that a notebook which is gone has left unanswered."""
+    global _listener
+    if method == "open":
+        if _listener is not None:
+            _listener.close()
+        _listener = Listener(_folder)
+        return None
+    if _listener is None:
+        return {}
+    found = getattr(_listener, method)(*args)
+    if method == "close":
+        _listener = None
+    return {number: asdict(question) for number, question in found.items()} if method == "look" else None
 
 
 def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
