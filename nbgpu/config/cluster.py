@@ -38,7 +38,7 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "ssh", "slurm"), "launcher_options", "setup"),
         only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface"),
-        only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
+        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
     )
 
     gpus: str = Field(

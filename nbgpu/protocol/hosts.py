@@ -45,6 +45,18 @@ class JoinFile:
 
 
 @dataclass(frozen=True)
+class JoinedHost:
+    """A host of a cluster, as the next owner of the cluster must know it."""
+
+    name: str
+    """Unique in the cluster."""
+    engine: int
+    """ipyparallel's number of its engine."""
+    description: Mapping[str, Any]
+    """The fields of its `HostDescription`."""
+
+
+@dataclass(frozen=True)
 class HostDescription:
     """What a host says of itself when it has dialled in."""
 

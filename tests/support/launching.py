@@ -67,7 +67,9 @@ def ranks_hosts(
         return
     shared = tmp_path_factory.getbasetemp()
     with (
-        hosts.make_hosts(_NAMES, shared / "hosts", shared=[shared], desk="desk") as made,
+        hosts.make_hosts(
+            _NAMES, shared / "hosts", shared=[shared, leaks.seen_by_ranks()], desk="desk"
+        ) as made,
         _dialling_in(made, shared / "hosts") as is_of_a_host,
         leaks.holding(is_of_a_host),
     ):
@@ -89,6 +91,17 @@ def settings(ranks: int = 2) -> dict[str, Any]:
 def flags(ranks: int = 2) -> str:
     """The same settings as flags of `%nbgpu start`."""
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings(ranks).items())
+
+
+def described(ranks: int = 2) -> str:
+    """What is said of such a cluster."""
+    count = f"{ranks} CPU ranks"
+    return f"no GPU used: {count}, gloo" if _launcher == "local" else f"no GPU used: {count} on 2 hosts, gloo"
+
+
+def called(rank: int) -> str:
+    """The name by which messages call a rank of two."""
+    return f"rank {rank}" if _launcher == "local" else f"rank {rank} on host n{rank + 1}"
 
 
 def kill(pid: int, number: int, rank: int = 0) -> None:

@@ -190,6 +190,8 @@ class ClusterParts:
             "chosen_transport": self.chosen_transport,
             "devices": self.devices,
             "job": "" if self._launcher is None else self._launcher.job,
+            "launched": {} if self._launcher is None else self._launcher.record(),
+            "hosts": tuple(host.joined for host in self._processes.others),
         }
         if self._ranks is not None:
             seating = self._ranks.seating

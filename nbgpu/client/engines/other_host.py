@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
@@ -13,7 +14,7 @@ from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.hosts import HostDescription
+from nbgpu.protocol.hosts import HostDescription, JoinedHost
 from nbgpu.protocol.records import MainThreadState
 
 if TYPE_CHECKING:
@@ -59,6 +60,19 @@ class OtherHost:
         self._came: set[int] = set()
         """Processes whose engines have registered."""
         self._endings: dict[int, Ending] = {}
+
+    @property
+    def joined(self) -> JoinedHost:
+        """What the cluster's next owner must know of it."""
+        return JoinedHost(self.name, self._engine, asdict(self.description))
+
+    def take_over(self, numbers: Mapping[int, int]) -> None:
+        """Take over the host's engines, by pid, which another process has had forked."""
+        self._number_of |= numbers
+        self._came |= set(numbers)
+        # They were asked of somebody who is gone.
+        if self.is_there:
+            self.tell(Call.QUESTIONS_ON_HOST, "refuse")
 
     @property
     def is_there(self) -> bool:
@@ -150,7 +164,7 @@ class OtherHost:
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out: its host tells of the end by itself."""
-        if self._number_of[pid] in self._client.ids:
+        if self._number_of.get(pid) in self._client.ids:
             self._came.add(pid)
             return False
         return pid in self._came or not self.is_there
@@ -163,7 +177,7 @@ class OtherHost:
         """How an engine ended; None while it lives."""
         if pid in self._endings:
             return self._endings[pid]
-        if self._number_of[pid] in self._client.ids:
+        if self._number_of.get(pid) in self._client.ids:
             self._came.add(pid)
             return None
         try:
