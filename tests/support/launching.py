@@ -104,6 +104,11 @@ def called(rank: int) -> str:
     return f"rank {rank}" if _launcher == "local" else f"rank {rank} on host n{rank + 1}"
 
 
+def local_rank(rank: int) -> int:
+    """The number of a rank of two on its own host."""
+    return rank if _launcher == "local" else 0
+
+
 def kill(pid: int, number: int, rank: int = 0) -> None:
     """Send a signal to the process of a rank, whose pid is that on its own host."""
     if _hosts is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -257,6 +258,7 @@ class _Stacks:
 
     def __init__(self, host: OtherHost) -> None:
         self._host = host
+        self._name = secrets.token_hex(8)
         self._asked: Any = None
         self._asked_mono_s: dict[int, float] = {}
         self._last: dict[int, Any] = {}
@@ -266,7 +268,7 @@ class _Stacks:
             return
         for pid in pids:
             self._asked_mono_s.setdefault(pid, time.monotonic())
-        self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S)
+        self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S, self._name)
 
     def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
         if self._asked is None or not self._asked.wait(patience_s):

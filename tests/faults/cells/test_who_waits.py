@@ -171,6 +171,7 @@ def test_status_in_the_middle_of_a_cell_shows_each_ranks_line(notebook: Kernel) 
     assert [line.split()[-1] for line in idle[2:]] == ["idle", "idle"]
 
 
+@pytest.mark.one_host("the notebook stops the process of a rank, which is on its own host for that")
 def test_a_rank_whose_process_is_stopped_is_told_from_one_in_c_code(notebook: Kernel) -> None:
     pid = int(notebook.run("%distributed __import__('os').getpid()").stdout.split("[1] ")[1])
     code = (
