@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Any, Self
 
 from nbgpu.client.cluster import resizing, status, time_limit
 from nbgpu.client.cluster.history import CellHistory
+from nbgpu.client.cluster.lost_hosts import HostCalls
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
 from nbgpu.client.engines import environment, hosts
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
@@ -62,7 +64,7 @@ def require_none() -> None:
         )
 
 
-class Cluster(VariableCalls, RunCalls):
+class Cluster(VariableCalls, RunCalls, HostCalls):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
@@ -115,6 +117,7 @@ class Cluster(VariableCalls, RunCalls):
         self.news = []
         self.join_file = None
         self._launcher = None
+        self._returning = None
         self._time_limit = None
         self._processes = None
         self._entry = None
@@ -222,6 +225,7 @@ class Cluster(VariableCalls, RunCalls):
             there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
             launcher.joined()
             processes.use(there, launcher.when_lost)
+            self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
             seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)
@@ -345,6 +349,9 @@ class Cluster(VariableCalls, RunCalls):
         if self._time_limit is not None:
             self._time_limit.close()
             self._time_limit = None
+        if self._returning is not None:
+            self._returning.close()
+            self._returning = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
@@ -426,8 +433,20 @@ class Cluster(VariableCalls, RunCalls):
         self._make_ready()
         return resizing.resize(self, ranks)
 
-    def take_size(self, config: ClusterConfig, chosen: tuple[Device, ...], transport: Transport) -> list[str]:
+    def take_size(
+        self,
+        config: ClusterConfig,
+        chosen: tuple[Device, ...],
+        transport: Transport,
+        on: Sequence[str] = (),
+    ) -> list[str]:
         """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
+
+        Args:
+            config: the settings from now on.
+            chosen: the device of each rank. Ranks that stay keep theirs.
+            transport: the transport between the ranks.
+            on: the name of the host of each new rank; empty for this one.
 
         Raises:
             ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
@@ -439,7 +458,7 @@ class Cluster(VariableCalls, RunCalls):
         self.config = config
         self.chosen_transport = replace(self.chosen_transport, transport=transport)
         try:
-            lines = self.ranks.resize(chosen, transport)
+            lines = self.ranks.resize(chosen, transport, on)
         except BaseException:
             self.config, self.devices, self.chosen_transport = before
             self._note()

@@ -123,7 +123,8 @@ class ClusterParts:
             return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
         if self.config.launcher != "local":
-            count += f" on {self.config.num_hosts} host{'s' if self.config.num_hosts > 1 else ''}"
+            num_hosts = len(self._processes.others) if self._processes is not None else self.config.num_hosts
+            count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
             return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"

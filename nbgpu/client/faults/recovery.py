@@ -13,14 +13,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
-from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
@@ -45,15 +44,11 @@ class Replayed(Protocol):
         ...
 
 
-class Mended(Protocol):
+class Mended(HostsOfCluster, Protocol):
     """The cluster, as far as its recovery knows it."""
 
-    config: ClusterConfig
     news: list[str]
     """Lines that the person is to read in the next cell."""
-
-    @property
-    def ranks(self) -> Ranks: ...
 
     def lookout(self) -> Lookout: ...
 
@@ -72,6 +67,7 @@ class Recovery:
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
         self._reported_signals: set[str] = set()
+        self.hosts = LostHosts(cluster)
 
     @uninterrupted()
     def make_ready(self, last_run: Path | None) -> None:
@@ -97,6 +93,8 @@ class Recovery:
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(gone.values()))} {message}\nNothing was run: run it again"
             )
+        if came := self.hosts.take_more():
+            raise ClusterError(f"{came}\nNothing was run: run it again")
 
     def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
         """Form the group again if ranks that were given up are back, or if the forming was cut short before.
@@ -193,9 +191,10 @@ class Recovery:
                 raise RankError(causes, len(self._cluster.ranks), message)
             raise ClusterError(message)
         failed, _ = watch.outcome()
+        world_size = len(self._cluster.ranks)
         self._cluster.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
-            raise RankError(failed, len(self._cluster.ranks))
+            raise RankError(failed, world_size)
 
     def stop(self, watch: RankWatch, results: Mapping[int, Reply]) -> None:
         """Stop the ranks as the stop button would, and repair the group if all come back."""
@@ -224,6 +223,8 @@ class Recovery:
             Lines for the person.
         """
         try:
+            if watch.gone and (words := self.hosts.what_the_next_cell_does()):
+                return [words]
             if watch.gone:
                 lines = [self.replace_gone()]
                 self._cluster.ranks.add_spares(self._cluster.config.spare)
@@ -241,31 +242,53 @@ class Recovery:
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
-    def replace_gone(self) -> str:
-        """Give new engines to ranks whose processes have ended; return what happened, in words."""
+    def replace_gone(self, goes_on: Callable[[], bool] = lambda: True) -> str:
+        """Give new engines to ranks whose processes have ended; return what happened, in words.
+
+        Where their host is lost, the cluster's `on_host_lost` says what happens.
+
+        Args:
+            goes_on: returns whether to wait on for a lost host, where there is one.
+        """
+        lines = self.hosts.go_on(goes_on)
         gone = self._cluster.ranks.gone()
+        if not gone:
+            return "\n".join([*lines, *self._cluster.ranks.regroup()])
         try:
-            lost = self._cluster.ranks.replace(list(gone))
+            lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
+            self.hosts.places.clear()
         except KeyboardInterrupt:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
             if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
                 self._cluster.news.append(self._describe_replaced(replaced))
             raise
-        return "\n".join([self._describe_replaced(list(gone)), *lost])
+        return "\n".join([*lines, self._describe_replaced(list(gone)), *lost])
 
-    def replace_all_gone(self) -> str:
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Follow the ranks to their new numbers, given by those from before. The others are lost."""
+        self._left_behind = {
+            numbers[rank]: each for rank, each in self._left_behind.items() if rank in numbers
+        }
+        self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
+
+    def replace_all_gone(self, goes_on: Callable[[], bool] = lambda: True) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
+
+        Args:
+            goes_on: as for `replace_gone`.
 
         Raises:
             NbgpuError: a rank cannot be replaced, or ranks keep dying.
         """
         for _ in range(_MAX_REPLACEMENTS - 1):
             try:
-                return self.replace_gone()
+                return self.replace_gone(goes_on)
+            except HostsGivenUpError:
+                raise
             except NbgpuError:
                 if not self._cluster.ranks.gone():
                     raise
-        return self.replace_gone()
+        return self.replace_gone(goes_on)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))
