@@ -29,10 +29,6 @@ class HostCalls(ClusterParts):
         """Form the group with the ranks that have these devices."""
         raise NotImplementedError
 
-    def lost_hosts(self) -> Sequence[OtherHost]:
-        """The hosts that have ranks and are not heard any more."""
-        return [] if self._processes is None else self._processes.lost_hosts()
-
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
         return "" if self._processes is None else self._processes.when_lost

@@ -11,6 +11,7 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
 from nbgpu.client.cluster.time_limit import TimeLimitWatch
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
@@ -130,6 +131,10 @@ class ClusterParts:
             return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
+
+    def lost_hosts(self) -> Sequence[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        return [] if self._processes is None else self._processes.lost_hosts()
 
     def lookout(self) -> Lookout:
         """Make a lookout, which asks the ranks where they are. The caller closes it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from nbgpu.client.engines.other_host import OtherHost
@@ -19,6 +20,19 @@ from nbgpu.machine.signals import take_interrupt
 from nbgpu.text.ranks import count_of_ranks, named_ranks, rank_ranges
 
 _LOOK_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How to wait for a host.
+
+    Attributes:
+        goes_on: returns whether to wait on.
+        show: shows the person what is waited for; gets an empty text at the end.
+    """
+
+    goes_on: Callable[[], bool]
+    show: Callable[[str], None]
 
 
 class HostsGivenUpError(ClusterError):
@@ -84,11 +98,11 @@ class LostHosts:
             f"{self._kept(lost)} %nbgpu pull still gets them meanwhile"
         )
 
-    def go_on(self, goes_on: Callable[[], bool]) -> list[str]:
+    def go_on(self, waiting: Waiting | None = None) -> list[str]:
         """Let the cluster go on if hosts are lost; return lines for the person.
 
         Args:
-            goes_on: returns whether to wait on.
+            waiting: how to wait for a host; None shows a notice under the cell until it is stopped.
 
         Raises:
             HostsGivenUpError: it does not go on.
@@ -99,7 +113,7 @@ class LostHosts:
         policy = self._cluster.config.on_host_lost
         self._cluster.start_lost_hosts()
         if policy == "wait":
-            return self._wait(lost, goes_on)
+            return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
         ranks = self._ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
@@ -135,11 +149,10 @@ class LostHosts:
             words += f" They have other numbers now: {', '.join(f'{r} is {n}' for r, n in moved.items())}."
         return f"{words} When a host comes back, the cluster takes it before the next cell"
 
-    def _wait(self, lost: Sequence[OtherHost], goes_on: Callable[[], bool]) -> list[str]:
+    def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
         begun_s = time.monotonic()
         patience_s = self._cluster.config.host_patience_s
         ranks_of = {host: self._ranks_on([host]) for host in lost}
-        notice = Notice()
         lines = []
         try:
             while still := self._cluster.lost_hosts():
@@ -148,10 +161,10 @@ class LostHosts:
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._cluster.obstacles_to_return())
-                if not goes_on() or time.monotonic() > begun_s + patience_s:
+                if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
                     waited = (
                         f"did not come back within {patience_s:g} s (host_patience_s)"
-                        if goes_on()
+                        if waiting.goes_on()
                         else "is not waited for any more"
                     )
                     raise HostsGivenUpError(
@@ -160,10 +173,10 @@ class LostHosts:
                         f"{self._cluster.when_host_is_lost()}"
                     )
                 words = f"waiting for {' and '.join(f'host {host.name}' for host in still)}, which is lost; Stop ends the wait"
-                notice.show(f"{words}. {obstacles}" if obstacles else words)
+                waiting.show(f"{words}. {obstacles}" if obstacles else words)
                 time.sleep(_LOOK_PERIOD_S)
         finally:
-            notice.show("")
+            waiting.show("")
         return lines
 
     def take_more(self) -> str:

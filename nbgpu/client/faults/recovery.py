@@ -17,7 +17,7 @@ from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
-from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts
+from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts, Waiting
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
@@ -242,15 +242,15 @@ class Recovery:
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
-    def replace_gone(self, goes_on: Callable[[], bool] = lambda: True) -> str:
+    def replace_gone(self, waiting: Waiting | None = None) -> str:
         """Give new engines to ranks whose processes have ended; return what happened, in words.
 
         Where their host is lost, the cluster's `on_host_lost` says what happens.
 
         Args:
-            goes_on: returns whether to wait on for a lost host, where there is one.
+            waiting: how to wait for a lost host, as for `LostHosts.go_on`.
         """
-        lines = self.hosts.go_on(goes_on)
+        lines = self.hosts.go_on(waiting)
         gone = self._cluster.ranks.gone()
         if not gone:
             return "\n".join([*lines, *self._cluster.ranks.regroup()])
@@ -271,24 +271,24 @@ class Recovery:
         }
         self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
 
-    def replace_all_gone(self, goes_on: Callable[[], bool] = lambda: True) -> str:
+    def replace_all_gone(self, waiting: Waiting | None = None) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
 
         Args:
-            goes_on: as for `replace_gone`.
+            waiting: as for `replace_gone`.
 
         Raises:
             NbgpuError: a rank cannot be replaced, or ranks keep dying.
         """
         for _ in range(_MAX_REPLACEMENTS - 1):
             try:
-                return self.replace_gone(goes_on)
+                return self.replace_gone(waiting)
             except HostsGivenUpError:
                 raise
             except NbgpuError:
                 if not self._cluster.ranks.gone():
                     raise
-        return self.replace_gone(goes_on)
+        return self.replace_gone(waiting)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))

@@ -14,18 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.results import sentence
+from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.lost_hosts import Waiting
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.planning import kept_batch
+from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
+from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch
 
 _log = logging.getLogger("nbgpu.run")
@@ -38,6 +43,8 @@ _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
 _LET_GO_PATIENCE_S = 5.0
+_SET_DOWN_PATIENCE_S = 60.0
+"""A checkpoint that is being written is written to its end."""
 
 
 class Host(Protocol):
@@ -63,6 +70,8 @@ class Host(Protocol):
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None: ...
 
+    def lost_hosts(self) -> Sequence[OtherHost]: ...
+
     def lookout(self) -> Lookout: ...
 
 
@@ -75,6 +84,8 @@ class RunWatch:
         host: the cluster.
         results: the pending replies to the call that trains, by rank.
         statuses: a function that returns the last known status of every rank.
+        take_fewer_ranks: a function that is called with the settings of a run that goes on after the loss of
+            a host, on the ranks that are left.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -91,6 +102,7 @@ class RunWatch:
         host: Host,
         results: Mapping[int, Reply],
         statuses: Callable[[], list[RankStatus]],
+        take_fewer_ranks: Callable[[TrainConfig], None],
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
@@ -101,6 +113,7 @@ class RunWatch:
         self._host = host
         self._results = results
         self._statuses = statuses
+        self._take_fewer_ranks = take_fewer_ranks
         self._abandoned = False
         self._commands = CommandWatch(folder, host.folder)
         self._commands.newest()  # what was asked of an earlier kernel has had its effect
@@ -254,7 +267,9 @@ class RunWatch:
 
     def _can_heal(self, watch: RankWatch) -> bool:
         """Return whether ranks died, which can be replaced, and nothing else went wrong."""
-        if not watch.gone or len(watch.gone) + len(watch.stuck()) == len(self._results):
+        if not watch.gone:
+            return False
+        if len(watch.gone) + len(watch.stuck()) == len(self._results) and not self._waits_for_hosts():
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
             return False
@@ -266,6 +281,19 @@ class RunWatch:
         self._add_to_failures(f"that was {self._num_deaths} times at step {step}, and the run was given up")
         return False
 
+    def _waits_for_hosts(self) -> bool:
+        """Return whether a host is lost and waited for: with it the run goes on from its newest
+        checkpoint."""
+        return self._host.config.on_host_lost == "wait" and bool(self._host.lost_hosts())
+
+    def _waits_on(self) -> bool:
+        """Return whether to wait on for a host."""
+        self._hear_stops()
+        return not self._abandoned and not self._num_stops_asked
+
+    def _show_waiting(self, text: str) -> None:
+        self.hang = text
+
     def _heal(self, watch: RankWatch) -> bool:
         """Replace the ranks that died and let the run go on; return False if that fails."""
         why = "; ".join(failure.message for failure in self.failures)
@@ -274,11 +302,14 @@ class RunWatch:
         if stuck:
             self._host.ranks.end(stuck)
             why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
+        world_size = len(self._results)
         try:
-            message = self._host.recovery.replace_all_gone()
+            message = self._host.recovery.replace_all_gone(Waiting(self._waits_on, self._show_waiting))
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
+        if len(self._host.ranks) < world_size:
+            return self._go_on_with_fewer(world_size, why, message)
         self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {message}")
         self._host.news.append(self.heals[-1])
         self.failures = ()
@@ -288,6 +319,33 @@ class RunWatch:
             str(self._folder),
             f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
         )
+        return True
+
+    def _go_on_with_fewer(self, num_before: int, why: str, message: str) -> bool:
+        """Let the run begin again from its newest checkpoint on the ranks that are left after the loss of a
+        host; return False if that fails or the run is to stop."""
+        self._hear_stops()
+        if self._num_stops_asked:
+            self._add_to_failures("the run was to stop, and its newest checkpoint is what is left")
+            return False
+        try:
+            before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
+            changes, of_batch = kept_batch.on_other_ranks(before, num_before, len(self._host.ranks))
+            config = settled(before.changed(**changes), self._host.devices)
+            if changes:
+                runs.note_change(self._folder, self._newest_step(), changes)
+            collect(self._host.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
+        except (NbgpuError, OSError) as error:
+            self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
+            return False
+        self._take_fewer_ranks(config)
+        words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
+        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {words}")
+        self._host.news.append(self.heals[-1])
+        self.failures = ()
+        self._prepared = False
+        mended = f"{sentence(why)} {len(self._host.ranks)} of {num_before} ranks are left. {of_batch}"
+        self._results = self._host.ranks.call(Call.TRAIN, str(self._folder), mended, True)
         return True
 
     def _add_to_failures(self, text: str) -> None:
