@@ -59,6 +59,10 @@ class HostCalls(ClusterParts):
         has its place now."""
         return [] if self._returning is None else self._returning.take()
 
+    def hosts_cannot_return(self) -> bool:
+        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        return self._returning is None or self._returning.are_hopeless
+
     def obstacles_to_return(self) -> Sequence[str]:
         """Sentences that say why hosts do not come back."""
         return [] if self._returning is None else self._returning.obstacles()

@@ -117,6 +117,11 @@ class ReturningHosts:
         names = [name, *(f"{name}-{nth}" for nth in range(2, len(taken) + 3))]
         return next(each for each in names if each not in taken)
 
+    @property
+    def are_hopeless(self) -> bool:
+        """Whether no lost host can come back."""
+        return self._launcher.is_over()
+
     def obstacles(self) -> Sequence[str]:
         """Sentences that say why a host does not come back, as far as that is known."""
         here = [why for engine, why in self._refused.items() if engine in self._client.ids]

@@ -68,6 +68,10 @@ class HostsOfCluster(Protocol):
         has its place now."""
         ...
 
+    def hosts_cannot_return(self) -> bool:
+        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        ...
+
     def obstacles_to_return(self) -> Sequence[str]:
         """Sentences that say why hosts do not come back."""
         ...
@@ -120,6 +124,8 @@ class LostHosts:
                 f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
                 f"gets them. {self._cluster.when_host_is_lost()}"
             )
+        if self._cluster.hosts_cannot_return():
+            raise HostsGivenUpError(f"{_named(lost)} lost. {self._cluster.when_host_is_lost()}")
         if len(ranks) == len(self._cluster.ranks):
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and no other host has ranks. {self._cluster.when_host_is_lost()}"
@@ -161,18 +167,25 @@ class LostHosts:
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._cluster.obstacles_to_return())
+                names = " and ".join(f"host {host.name}" for host in still)
+                if self._cluster.hosts_cannot_return():
+                    raise HostsGivenUpError(
+                        f"{names} cannot come back. {self._kept(still)} {self._cluster.when_host_is_lost()}"
+                    )
                 if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
                     waited = (
                         f"did not come back within {patience_s:g} s (host_patience_s)"
                         if waiting.goes_on()
                         else "is not waited for any more"
                     )
+                    why = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
-                        f"{' and '.join(f'host {host.name}' for host in still)} {waited}. "
-                        f"{obstacles + '. ' if obstacles else ''}{self._kept(still)} The next cell waits once more. "
+                        f"{names} {waited}. {why}{self._kept(still)} The next cell waits once more. "
                         f"{self._cluster.when_host_is_lost()}"
                     )
-                words = f"waiting for {' and '.join(f'host {host.name}' for host in still)}, which is lost; Stop ends the wait"
+                words = (
+                    f"waiting for {names}, which {'are' if len(still) > 1 else 'is'} lost; Stop ends the wait"
+                )
                 waiting.show(f"{words}. {obstacles}" if obstacles else words)
                 time.sleep(_LOOK_PERIOD_S)
         finally:

@@ -66,6 +66,10 @@ class Launcher(ABC):
     def when_lost(self) -> str:
         """Say what to do when a host is lost, in whole sentences without the last full stop."""
 
+    def is_over(self) -> bool:
+        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        return False
+
     def start_again(self, join_file: Path) -> str:
         """Start those hosts again whose programs have ended, as far as that is possible now; return what
         keeps others from it, in words. Called on a thread of its own, again and again while a host is lost.
