@@ -31,13 +31,15 @@ def right(*kept: object) -> str:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
     folder = tmp_path_factory.mktemp("site")
     private = [Path.home(), Path("/var/tmp")]
-    with (
-        hosts.make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as there,
-        leaks.holding(lambda leftover: there.have(leftover.pid)),
-    ):
+    with hosts.make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as there:
         site = hosts.Site(there, folder, PATIENCE_S)
+
+        def is_of_the_site(leftover: leaks.Leftover) -> bool:
+            return there.have(leftover.pid) or leftover.pid in site.own_pids()
+
         try:
-            yield site
+            with leaks.holding(is_of_the_site):
+                yield site
         finally:
             site.end()
 

@@ -69,6 +69,10 @@ class Site:
         with (self.folder / f"{name}.log").open("a") as log:
             self.dialled.append(self.hosts[name].popen(command, stdout=log, stderr=log))
 
+    def own_pids(self) -> set[int]:
+        """The processes by which this one has started programs on the hosts."""
+        return {process.pid for process in [self.notebook.process, *self.dialled]}
+
     def logs(self) -> str:
         """What the hosts have written."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
