@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nbgpu.client.cluster import resizing, status, time_limit
 from nbgpu.client.cluster.history import CellHistory
-from nbgpu.client.cluster.lost_hosts import HostCalls
+from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
@@ -28,6 +28,7 @@ from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
 from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import saving
@@ -41,7 +42,7 @@ from nbgpu.errors import (
 from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 
 _ANSWER_PATIENCE_S = 1.0
@@ -64,7 +65,7 @@ def require_none() -> None:
         )
 
 
-class Cluster(VariableCalls, RunCalls, HostCalls):
+class Cluster(VariableCalls, RunCalls, RankChanges):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
@@ -141,11 +142,18 @@ class Cluster(VariableCalls, RunCalls, HostCalls):
     def __repr__(self) -> str:
         return f"<Cluster {'running' if self.running else 'stopped'}: {self.describe()}>"
 
-    def start(self) -> Self:
+    def start(
+        self, *, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None
+    ) -> Self:
         """Start the engines and return when an all_reduce over all of them has given the right sum.
 
         With `backend='auto'` other transports are tried if the best one does not work, a single rank being
         the last. A warning then says which ones failed, and why.
+
+        Args:
+            tell: a function that shows a line about other hosts that are waited for.
+            stop: an event that ends the wait for other hosts, for a start on a thread that no interrupt
+                reaches.
 
         Raises:
             ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
@@ -154,18 +162,23 @@ class Cluster(VariableCalls, RunCalls, HostCalls):
                 engines' log.
         """
         require_none()
-        return self._start(self._become_current)
+        return self._start(self._become_current, tell, stop)
 
     def start_beside(self) -> Self:
         """As `start`, for one of several clusters of this process. None of them is `current()`, and the
         caller stops them."""
         return self._start(lambda: None)
 
-    def _start(self, at_the_end: Callable[[], None]) -> Self:
+    def _start(
+        self,
+        at_the_end: Callable[[], None],
+        tell: Callable[[str], None] = print_at_once,
+        stop: threading.Event | None = None,
+    ) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         if self.config.launcher != "local":
-            return self._start_on_hosts(at_the_end)
+            return self._start_on_hosts(at_the_end, tell, stop)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines
@@ -202,11 +215,19 @@ class Cluster(VariableCalls, RunCalls, HostCalls):
             raise
         return self
 
-    def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+    def _start_on_hosts(
+        self, at_the_end: Callable[[], None], tell: Callable[[str], None], stop: threading.Event | None
+    ) -> Self:
         self.devices = self._wanted = ()
         self.join_file = None
         time_limit.require_loop(self.config)
-        self._launcher = launcher = launcher_of(self.config)
+        self._launcher = launcher = launcher_of(self.config, tell)
+
+        def check() -> None:
+            processes.require_reachable()
+            if stop is not None and stop.is_set():
+                raise ClusterError("the start was stopped")
+
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
@@ -222,11 +243,11 @@ class Cluster(VariableCalls, RunCalls, HostCalls):
             self.join_file = hosts.write_join_file(processes.folder, variables, where)
             launcher.start(self.join_file, where)
             self._note()
-            there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
+            there = hosts.gather(self._client, self.config, launcher, check)
             launcher.joined()
             processes.use(there, launcher.when_lost)
             self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
-            seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
+            seating = hosts.start_ranks(self._client, there, self.config, check)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)
             self.chosen_transport = ChosenTransport(self._transports[0])
@@ -432,43 +453,6 @@ class Cluster(VariableCalls, RunCalls, HostCalls):
         """
         self._make_ready()
         return resizing.resize(self, ranks)
-
-    def take_size(
-        self,
-        config: ClusterConfig,
-        chosen: tuple[Device, ...],
-        transport: Transport,
-        on: Sequence[str] = (),
-    ) -> list[str]:
-        """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
-
-        Args:
-            config: the settings from now on.
-            chosen: the device of each rank. Ranks that stay keep theirs.
-            transport: the transport between the ranks.
-            on: the name of the host of each new rank; empty for this one.
-
-        Raises:
-            ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
-                before, and the group has to be formed again.
-        """
-        before = self.config, self.devices, self.chosen_transport
-        if self._entry is not None and set(chosen) - set(self.devices):
-            registry.claim(self._entry.model_copy(update={"devices": chosen}))
-        self.config = config
-        self.chosen_transport = replace(self.chosen_transport, transport=transport)
-        try:
-            lines = self.ranks.resize(chosen, transport, on)
-        except BaseException:
-            self.config, self.devices, self.chosen_transport = before
-            self._note()
-            raise
-        self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
-        self._planned, self._last_seen = None, {}
-        self.history.keep_only(range(min(len(before[1]), len(chosen))))
-        self._note()
-        return lines
 
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line, and the state of a job. Returns

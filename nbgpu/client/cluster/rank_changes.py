@@ -1,20 +1,22 @@
-"""A cluster goes on without a host that is lost, and takes it back."""
+"""The number of a cluster's ranks changes: by `resize`, by the loss of a host, and when that comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.returning import ReturningHosts
+from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import transports
 from nbgpu.machine.transports import Transport
 from nbgpu.protocol.records import Device
 
 
-class HostCalls(ClusterParts):
-    """What `nbgpu.client.faults.lost_hosts` has a cluster do."""
+class RankChanges(ClusterParts):
+    """What `resize` and `nbgpu.client.faults.lost_hosts` have a cluster do."""
 
     _returning: ReturningHosts | None
     """Finds hosts that come back; None where ranks are on this host."""
@@ -26,8 +28,36 @@ class HostCalls(ClusterParts):
         transport: Transport,
         on: Sequence[str] = (),
     ) -> list[str]:
-        """Form the group with the ranks that have these devices."""
-        raise NotImplementedError
+        """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
+
+        Args:
+            config: the settings from now on.
+            chosen: the device of each rank. Ranks that stay keep theirs.
+            transport: the transport between the ranks.
+            on: the name of the host of each new rank; empty for this one.
+
+        Raises:
+            ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
+                before, and the group has to be formed again.
+        """
+        before = self.config, self.devices, self.chosen_transport
+        is_here = config.launcher == "local"
+        if is_here and self._entry is not None and set(chosen) - set(self.devices):
+            registry.claim(self._entry.model_copy(update={"devices": chosen}))
+        self.config = config
+        self.chosen_transport = replace(self.chosen_transport, transport=transport)
+        try:
+            lines = self.ranks.resize(chosen, transport, on)
+        except BaseException:
+            self.config, self.devices, self.chosen_transport = before
+            self._note()
+            raise
+        self.devices = self._wanted = chosen
+        self._transports = transports.candidates(config, chosen)
+        self._planned, self._last_seen = None, {}
+        self.history.keep_only(range(min(len(before[1]), len(chosen))))
+        self._note()
+        return lines
 
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
