@@ -127,8 +127,9 @@ class Reader:
             self._thread.start()
 
     def keep_only(self, num_ranks: int) -> None:
-        """Give no more records of ranks from this number on, which the run has lost: the step that a run has
-        reached is that of the ranks it has. What they did is among the events as before."""
+        """Give no records of ranks from this number on, which the run has lost, until it is called with more:
+        the step that a run has reached is that of the ranks it has. What they did is among the events as
+        before."""
         self._num_ranks = num_ranks
 
     def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:

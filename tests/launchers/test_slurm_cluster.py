@@ -138,7 +138,7 @@ def test_a_job_that_somebody_cancels_is_told_at_once(started: FarPython, test_sl
     test_slurm.run(["scancel", "--user=root"])
     started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
     said = refusal(started, "c.execute('1')")
-    assert re.search(r"host n1 is lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
+    assert re.search(r"hosts? n1 .*lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
 
 
 def left_on(host: hosts.Host) -> str:

@@ -15,6 +15,7 @@ from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
+from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
@@ -59,6 +60,8 @@ class ClusterParts:
 
     _launcher: Launcher | None
     """What has started the hosts; None where ranks are on this one."""
+    _returning: ReturningHosts | None
+    """Finds hosts that come back; None where ranks are on this host."""
     _time_limit: TimeLimitWatch | None
     _processes: Processes | None
     _entry: registry.Entry | None
@@ -141,6 +144,10 @@ class ClusterParts:
     def lost_hosts(self) -> Sequence[OtherHost]:
         """The hosts that have ranks and are not heard any more."""
         return [] if self._processes is None else self._processes.lost_hosts()
+
+    def hosts_dialled_in(self) -> bool:
+        """Whether a host has dialled in that could take the place of one that the cluster goes on without."""
+        return self._returning is not None and self._returning.has_come
 
     def lookout(self) -> Lookout:
         """Make a lookout, which asks the ranks where they are. The caller closes it."""

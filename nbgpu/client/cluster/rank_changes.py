@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.engines.other_host import OtherHost
-from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import transports
@@ -17,9 +16,6 @@ from nbgpu.protocol.records import Device
 
 class RankChanges(ClusterParts):
     """What `resize` and `nbgpu.client.faults.lost_hosts` have a cluster do."""
-
-    _returning: ReturningHosts | None
-    """Finds hosts that come back; None where ranks are on this host."""
 
     def take_size(
         self,

@@ -55,6 +55,11 @@ class ReturningHosts:
         """The hosts that are lost, also those that the cluster goes on without."""
         return [*self._processes.left, *self._processes.lost_hosts()]
 
+    @property
+    def has_come(self) -> bool:
+        """Whether a host has dialled in since the cluster went on without one."""
+        return bool(self._processes.left) and bool(self._new_engines())
+
     def start_again(self) -> None:
         """Have the launcher start lost hosts again, on a thread of its own, until all have come back."""
         if self._launcher.starts_again and (self._starter is None or not self._starter.is_alive()):

@@ -231,6 +231,8 @@ class Recovery:
                 return lines
             if watch.left_the_group_unsure and (watch.severed or not self._cluster.ranks.untouched_by_cell()):
                 return self._cluster.ranks.regroup(failed)
+        except HostsGivenUpError as error:
+            return [str(error)]
         except NbgpuError as error:
             # The person must see the errors that the ranks raised, and not this one.
             self.leave_behind(results)

@@ -86,7 +86,7 @@ class Run:
         self._info_written_ns = 0
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
-        self._watch = RunWatch(folder, config, host, results, self.statuses, self._take_fewer_ranks)
+        self._watch = RunWatch(folder, config, host, results, self.statuses, self._take_ranks)
         self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
@@ -188,8 +188,8 @@ class Run:
         """Return the last known status of every rank, in order."""
         return self.reader.statuses(self._info.devices)
 
-    def _take_fewer_ranks(self, config: TrainConfig) -> None:
-        """Follow the run on the ranks that are left after the loss of a host, with these settings."""
+    def _take_ranks(self, config: TrainConfig) -> None:
+        """Follow the run on another number of ranks than before, with these settings."""
         self.config = config
         self.reader.keep_only(len(self._host.devices))
         self._info = replace(

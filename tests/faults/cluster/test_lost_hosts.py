@@ -122,6 +122,28 @@ def test_a_rank_on_another_host_is_killed(site: hosts.Site, measured: Measured) 
 
 
 @row(
+    "a rank on another host is killed between two cells",
+    "its end is seen; the next cell names it, and it is replaced",
+    bound_s=0.5,
+    runs_on=ON_HOSTS,
+)
+def test_the_end_of_a_rank_on_another_host_is_seen(site: hosts.Site, measured: Measured) -> None:
+    pid = site.notebook.run("import time; print(cluster.pids[3])").strip()
+    site.notebook.send("while not cluster.ranks.gone(): time.sleep(0.001)\nprint(time.monotonic())")
+    time.sleep(0.3)
+    killed_mono_s = time.monotonic()
+    site.hosts["n2"].run(["kill", "-KILL", pid])
+    failed, said = site.notebook.answer()
+    assert not failed
+    measured.fault_at(killed_mono_s)
+    measured.took_s = float(said) - killed_mono_s
+    failed, said = site.notebook.fails("cluster.execute('1')")
+    assert failed == "ClusterError"
+    assert "rank 3 on host n2 was killed by SIGKILL" in said
+    assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
+
+
+@row(
     "another host's power goes off in a cell; on_host_lost='shrink'",
     "the cell names the host, and the cluster goes on with the ranks that are left, which keep variables; the host is "
     "taken again when it is back",
@@ -204,26 +226,35 @@ def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -
 
 
 @row(
-    "another host's power goes off in a step of a run; on_host_lost='shrink'",
-    "the run goes on from its newest checkpoint with the ranks that are left and with as many samples in a step",
+    "another host's power goes off in a step of a run, and the host is back later; on_host_lost='shrink'",
+    "the run goes on from its newest checkpoint with the ranks that are left and with as many samples in a step, and with "
+    "all ranks from the next checkpoint after the host's return",
     bound_s=None,
     runs_on=ON_HOSTS,
 )
 @pytest.mark.long
 def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
-    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=60, val_every=0, checkpoint_every=5"
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
     runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
     site.notebook.run(f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})")
     site.notebook.run("import time\nwhile run.statuses()[0].step < 12: time.sleep(0.05)")
     site.hosts["n2"].power_off()
-    site.notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
-    words = "[run.status, run.info.world_size, run.info.global_batch_size, len(run.statuses())]"
-    assert site.notebook.value(words) == ["finished", 2, 4, 2]
+    train = "while not run.over and not (len(run.statuses()) == {0} == run.info.world_size and run.statuses()[0].state == 'training'): time.sleep(0.05)"
+    site.notebook.run(train.format(2))
+    batch = "[run.info.global_batch_size, run.config.batch_size, run.config.accumulate]"
+    assert site.notebook.value(batch) == [4, 1, 2]
+    site.hosts.power_on("n2")
+    site.dial_in("n2")
+    site.notebook.run(train.format(4))
+    site.notebook.run("while not run.over and 'is back' not in str(run.notes()): time.sleep(0.05)")
+    assert site.notebook.value(batch) == [4, 1, 1]
+    site.notebook.run(f"run.stop(); run.wait({PATIENCE_S}, progress=False)")
+    assert site.notebook.value("[run.status, run.info.world_size]") == ["stopped", 4]
     notes = site.notebook.run("print(run.notes())")
     assert "A step has 4 samples as before, with batch_size=1 and accumulate=2" in notes
-    assert "goes on with another number of ranks: 4 ranks then, 2 now" in notes
-    site.hosts.power_on("n2")
-    come_back(site, "n2")
+    assert "Host n2 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in notes
+    site.notebook.run("cluster.news.clear()")
+    assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
 
 
 WAITS = {"on_host_lost": "wait", "host_patience_s": 120}
