@@ -88,7 +88,10 @@ class Recovery:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone()
         if gone:
-            message = self.replace_gone()
+            try:
+                message = self.replace_gone()
+            except HostsGivenUpError as error:
+                raise ClusterError(str(error)) from None
             self._cluster.ranks.add_spares(self._cluster.config.spare)
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(gone.values()))} {message}\nNothing was run: run it again"
