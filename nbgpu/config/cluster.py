@@ -41,7 +41,8 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "ssh", "slurm"), "setup"),
         only(one_of("launcher", "hosts"), "ipython_profile"),
         only(one_of("launcher", "slurm"), "save_before_time_limit"),
-        only(none_of("launcher", "local"), "gpus_per_node", "interface"),
+        only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
+        only(one_of("on_host_lost", "wait"), "host_patience_s"),
         only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
     )
 
@@ -109,6 +110,18 @@ class ClusterConfig(Settings):
         description="the network interface of the notebook's host, or its address, at which the hosts find the cluster; "
         "'auto' for the one that leads to other hosts. Nothing listens on any other",
         json_schema_extra=control("Hosts", "Interface"),
+    )
+    on_host_lost: Literal["shrink", "wait", "stop"] = Field(
+        "shrink",
+        description="what the cluster does when a host is lost: 'shrink' goes on at once with the ranks of the other hosts, "
+        "which keep their variables, and with more ranks when a host comes back; 'wait' has the next cell, or the run, "
+        "wait until the host is back; 'stop' runs no more cells. A run goes on from its newest checkpoint",
+    )
+    host_patience_s: float = Field(
+        600.0,
+        gt=0,
+        le=7 * 86_400,
+        description="seconds for which on_host_lost='wait' waits for a host that is lost; Stop ends the wait",
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",

@@ -95,7 +95,7 @@ def get_ready(recipes: Iterable[str]) -> None:
             traceback.print_exc()
 
 
-def run_in_engine(folder: str, mended: str = "") -> RunState:
+def run_in_engine(folder: str, mended: str = "", commands_since_s: float = 0.0) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it continues from where the ranks were.
@@ -104,10 +104,13 @@ def run_in_engine(folder: str, mended: str = "") -> RunState:
 
     Args:
         mended: the failure that was mended, in words; empty at the run's start.
+        commands_since_s: the time, in seconds since the epoch, before which all that was asked of the run has
+            had its effect, because all ranks began again from a checkpoint (`set_down`).
     """
     kept_failure.forget()
     with randomness.kept():
-        return _leaving_outcome(Path(folder), group.membership().rank, lambda: _go_on(folder, mended))
+        rank = group.membership().rank
+        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, commands_since_s))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -132,7 +135,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _go_on(folder: str, mended: str) -> RunState:
+def _go_on(folder: str, mended: str, commands_since_s: float) -> RunState:
     member = group.membership()
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
@@ -144,12 +147,14 @@ def _go_on(folder: str, mended: str) -> RunState:
         else:
             runs.require_own(Path(folder))
             cluster, config = read_toml(Path(folder) / "run.toml")
+            if mended:
+                config = runs.with_changes(config, Path(folder))
             device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
             # An import that runs out of memory leaves half a module behind, which can never be used again.
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device)
+                trainer = _trainer(config, Path(folder), member, device, commands_since_s=commands_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
@@ -197,6 +202,19 @@ def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None
         _open_logs.pop(folder)()
 
 
+def set_down(folder: str) -> None:
+    """End a run on this rank that other ranks lose with their host, and that begins again from its newest
+    checkpoint with the ranks that are left. Its records go on."""
+    interrupted = _interrupted.pop(folder, None)
+    if interrupted is not None:
+        loop = interrupted.loop
+        del interrupted
+        loop.close()
+        _end_logs(loop.recorder, loop.log_writer, failed=False)
+        del loop
+        memory.free()
+
+
 def train(trainer: Loop, mended: str = "") -> RunState:
     """Train on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
 
@@ -234,7 +252,12 @@ def _own_heap(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _trainer(
-    config: TrainConfig, folder: Path, member: Membership, device: Device, goes_on: bool = False
+    config: TrainConfig,
+    folder: Path,
+    member: Membership,
+    device: Device,
+    goes_on: bool = False,
+    commands_since_s: float = 0.0,
 ) -> Loop:
     # The recorder comes before all imports, which may take longer than anyone waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
@@ -251,7 +274,7 @@ def _trainer(
             recorder.close()
         raise
     log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, log_writer, goes_on)
+    context = RunContext(folder, member, device, recorder, log_writer, goes_on, commands_since_s)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)

@@ -32,6 +32,7 @@ class Call(StrEnum):
 
     GET_READY_TO_TRAIN = "nbgpu.engine.train:get_ready"
     TRAIN = "nbgpu.engine.train:run_in_engine"
+    SET_DOWN_RUN = "nbgpu.engine.train:set_down"
     LET_GO_OF_RUN = "nbgpu.engine.train:let_go"
     ESTIMATE_MEMORY = "nbgpu.engine.dry_run.estimate:of_run"
     CHOOSE_FROM_DATA = "nbgpu.engine.dry_run.from_data:choose"

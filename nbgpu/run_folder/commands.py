@@ -76,9 +76,17 @@ class CommandWatch:
         folder: the run's.
         cluster_folder: as for `send_command`.
         only_new: whether to pass over what is there already, which was meant for an earlier life of the run.
+        since_s: the time, in seconds since the epoch, before which all that was asked has had its effect.
     """
 
-    def __init__(self, folder: Path, cluster_folder: Path | None = None, only_new: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster_folder: Path | None = None,
+        only_new: bool = False,
+        since_s: float = 0.0,
+    ) -> None:
+        self._since_s = since_s
         paths = [folder / _COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
@@ -128,7 +136,12 @@ class CommandWatch:
                 asked.count(None),
                 path,
             )
-        return [fields for fields in asked if fields is not None]
+        return [fields for fields in asked if fields is not None and _is_since(self._since_s, fields)]
+
+
+def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:
+    asked_s = fields.get("time_s")
+    return not isinstance(asked_s, int | float) or asked_s >= since_s
 
 
 def _request(line: bytes) -> dict[str, Any] | None:

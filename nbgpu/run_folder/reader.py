@@ -111,6 +111,7 @@ class Reader:
     def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
         self.folder = folder
         self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
+        self._num_ranks = world_size
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._states: list[RunState] = ["starting"] * world_size
@@ -124,6 +125,12 @@ class Reader:
         if live:
             self._thread = threading.Thread(target=self._follow, name="nbgpu-reader", daemon=True)
             self._thread.start()
+
+    def keep_only(self, num_ranks: int) -> None:
+        """Give no records of ranks from this number on, which the run has lost, until it is called with more:
+        the step that a run has reached is that of the ranks it has. What they did is among the events as
+        before."""
+        self._num_ranks = num_ranks
 
     def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
         """All records that arrived after `cursor`, in the order of their times, and the cursor for the next
@@ -140,7 +147,8 @@ class Reader:
         cursor for the next call. In a batch they are in the order of their times."""
         taken = list(cursor or (0,) * len(self._sources))
         while True:
-            by_rank = [self._after(source, taken[source.rank]) for source in self._sources]
+            kept = self._sources[: self._num_ranks]
+            by_rank = [self._after(source, taken[source.rank]) for source in kept]
             if not any(by_rank):
                 return
             for rank, records in enumerate(by_rank):
@@ -180,7 +188,8 @@ class Reader:
         return [parse_or_mark(source.rank, line, number) for number, line in enumerate(read, count)]
 
     def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
-        """The last known of every rank, in order."""
+        """The last known of every rank that has one of these devices, in order. They may have become
+        fewer."""
         now_s = time.monotonic()
         with self._lock:
             return [
@@ -194,7 +203,7 @@ class Reader:
                     done=self._progress[s.rank][0],
                     total=self._progress[s.rank][1],
                 )
-                for s in self._sources
+                for s in self._sources[: len(devices)]
             ]
 
     def close(self) -> None:

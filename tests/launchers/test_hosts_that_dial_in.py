@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hosts
 import leaks
 import pytest
-from hosts import FarPython
 from hosts.namespaces import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -22,75 +18,17 @@ PATIENCE_S = 90.0
 SUM = "t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))"
 CLUSTER_FOLDER = re.compile(r"nbgpu-[0-9a-f]{12}\b")
 RIGHT = "{0: '10\\n', 1: '10\\n', 2: '10\\n', 3: '10\\n'}\n"
-START = """
-import shutil, threading, time
-import nbgpu
-cluster = nbgpu.Cluster(launcher="hosts", nodes=2, gpus_per_node=2, gpus="none", interface="eth0", threads_per_rank=1)
-
-def hand_over():
-    while cluster.join_file is None:
-        time.sleep(0.01)
-    shutil.copy(cluster.join_file, {folder!r} + "/part")
-    shutil.move({folder!r} + "/part", {folder!r} + "/join.json")
-
-threading.Thread(target=hand_over).start()
-cluster.start()
-"""
-
-
-class Site:
-    """A notebook on the host `desk`, and a cluster on the hosts `n1` and `n2`, which dial in."""
-
-    def __init__(self, made: hosts.Hosts, folder: Path) -> None:
-        self.hosts = made
-        self.folder = folder
-        self.nodes = [made["n1"], made["n2"]]
-        self.notebook = FarPython(made["desk"], PATIENCE_S)
-        self.dialled: list[subprocess.Popen[Any]] = []
-
-    def start(self) -> None:
-        """Start the cluster; both hosts dial in."""
-        join_file = self.folder / "join.json"
-        join_file.unlink(missing_ok=True)
-        self.notebook.send(START.format(folder=str(self.folder)))
-        wait_until(join_file.exists, PATIENCE_S, lambda: "there is no join file")
-        for host in self.nodes:
-            with (self.folder / f"{host.name}.log").open("w") as log:
-                command = [sys.executable, "-m", "nbgpu.cli", "host", "--join", str(join_file)]
-                self.dialled.append(host.popen(command, stdout=log, stderr=log))
-        failed, said = self.notebook.answer()
-        assert not failed, f"{failed}: {said}\n{self.logs()}"
-        assert "nbgpu host --join" in said
-
-    def logs(self) -> str:
-        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
-
-    def cell(self, code: str) -> str:
-        return self.notebook.run(f"print(cluster.execute({code!r}))")
-
-    def wait_for_all_to_end(self, *nodes: hosts.Host) -> None:
-        for host in nodes:
-            wait_until(
-                lambda host=host: not host.pids(), 20, lambda host=host: host.run(["ps", "-ef"]).stdout
-            )
-
-    def end(self) -> None:
-        with self.notebook:
-            pass
-        for process in self.dialled:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
     folder = tmp_path_factory.mktemp("site")
     private = [Path.home(), Path("/var/tmp")]
     with (
         hosts.make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as made,
         leaks.holding(lambda leftover: made.have(leftover.pid)),
     ):
-        there = Site(made, folder)
+        there = hosts.Site(made, folder, PATIENCE_S, on_host_lost="stop")
         try:
             there.start()
             yield there
@@ -98,18 +36,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             there.end()
 
 
-def test_ranks_of_all_hosts_make_one_group(site: Site) -> None:
+def test_ranks_of_all_hosts_make_one_group(site: hosts.Site) -> None:
     assert site.cell(SUM) == RIGHT
     names = site.cell("import socket; print(socket.gethostname(), local_rank, world_size)")
     assert names == "{0: 'n1 0 4\\n', 1: 'n1 1 4\\n', 2: 'n2 0 4\\n', 3: 'n2 1 4\\n'}\n"
 
 
-def test_ranks_of_two_hosts_make_a_group_of_their_own(site: Site) -> None:
+def test_ranks_of_two_hosts_make_a_group_of_their_own(site: hosts.Site) -> None:
     code = "g = dist.new_group([0, 3])\nif rank in (0, 3): t = torch.ones(1); dist.all_reduce(t, group=g); print(int(t))"
     assert site.cell(code) == "{0: '2\\n', 1: '', 2: '', 3: '2\\n'}\n"
 
 
-def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: Site) -> None:
+def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: hosts.Site) -> None:
     for name in ("desk", "n1", "n2"):
         host = site.hosts[name]
         beyond = {address for address, _ in host.listening() if not address.startswith("127.")}
@@ -117,7 +55,7 @@ def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: Sit
     assert any(address == site.hosts["desk"].address for address, _ in site.hosts["desk"].listening())
 
 
-def test_no_key_is_in_an_environment_a_command_line_or_a_log(site: Site) -> None:
+def test_no_key_is_in_an_environment_a_command_line_or_a_log(site: hosts.Site) -> None:
     keys = site.notebook.run(
         "import json\nfor each in json.loads(cluster.join_file.read_text())['meeting'].values(): print(each)\n"
         "for name, each in json.loads(cluster.join_file.read_text())['engine_connection'].items():\n"
@@ -133,14 +71,14 @@ def test_no_key_is_in_an_environment_a_command_line_or_a_log(site: Site) -> None
     assert not [key for key in secret if key.decode() in site.logs()]
 
 
-def test_a_rank_that_raises_frees_those_on_the_other_host(site: Site) -> None:
+def test_a_rank_that_raises_frees_those_on_the_other_host(site: hosts.Site) -> None:
     failed, said = site.notebook.fails("cluster.execute('if rank == 3:\\n    1 / 0\\ndist.barrier()')")
     assert failed == "RankError"
     assert "rank 3: ZeroDivisionError" in said
     assert site.cell(SUM) == RIGHT
 
 
-def test_stop_ends_a_wait_for_a_rank_on_another_host(site: Site) -> None:
+def test_stop_ends_a_wait_for_a_rank_on_another_host(site: hosts.Site) -> None:
     site.notebook.send("cluster.execute('print(1, flush=True)\\nif rank < 3: dist.barrier()')")
     time.sleep(1.0)
     site.notebook.press_stop()
@@ -149,7 +87,7 @@ def test_stop_ends_a_wait_for_a_rank_on_another_host(site: Site) -> None:
     assert site.cell(SUM) == RIGHT
 
 
-def test_a_rank_that_is_killed_is_replaced_on_its_own_host(site: Site) -> None:
+def test_a_rank_that_is_killed_is_replaced_on_its_own_host(site: hosts.Site) -> None:
     pid = site.notebook.run("print(cluster.pids[2])").strip()
     site.notebook.send("cluster.execute('if rank != 2: dist.barrier()\\nelse: import time; time.sleep(60)')")
     time.sleep(1.0)
@@ -161,19 +99,19 @@ def test_a_rank_that_is_killed_is_replaced_on_its_own_host(site: Site) -> None:
     assert site.cell("import socket; print(socket.gethostname())").count("n2") == 2
 
 
-def test_large_values_travel_both_ways(site: Site) -> None:
+def test_large_values_travel_both_ways(site: hosts.Site) -> None:
     site.notebook.run("import numpy as np; given = np.arange(2_000_000); cluster.push(given=given)")
     same = "all((each == given).all() for each in cluster.pull('given', ranks='all').values())"
     assert site.notebook.run(f"print({same})") == "True\n"
 
 
-def test_input_without_a_notebook_says_that_nobody_can_answer(site: Site) -> None:
+def test_input_without_a_notebook_says_that_nobody_can_answer(site: hosts.Site) -> None:
     failed, said = site.notebook.fails("cluster.execute('if rank == 2: input()')")
     assert failed == "RankError"
     assert "rank 2 called input(), and there is nobody to answer" in said
 
 
-def test_a_folder_that_one_host_does_not_share_is_refused(site: Site) -> None:
+def test_a_folder_that_one_host_does_not_share_is_refused(site: hosts.Site) -> None:
     site.notebook.run("import os; os.makedirs('/tmp/own')")
     for call in ("cluster.save('/tmp/own/saved')", "cluster.train('autoencoder', runs_dir='/tmp/own')"):
         failed, said = site.notebook.fails(call)
@@ -181,7 +119,7 @@ def test_a_folder_that_one_host_does_not_share_is_refused(site: Site) -> None:
         assert "host n1 and host n2 do not see" in said
 
 
-def test_a_run_trains_over_both_hosts_into_a_folder_that_all_share(site: Site) -> None:
+def test_a_run_trains_over_both_hosts_into_a_folder_that_all_share(site: hosts.Site) -> None:
     settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=4, val_every=0, checkpoint_every=4"
     site.notebook.run(
         f"run = cluster.train('autoencoder', {settings}, runs_dir={str(site.folder / 'runs')!r}).wait({PATIENCE_S})"
@@ -190,7 +128,7 @@ def test_a_run_trains_over_both_hosts_into_a_folder_that_all_share(site: Site) -
     assert list(site.folder.glob("runs/*/checkpoints/step-*"))
 
 
-def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: Site) -> None:
+def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: hosts.Site) -> None:
     """No rank of a lost host computes once the notebook counts it as lost."""
     clock = site.folder / "clock-"
     site.notebook.send(
@@ -217,7 +155,7 @@ def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: Si
     assert "dial in" in said
 
 
-def test_nothing_is_left_on_any_host_after_the_end(site: Site) -> None:
+def test_nothing_is_left_on_any_host_after_the_end(site: hosts.Site) -> None:
     site.notebook.run("cluster.stop()")
     site.wait_for_all_to_end(site.hosts["n1"], site.hosts["n2"])
     for host in site.nodes:
@@ -226,7 +164,7 @@ def test_nothing_is_left_on_any_host_after_the_end(site: Site) -> None:
     assert len(site.hosts["desk"].pids()) <= 2
 
 
-def test_hosts_end_with_a_notebook_that_is_killed(site: Site) -> None:
+def test_hosts_end_with_a_notebook_that_is_killed(site: hosts.Site) -> None:
     site.start()
     assert site.cell(SUM) == RIGHT
     site.notebook.process.kill()

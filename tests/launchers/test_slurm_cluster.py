@@ -14,6 +14,7 @@ import hosts
 import pytest
 from hosts import FarPython
 from hosts.namespaces import wait_until
+from rows import Measured, row
 
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -137,7 +138,7 @@ def test_a_job_that_somebody_cancels_is_told_at_once(started: FarPython, test_sl
     test_slurm.run(["scancel", "--user=root"])
     started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
     said = refusal(started, "c.execute('1')")
-    assert re.search(r"host n1 is lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
+    assert re.search(r"hosts? n1 .*lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
 
 
 def left_on(host: hosts.Host) -> str:
@@ -199,12 +200,40 @@ def test_a_terminal_ends_the_job(notebook: FarPython, test_slurm: hosts.Slurm) -
     require_nothing_left(test_slurm)
 
 
-def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm) -> None:
+@row(
+    "the notebook of a cluster in a Slurm job is killed",
+    "the job ends; no process and no folder is left on any node",
+    bound_s=10,
+    runs_on="CPU, gloo, 3 test hosts, Slurm",
+)
+def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm, measured: Measured) -> None:
     with FarPython(test_slurm.login, PATIENCE_S) as notebook:
         notebook.run(start())
         assert all(left_on(node) for node in test_slurm.nodes)
+        measured.fault_now()
         hosts.Host.send_signal(notebook.process, signal.SIGKILL)
         require_nothing_left(test_slurm)
+        measured.ended()
+
+
+def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    notebook.run(start())
+    job = notebook.value("c._launcher.job")
+    notebook.run("c.execute('kept = 7 * rank')")
+    test_slurm.hosts["n2"].power_off()
+    notebook.run("import time\nwhile not c.ranks.gone(): time.sleep(0.05)")
+    said = refusal(notebook, "c.execute('1')")
+    assert "host n2 is lost, and the cluster goes on with 1 rank" in said
+    alone = "print(c.execute('t = torch.ones(1); dist.all_reduce(t); print(int(t), kept)'))"
+    assert notebook.run(alone) == "{0: '1 0\\n'}\n"
+    # Slurm learns of it, too, and lets the job go on.
+    down = ["sinfo", "--noheader", "--nodes=n2", "--format=%T"]
+    wait_until(lambda: "down" in test_slurm.run(down).stdout, 90, test_slurm.logs)
+    assert f"{job} RUNNING" in jobs(test_slurm)
+    assert notebook.run(alone) == "{0: '1 0\\n'}\n"
+    notebook.run("c.stop()")
+    test_slurm.start_node(test_slurm.hosts.power_on("n2"))
+    test_slurm.wait_until_idle(90)
 
 
 PROFILE = """c = get_config()

@@ -12,6 +12,7 @@ import hosts
 import pytest
 from hosts import FarPython
 from hosts.namespaces import Host, wait_until
+from hosts.secure_shell import start_sshd
 
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -144,6 +145,21 @@ def left_on(host: Host) -> list[str]:
 def require_nothing_left(test_ssh: hosts.SecureShell) -> None:
     for host in test_ssh.hosts.values():
         wait_until(lambda host=host: not left_on(host), 20, lambda host=host: (host.name, left_on(host)))
+
+
+def test_a_host_that_was_off_is_started_again_by_itself(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    test_ssh.hosts["n2"].power_off()
+    started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.05)")
+    said = refusal(started, "c.execute('1')")
+    assert "host n2 is lost, and the cluster goes on with 2 ranks" in said
+    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+    start_sshd(test_ssh.hosts.power_on("n2"), test_ssh.configuration.parent)
+    started.run("while not c._returning._new_engines(): time.sleep(0.05)")
+    said = refusal(started, "c.execute('1')")
+    assert "Host n2 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in said
+    assert started.run(SUM) == RIGHT
 
 
 def test_stop_leaves_nothing_on_any_host(started: FarPython, test_ssh: hosts.SecureShell) -> None:

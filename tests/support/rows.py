@@ -64,6 +64,10 @@ class Measured:
         """The fault happens now."""
         self._fault_mono_s = time.monotonic()
 
+    def fault_at(self, mono_s: float) -> None:
+        """The fault happened at this time of the monotonic clock, which all test hosts share."""
+        self._fault_mono_s = mono_s
+
     def ended(self, message: str = "") -> None:
         """The person has their notebook back, and has read this."""
         now_s = time.monotonic()

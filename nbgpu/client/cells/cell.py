@@ -81,6 +81,8 @@ class DistributedCell:
             self._questions.close()
             raise
         self._number = shown_as
+        self._world_size = cluster.world_size
+        """The number of ranks at the cell's start: the loss of a host may change it."""
         self._has_timeline = timeline
         self._watch = RankWatch(cluster.ranks, self._results)
         self._output = CellOutput(arrivals, self._results, cluster.config.max_output_lines)
@@ -180,8 +182,9 @@ class DistributedCell:
 
     def _interrupted(self) -> CellInterrupted:
         # A rank's process may have ended after the rank had come back.
-        lost = {*self._watch.gone, *self._cluster.ranks.gone()}
-        return CellInterrupted(sorted(lost), self._cluster.world_size)
+        is_as_before = self._cluster.world_size == self._world_size
+        lost = {*self._watch.gone, *(self._cluster.ranks.gone() if is_as_before else ())}
+        return CellInterrupted(sorted(lost), self._world_size)
 
     @uninterrupted()
     def values(self) -> dict[int, Any]:
@@ -262,7 +265,7 @@ class DistributedCell:
         if freed:
             _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
         if failed:
-            raise RankError(failed, self._cluster.world_size, self._hint(failed))
+            raise RankError(failed, self._world_size, self._hint(failed))
 
     def _hint(self, failed: Sequence[RankFailure]) -> str:
         """Return what to do about names that the ranks did not find, and that the notebook has."""
@@ -276,7 +279,8 @@ class DistributedCell:
         if self._watch.severed or self._watch.gone:
             self._cluster.history.forget_newest(self._results)
         if self._watch.gone:
-            _tell(f"{sentence('; '.join(self._cluster.ranks.gone().values()))} Replacing it")
+            what_now = "" if self._cluster.lost_hosts() else " Replacing it"
+            _tell(f"{sentence('; '.join(self._cluster.ranks.gone().values()))}{what_now}")
         for line in self._cluster.restore_group(self._watch, self._results, failed):
             _tell(line)
 
@@ -294,7 +298,7 @@ class DistributedCell:
     @uninterrupted()
     def _show_timeline(self) -> None:
         """Show the timeline, also of a cell that failed or was stopped: what was noted until then."""
-        if not self._has_timeline:
+        if not self._has_timeline or self._cluster.world_size != self._world_size:
             return
         try:
             timeline = cell_timeline.taken(

@@ -9,19 +9,20 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from nbgpu.client.cluster import resizing, status, time_limit
 from nbgpu.client.cluster.history import CellHistory
+from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
 from nbgpu.client.engines import environment, hosts
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
@@ -41,7 +42,7 @@ from nbgpu.errors import (
 from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 
 _ANSWER_PATIENCE_S = 1.0
@@ -64,7 +65,7 @@ def require_none() -> None:
         )
 
 
-class Cluster(VariableCalls, RunCalls):
+class Cluster(VariableCalls, RunCalls, RankChanges):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
@@ -117,6 +118,7 @@ class Cluster(VariableCalls, RunCalls):
         self.news = []
         self.join_file = None
         self._launcher = None
+        self._returning = None
         self._time_limit = None
         self._processes = None
         self._entry = None
@@ -244,6 +246,7 @@ class Cluster(VariableCalls, RunCalls):
             there = hosts.gather(self._client, self.config, launcher, check)
             launcher.joined()
             processes.use(there, launcher.when_lost)
+            self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
             seating = hosts.start_ranks(self._client, there, self.config, check)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)
@@ -375,6 +378,9 @@ class Cluster(VariableCalls, RunCalls):
         if self._time_limit is not None:
             self._time_limit.close()
             self._time_limit = None
+        if self._returning is not None:
+            self._returning.close()
+            self._returning = None
         atexit.unregister(self.stop)
         if self.run is not None:
             self.run.abandon()
@@ -455,31 +461,6 @@ class Cluster(VariableCalls, RunCalls):
         """
         self._make_ready()
         return resizing.resize(self, ranks)
-
-    def take_size(self, config: ClusterConfig, chosen: tuple[Device, ...], transport: Transport) -> list[str]:
-        """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
-
-        Raises:
-            ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
-                before, and the group has to be formed again.
-        """
-        before = self.config, self.devices, self.chosen_transport
-        if self._entry is not None and set(chosen) - set(self.devices):
-            registry.claim(self._entry.model_copy(update={"devices": chosen}))
-        self.config = config
-        self.chosen_transport = replace(self.chosen_transport, transport=transport)
-        try:
-            lines = self.ranks.resize(chosen, transport)
-        except BaseException:
-            self.config, self.devices, self.chosen_transport = before
-            self._note()
-            raise
-        self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
-        self._planned, self._last_seen = None, {}
-        self.history.keep_only(range(min(len(before[1]), len(chosen))))
-        self._note()
-        return lines
 
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line, and the state of a job. Returns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ class CellHistory:
 
     def __init__(self) -> None:
         self._cells: dict[int, list[str]] = {}
+        self._newest: dict[int, list[str]] = {}
+        """The cells of the ranks that were sent the newest one, by their numbers at that time."""
         self._pushed: set[str] = set()
         self._loaded: Path | None = None
 
     def note(self, ranks: Iterable[int], code: str) -> None:
         """Note that these ranks are sent a cell."""
-        for rank in ranks:
-            self._cells.setdefault(rank, []).append(code)
+        self._newest = {rank: self._cells.setdefault(rank, []) for rank in ranks}
+        for cells in self._newest.values():
+            cells.append(code)
 
     def note_pushed(self, names: Iterable[str]) -> None:
         """Note that variables were sent; their values are not kept."""
@@ -33,10 +36,11 @@ class CellHistory:
         self._loaded = folder
 
     def forget_newest(self, ranks: Iterable[int]) -> None:
-        """Remove the newest cell from those that these ranks would run again: it was cut off, and might never
-        end."""
+        """Remove the newest cell from those that these ranks, by their numbers when it was sent, would run
+        again: it was cut off, and might never end."""
         for rank in ranks:
-            self._cells[rank].pop()
+            if cells := self._newest.get(rank):
+                cells.pop()
 
     def forget(self, rank: int) -> None:
         """Forget the rank's cells: the rank is to begin empty."""
@@ -46,6 +50,10 @@ class CellHistory:
         """Forget the cells of all ranks but these: a rank that comes later with such a number is another
         one."""
         self._cells = {rank: self._cells[rank] for rank in ranks if rank in self._cells}
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Follow the ranks to their new numbers, given by those from before. The others are lost."""
+        self._cells = {numbers[rank]: cells for rank, cells in self._cells.items() if rank in numbers}
 
     def run_again(self, rank: int, engine: Any) -> list[str]:
         """Run the rank's cells on its new engine, one after the other; return what happened, in lines."""

@@ -11,9 +11,11 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
 from nbgpu.client.cluster.time_limit import TimeLimitWatch
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
+from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
@@ -58,6 +60,8 @@ class ClusterParts:
 
     _launcher: Launcher | None
     """What has started the hosts; None where ranks are on this one."""
+    _returning: ReturningHosts | None
+    """Finds hosts that come back; None where ranks are on this host."""
     _time_limit: TimeLimitWatch | None
     _processes: Processes | None
     _entry: registry.Entry | None
@@ -130,12 +134,21 @@ class ClusterParts:
             return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
         if self.config.launcher != "local":
-            count += f" on {self.config.num_hosts} host{'s' if self.config.num_hosts > 1 else ''}"
+            num_hosts = len(self._processes.others) if self._processes is not None else self.config.num_hosts
+            count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
             found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
             return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
+
+    def lost_hosts(self) -> Sequence[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        return [] if self._processes is None else self._processes.lost_hosts()
+
+    def hosts_dialled_in(self) -> bool:
+        """Whether a host has dialled in that could take the place of one that the cluster goes on without."""
+        return self._returning is not None and self._returning.has_come
 
     def lookout(self) -> Lookout:
         """Make a lookout, which asks the ranks where they are. The caller closes it."""

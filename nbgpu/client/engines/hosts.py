@@ -101,6 +101,21 @@ def gather(
     return hosts
 
 
+def describe_one(
+    client: Client, engine: int, config: ClusterConfig, check: Callable[[], None]
+) -> HostDescription:
+    """Ask a host that has dialled in later what it has.
+
+    Raises:
+        ClusterError: it has gone again, or does not have the versions of this host.
+        ConfigError: the settings cannot be honoured there.
+    """
+    ((_, description),) = _descriptions(client, [engine], config, check)
+    _require_same_versions([description])
+    _require_usable([description])
+    return description
+
+
 def _descriptions(
     client: Client, engines: Sequence[int], config: ClusterConfig, check: Callable[[], None]
 ) -> list[tuple[int, HostDescription]]:

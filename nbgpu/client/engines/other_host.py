@@ -27,6 +27,8 @@ _FORK_PATIENCE_S = 70.0
 _POLL_PERIOD_S = 0.05
 _LOOK_S = 0.2
 _LINE_PATIENCE_S = 1.0
+_QUICK_PATIENCE_S = 1.0
+"""For answers that the notebook can do without: the host may be lost, which is known some seconds later."""
 
 
 class HostLostError(ConnectionError):
@@ -62,6 +64,14 @@ class OtherHost:
         """Processes whose engines have registered."""
         self._endings: dict[int, Ending] = {}
 
+    def again(self, engine: int, description: HostDescription, name: str) -> OtherHost:
+        """Return the host that takes this one's place once it is lost: the same one or another, with a new
+        engine. The processes of this one count as ended there."""
+        host = OtherHost(self._client, engine, description, name, self._numbers)
+        host._number_of = dict(self._number_of)
+        host._endings = {pid: self._endings.get(pid, Ending(None)) for pid in self._number_of}
+        return host
+
     @property
     def joined(self) -> JoinedHost:
         """What the cluster's next owner must know of it."""
@@ -80,6 +90,11 @@ class OtherHost:
         """Whether the host is heard."""
         return self._engine in self._client.ids
 
+    @property
+    def engine(self) -> int:
+        """The number of the host's engine."""
+        return self._engine
+
     def tell(self, call: Call, *args: Any) -> Any:
         """Send a request, and return at once what will be its answer.
 
@@ -90,10 +105,10 @@ class OtherHost:
             raise HostLostError(self.name)
         return self._view.apply_async(reference(call), *args)
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _ask(self, method: str, *args: Any, patience_s: float = _PATIENCE_S) -> Any:
         """Have a method called on the host, and return what it returns; OSError if it raises or the host does
         not answer."""
-        return self.answer(self.tell(Call.CALL_ON_HOST, method, *args))
+        return self.answer(self.tell(Call.CALL_ON_HOST, method, *args), patience_s)
 
     def answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
         """Wait for the answer to a request, and return it.
@@ -149,7 +164,9 @@ class OtherHost:
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
         """Send a signal to engines; one that has ended gets none."""
-        self._tell_if_there("send_signal", list(pids), int(number))
+        living = [pid for pid in pids if pid not in self._endings]
+        if living:
+            self._tell_if_there("send_signal", living, int(number))
 
     def interrupt(self, pids: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in engines, and end the programs that they run."""
@@ -197,7 +214,7 @@ class OtherHost:
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
         try:
-            why = str(self._ask("standstill", pid))
+            why = str(self._ask("standstill", pid, patience_s=_QUICK_PATIENCE_S))
         except OSError:
             return ""
         return f"on host {self.name} {why}" if why else ""
@@ -205,7 +222,7 @@ class OtherHost:
     def resident_bytes(self, pid: int) -> int | None:
         """The memory that a process has in RAM; None if it has ended."""
         try:
-            used: int | None = self._ask("resident_bytes", pid)
+            used: int | None = self._ask("resident_bytes", pid, patience_s=_QUICK_PATIENCE_S)
         except OSError:
             return None
         return used
@@ -213,7 +230,7 @@ class OtherHost:
     def core_use(self, pid: int) -> CoreUse | None:
         """The core time that a process has used and waited for; None if it has ended."""
         try:
-            used = self._ask("core_use", pid)
+            used = self._ask("core_use", pid, patience_s=_QUICK_PATIENCE_S)
         except OSError:
             return None
         return None if used is None else CoreUse(*used)

@@ -75,6 +75,8 @@ class Processes:
         self.this_host: Host = ThisHost(folder, from_start)
         self.hosts: dict[str, Host] = {self.this_host.name: self.this_host}
         self.others: list[OtherHost] = []
+        self.left: list[OtherHost] = []
+        """Hosts that are lost, and that the cluster goes on without."""
         self._when_lost: Callable[[], str] = str
 
     @classmethod
@@ -186,6 +188,29 @@ class Processes:
         self._when_lost = when_lost
         self.hosts.update({host.name: host for host in others})
 
+    def lost_hosts(self) -> list[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        return [host for host in self.others if not host.is_there]
+
+    @property
+    def when_lost(self) -> str:
+        """What to do when a host is lost, in whole sentences without the last full stop."""
+        return self._when_lost()
+
+    def go_on_without(self, lost: Sequence[OtherHost]) -> None:
+        """Count these hosts no longer among those that have ranks. They may come back."""
+        self.others = [host for host in self.others if host not in lost]
+        self.left += lost
+
+    def take_back(self, host: OtherHost, instead_of: OtherHost) -> None:
+        """Have ranks on a host that has come back, or on another one, in the place of a lost one."""
+        if instead_of in self.others:
+            self.others[self.others.index(instead_of)] = host
+        else:
+            self.left.remove(instead_of)
+            self.others.append(host)
+        self.hosts[host.name] = host
+
     def place_of(self, host: str) -> Place:
         """What the ranks on a host must know of it."""
         for other in self.others:
@@ -200,9 +225,7 @@ class Processes:
         try:
             yield
         except HostLostError as error:
-            raise ClusterError(
-                f"{error}. A cluster does not go on without one of its hosts. {self._when_lost()}"
-            ) from None
+            raise ClusterError(f"{error}. {self._when_lost()}") from None
         except (OSError, ValueError) as error:
             time.sleep(_OBITUARY_PATIENCE_S)  # until the end of a process can be seen
             self.require_reachable()

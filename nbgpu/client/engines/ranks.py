@@ -1,7 +1,8 @@
 """The engines of a cluster as the ranks of one group: their seating, and how the group is repaired.
 
-A rank keeps its number for good. The engine behind it may change: an engine that died is replaced by a new
-one, or by a waiting spare, which takes its seat in the next generation of the group.
+A rank keeps its number unless the number of ranks changes (changing.py). The engine behind it may change: an
+engine that died is replaced by a new one, or by a waiting spare, which takes its seat in the next generation
+of the group.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbgpu.client.engines import seats
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
+from nbgpu.client.engines.changing import ChangingRanks
 from nbgpu.client.engines.lifetimes import Lifetimes, by_host
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.reply import Reply
@@ -40,7 +42,7 @@ _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
 
 
-class Ranks:
+class Ranks(ChangingRanks):
     """Reaches the ranks' engines, and forms their group again.
 
     Args:
@@ -74,6 +76,7 @@ class Ranks:
         self._lifetimes = Lifetimes(processes, client, config, seating, note)
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
+        self._transport = transport
         self._seats = self._seats_for(transport)
 
     def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
@@ -148,6 +151,7 @@ class Ranks:
         """
         if with_new_engines:
             self.end(range(len(self)))
+        self._transport = transport
         self._seats = self._seats_for(transport)
         if with_new_engines:
             self.seating.generation += 1
@@ -370,12 +374,20 @@ class Ranks:
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()
-    def replace(self, ranks: Collection[int], replay: Callable[[int], None] | None = None) -> list[str]:
+    def replace(
+        self,
+        ranks: Collection[int],
+        replay: Callable[[int], None] | None = None,
+        on: Mapping[int, str] | None = None,
+    ) -> list[str]:
         """Give ranks new engines, end the old engines that are still alive, and form the group again.
 
         Args:
+            ranks: the ranks.
             replay: a function that is called for each new rank before it joins the group; in the code that it
                 runs there, every collective returns at once and does nothing.
+            on: the names of the hosts on which the new engines run; a rank that is not named stays on its
+                own.
 
         Returns:
             The lines that `regroup` returns.
@@ -383,9 +395,12 @@ class Ranks:
         self._distrusted.update(ranks)
         self.seating.is_whole = False
         self.end(ranks)
-        wanted = [self._host_of(rank) for rank in ranks]
+        wanted = [(on or {}).get(rank, self._host_of(rank)) for rank in ranks]
         arrived = dict(zip(ranks, self._lifetimes.take_spares(wanted), strict=True))
         self._lifetimes.give_places(arrived)
+        if on:
+            # A host that came back has another folder, and perhaps another interface.
+            self._seats = self._seats_for(self._transport)
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if replay is not None:
@@ -397,66 +412,6 @@ class Ranks:
                     self.regroup(failed=ranks)
                     raise
         return self.regroup(failed=ranks)
-
-    @uninterrupted()
-    def resize(self, chosen: Sequence[Device], transport: Transport) -> list[str]:
-        """Form the group with another number of ranks: new engines become the last ranks, or the last ranks
-        leave.
-
-        Either all of it happens or, when this raises, the ranks and their engines are those from before. The
-        group then has to be formed again. The processes of ranks that leave run until `end_leaving`.
-
-        Args:
-            chosen: the device of each rank. Ranks that stay keep theirs.
-            transport: the transport between the ranks.
-
-        Returns:
-            The lines that `regroup` returns.
-
-        Raises:
-            ClusterError: a new engine did not come, or the process of a rank ended meanwhile.
-            RankError: a rank failed to join again and again.
-        """
-        seating = self.seating
-        before = self._chosen, self._seats, dict(seating.engines), dict(seating.processes)
-        new = range(len(self), len(chosen))
-        wanted = [self._host_of(rank) for rank in new]
-        arrived = dict(zip(new, self._lifetimes.take_spares(wanted), strict=True))
-        came = {engine: seating.spares[engine] for engine in arrived.values()}
-        leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
-        # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
-        seating.leaving = list(leaving.values())
-        try:
-            self._lifetimes.give_places(arrived)
-            self._chosen = tuple(chosen)
-            self._seats = self._seats_for(transport)
-            for rank in leaving:
-                del seating.engines[rank], seating.processes[rank]
-            for rank in new:
-                self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
-            lines = self.regroup(failed=new)
-        except BaseException:
-            self._chosen, self._seats, seating.engines, seating.processes = before
-            seating.leaving = []
-            seating.is_whole = False
-            self._distrusted.difference_update(new)
-            self._lifetimes.dismiss(came)
-            self._note()
-            raise
-        return lines
-
-    @uninterrupted()
-    def end_leaving(self) -> None:
-        """End the processes of ranks that have left the group.
-
-        Raises:
-            ClusterError: a process does not end.
-        """
-        leaving = self.seating.leaving
-        self._lifetimes.end_those_of_no_rank(leaving)
-        if leaving:
-            self.seating.leaving = []
-            self._note()
 
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:

@@ -13,14 +13,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts, Waiting
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
-from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
@@ -45,15 +44,11 @@ class Replayed(Protocol):
         ...
 
 
-class Mended(Protocol):
+class Mended(HostsOfCluster, Protocol):
     """The cluster, as far as its recovery knows it."""
 
-    config: ClusterConfig
     news: list[str]
     """Lines that the person is to read in the next cell."""
-
-    @property
-    def ranks(self) -> Ranks: ...
 
     def lookout(self) -> Lookout: ...
 
@@ -72,6 +67,7 @@ class Recovery:
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
         self._reported_signals: set[str] = set()
+        self.hosts = LostHosts(cluster)
 
     @uninterrupted()
     def make_ready(self, last_run: Path | None) -> None:
@@ -92,11 +88,16 @@ class Recovery:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone()
         if gone:
-            message = self.replace_gone()
+            try:
+                message = self.replace_gone()
+            except HostsGivenUpError as error:
+                raise ClusterError(str(error)) from None
             self._cluster.ranks.add_spares(self._cluster.config.spare)
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(gone.values()))} {message}\nNothing was run: run it again"
             )
+        if came := self.hosts.take_more():
+            raise ClusterError(f"{came}\nNothing was run: run it again")
 
     def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
         """Form the group again if ranks that were given up are back, or if the forming was cut short before.
@@ -193,9 +194,10 @@ class Recovery:
                 raise RankError(causes, len(self._cluster.ranks), message)
             raise ClusterError(message)
         failed, _ = watch.outcome()
+        world_size = len(self._cluster.ranks)
         self._cluster.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
-            raise RankError(failed, len(self._cluster.ranks))
+            raise RankError(failed, world_size)
 
     def stop(self, watch: RankWatch, results: Mapping[int, Reply]) -> None:
         """Stop the ranks as the stop button would, and repair the group if all come back."""
@@ -224,12 +226,16 @@ class Recovery:
             Lines for the person.
         """
         try:
+            if watch.gone and (words := self.hosts.what_the_next_cell_does()):
+                return [words]
             if watch.gone:
                 lines = [self.replace_gone()]
                 self._cluster.ranks.add_spares(self._cluster.config.spare)
                 return lines
             if watch.left_the_group_unsure and (watch.severed or not self._cluster.ranks.untouched_by_cell()):
                 return self._cluster.ranks.regroup(failed)
+        except HostsGivenUpError as error:
+            return [str(error)]
         except NbgpuError as error:
             # The person must see the errors that the ranks raised, and not this one.
             self.leave_behind(results)
@@ -241,31 +247,53 @@ class Recovery:
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
-    def replace_gone(self) -> str:
-        """Give new engines to ranks whose processes have ended; return what happened, in words."""
+    def replace_gone(self, waiting: Waiting | None = None) -> str:
+        """Give new engines to ranks whose processes have ended; return what happened, in words.
+
+        Where their host is lost, the cluster's `on_host_lost` says what happens.
+
+        Args:
+            waiting: how to wait for a lost host, as for `LostHosts.go_on`.
+        """
+        lines = self.hosts.go_on(waiting)
         gone = self._cluster.ranks.gone()
+        if not gone:
+            return "\n".join([*lines, *self._cluster.ranks.regroup()])
         try:
-            lost = self._cluster.ranks.replace(list(gone))
+            lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
+            self.hosts.places.clear()
         except KeyboardInterrupt:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
             if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
                 self._cluster.news.append(self._describe_replaced(replaced))
             raise
-        return "\n".join([self._describe_replaced(list(gone)), *lost])
+        return "\n".join([*lines, self._describe_replaced(list(gone)), *lost])
 
-    def replace_all_gone(self) -> str:
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Follow the ranks to their new numbers, given by those from before. The others are lost."""
+        self._left_behind = {
+            numbers[rank]: each for rank, each in self._left_behind.items() if rank in numbers
+        }
+        self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
+
+    def replace_all_gone(self, waiting: Waiting | None = None) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
+
+        Args:
+            waiting: as for `replace_gone`.
 
         Raises:
             NbgpuError: a rank cannot be replaced, or ranks keep dying.
         """
         for _ in range(_MAX_REPLACEMENTS - 1):
             try:
-                return self.replace_gone()
+                return self.replace_gone(waiting)
+            except HostsGivenUpError:
+                raise
             except NbgpuError:
                 if not self._cluster.ranks.gone():
                     raise
-        return self.replace_gone()
+        return self.replace_gone(waiting)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))

@@ -163,6 +163,8 @@ class RankWatch:
         A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end
         is waited for before such an error is taken for the cause.
         """
+        if failures({rank: result for rank, result in self._results.items() if result.ready()}):
+            self.check()  # the last answer may be the news that a rank is gone
         raised = failures(
             {rank: r for rank, r in self._results.items() if r.ready() and rank not in self._gone}
         )

@@ -27,6 +27,9 @@ class Launcher(ABC):
         tell: a function that shows a line to the person who waits for the start.
     """
 
+    starts_again = False
+    """Whether the launcher can start a host again that was lost."""
+
     job = ""
     """The number of Slurm's job that has the hosts; empty where there is none."""
 
@@ -72,6 +75,22 @@ class Launcher(ABC):
     @abstractmethod
     def when_lost(self) -> str:
         """Say what to do when a host is lost, in whole sentences without the last full stop."""
+
+    def is_over(self) -> bool:
+        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        return False
+
+    def start_again(self, join_file: Path) -> str:
+        """Start those hosts again whose programs have ended, as far as that is possible now; return what
+        keeps others from it, in words. Called on a thread of its own, again and again while a host is lost.
+
+        Args:
+            join_file: the file with which they dial in.
+
+        Raises:
+            ClusterError: it does not work now.
+        """
+        raise NotImplementedError
 
     def state(self) -> str:
         """Describe the job that has the hosts, and the time that it has left; empty where there is none."""

@@ -66,6 +66,7 @@ class SlurmLauncher(Launcher):
             gpus_per_node=None if config.gpus == "none" else config.gpus_per_node,
             options=options,
             setup=config.setup.splitlines(),
+            outlives_nodes=config.on_host_lost != "stop",
         )
         self._script()  # refuses options that are not the user's to give
         self._slurm = Slurm()
@@ -148,6 +149,17 @@ class SlurmLauncher(Launcher):
         """Show where the job runs, and until when."""
         self._state = self._slurm.state(self.job)
         self._say(self._state.in_words())
+
+    def is_over(self) -> bool:
+        """Whether the job has ended, or is about to."""
+        if time.monotonic() - self._checked_mono_s > _CHECK_PERIOD_S:
+            try:
+                self._state = self._quick_slurm.state(self.job)
+            except ClusterError:
+                return False  # it is asked again
+            self._checked_mono_s = time.monotonic()
+        state = self._state
+        return state is not None and (state.phase in ("ended", "unknown") or state.state == "COMPLETING")
 
     def when_lost(self) -> str:
         """Say what has become of the job, and that there can be another one."""

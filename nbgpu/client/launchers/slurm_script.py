@@ -42,6 +42,8 @@ class SlurmRequest:
     for an option with no value; False leaves it out."""
     setup: Sequence[str] = ()
     """Lines of shell before the hosts start, such as 'module load cuda'."""
+    outlives_nodes: bool = False
+    """Whether the job goes on when one of its nodes fails."""
 
 
 def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
@@ -60,6 +62,8 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
         # Many a site requeues where nothing is said, and new hosts would not be those of the cluster.
         "no-requeue": True,
     }
+    if request.outlives_nodes:
+        options["no-kill"] = True
     if request.gpus_per_node:
         options["gpus-per-node"] = request.gpus_per_node
     options |= _checked(request.options)
@@ -72,7 +76,8 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
         *_setup(request.setup),
         # The end of one host does not end the others: nbgpu decides what becomes of them.
         # srun does not take over the number of cores from the job by itself.
-        "exec srun --kill-on-bad-exit=0 --wait=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \\",
+        f"exec srun --kill-on-bad-exit=0 --wait=0{' --no-kill' if request.outlives_nodes else ''} "
+        "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} \\",
         f"  {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"

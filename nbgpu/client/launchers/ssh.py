@@ -199,6 +199,16 @@ class SshHosts:
         """
         return not self._shell(process.host, f"kill -0 {process.pid} 2>/dev/null").returncode
 
+    def runs_in(self, process: RemoteProcess) -> bool:
+        """Whether a program whose command line names its folder still runs. A host that was off since may
+        have given the program's number to another one.
+
+        Raises:
+            ClusterError: its host cannot be reached.
+        """
+        found = f"grep -qs {shlex.quote(process.folder)} /proc/{process.pid}/cmdline"
+        return not self._shell(process.host, found).returncode
+
     def log(self, process: RemoteProcess, num_lines: int = 20) -> str:
         """The last lines that a program has written.
 

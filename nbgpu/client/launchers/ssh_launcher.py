@@ -39,6 +39,8 @@ class SshLauncher(Launcher):
         tell: a function that shows a line to the person who waits for the start.
     """
 
+    starts_again = True
+
     def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
         super().__init__(config, tell)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
@@ -48,6 +50,7 @@ class SshLauncher(Launcher):
         self._connections: SshHosts | None = None
         self._started: list[RemoteProcess] = []
         self._checked_mono_s = 0.0
+        self._is_over = False
 
     @property
     def _hosts(self) -> SshHosts:
@@ -72,6 +75,7 @@ class SshLauncher(Launcher):
 
     def start(self, join_file: Path, interface: str) -> None:
         """Start the hosts, all at once."""
+        self._is_over = False
         with uninterrupted():
             self._started = self._hosts.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
         self._checked_mono_s = time.monotonic()
@@ -98,6 +102,24 @@ class SshLauncher(Launcher):
         """Close the connections: hosts that have joined need none, and end without the notebook."""
         self._close()
 
+    def start_again(self, join_file: Path) -> str:
+        """Start those hosts again whose programs have ended and that ssh reaches."""
+        obstacles = []
+        for index, process in enumerate(list(self._started)):
+            try:
+                with SshHosts([process.host], self._settings) as host:
+                    if host.runs_in(process):
+                        continue
+                    (started,) = host.start(_PROGRAM, join_file.read_text(), str(Path.cwd()))
+                    if self._is_over:
+                        host.end([started])
+                        return ""
+            except (ClusterError, OSError) as error:
+                obstacles.append(str(error))
+                continue
+            self._started[index] = started
+        return "; ".join(obstacles)
+
     def when_lost(self) -> str:
         """All hosts are started again."""
         return "%nbgpu restart starts it again, on all hosts"
@@ -113,6 +135,7 @@ class SshLauncher(Launcher):
     @uninterrupted()
     def end(self) -> None:
         """End what is left of the hosts' programs, remove their folders, and close the connections."""
+        self._is_over = True
         if self._started:
             self._hosts.end(self._started)
             self._started = []

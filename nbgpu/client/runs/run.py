@@ -86,7 +86,7 @@ class Run:
         self._info_written_ns = 0
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
-        self._watch = RunWatch(folder, config, host, results, self.statuses)
+        self._watch = RunWatch(folder, config, host, results, self.statuses, self._take_ranks)
         self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
@@ -187,6 +187,19 @@ class Run:
     def statuses(self) -> list[RankStatus]:
         """Return the last known status of every rank, in order."""
         return self.reader.statuses(self._info.devices)
+
+    def _take_ranks(self, config: TrainConfig) -> None:
+        """Follow the run on another number of ranks than before, with these settings."""
+        self.config = config
+        self.reader.keep_only(len(self._host.devices))
+        self._info = replace(
+            _info(self.folder, config, self._host),
+            total_steps=self.info.total_steps,
+            steps_per_epoch=self.info.steps_per_epoch,
+        )
+        # What the file says is of the ranks from before, until rank 0 writes it again.
+        path = self.folder / names.INFO
+        self._info_written_ns = path.stat().st_mtime_ns if path.exists() else 0
 
     def _newest_step(self) -> int:
         return max(status.step for status in self.statuses())

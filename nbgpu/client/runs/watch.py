@@ -14,18 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.results import sentence
+from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.faults.hangs import HangWatch
+from nbgpu.client.faults.lost_hosts import Waiting
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.planning import kept_batch
+from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch
 
 _log = logging.getLogger("nbgpu.run")
@@ -38,6 +44,9 @@ _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
 _LET_GO_PATIENCE_S = 5.0
+_HEARD_WITHIN_S = 2.0
+_SET_DOWN_PATIENCE_S = 60.0
+"""A checkpoint that is being written is written to its end."""
 
 
 class Host(Protocol):
@@ -66,6 +75,10 @@ class Host(Protocol):
 
     def leave_behind(self, results: Mapping[int, Reply]) -> None: ...
 
+    def lost_hosts(self) -> Sequence[OtherHost]: ...
+
+    def hosts_dialled_in(self) -> bool: ...
+
     def lookout(self) -> Lookout: ...
 
 
@@ -78,6 +91,8 @@ class RunWatch:
         host: the cluster.
         results: the pending replies to the call that trains, by rank.
         statuses: a function that returns the last known status of every rank.
+        take_ranks: a function that is called with the settings of a run that goes on with another number of
+            ranks.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -94,6 +109,7 @@ class RunWatch:
         host: Host,
         results: Mapping[int, Reply],
         statuses: Callable[[], list[RankStatus]],
+        take_ranks: Callable[[TrainConfig], None],
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
@@ -104,6 +120,7 @@ class RunWatch:
         self._host = host
         self._results = results
         self._statuses = statuses
+        self._take_ranks = take_ranks
         self._abandoned = False
         self._commands = CommandWatch(folder, host.folder)
         self._commands.newest()  # what was asked of an earlier kernel has had its effect
@@ -117,6 +134,12 @@ class RunWatch:
         """Whether the imports that a new rank needs have been done in the process that it comes from."""
         self._died_at_step = 0
         self._num_deaths = 0
+        self._commands_since_s = 0.0
+        """The time before which all commands have had their effect: the ranks began again after it."""
+        self._checkpoint_before: Path | None = None
+        """The newest checkpoint when a host came back; None while none has."""
+        self._takes_host_back = False
+        """Whether the ranks were interrupted to take a host back."""
 
     def _hear_stops(self) -> None:
         """Note where the person wants the run to end; a second request means that they do not want to wait
@@ -169,7 +192,11 @@ class RunWatch:
             if self._abandoned:
                 return
             self.failures, _ = watch.outcome()
-            if hang is not None and watch.only_freed:
+            takes_host_back, self._takes_host_back = self._takes_host_back, False
+            if takes_host_back and watch.only_freed and not watch.stuck():
+                if self._take_host_back():
+                    continue
+            elif hang is not None and watch.only_freed:
                 if self._can_end_in_order(watch, hang):
                     continue
             elif self._can_heal(watch) and self._heal(watch):
@@ -199,6 +226,9 @@ class RunWatch:
                 self.hang = hangs.text
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()
+                    watch.stop()
+                elif not watch.severed and self._can_take_host_back():
+                    self._takes_host_back = True
                     watch.stop()
                 self._prepare_replacements()
             if found is not None and (stuck := watch.stuck()):
@@ -250,14 +280,14 @@ class RunWatch:
             self._was_interrupted = True
             self._num_stops_asked = 1
             self._host.ranks.regroup()
-            self._results = self._host.ranks.call(
-                Call.TRAIN, str(self._folder), f"{hang}: all were interrupted for the Stop."
-            )
+            self._results = self._call_to_train(f"{hang}: all were interrupted for the Stop.")
         return self.lost is None
 
     def _can_heal(self, watch: RankWatch) -> bool:
         """Return whether ranks died, which can be replaced, and nothing else went wrong."""
-        if not watch.gone or len(watch.gone) + len(watch.stuck()) == len(self._results):
+        if not watch.gone:
+            return False
+        if len(watch.gone) + len(watch.stuck()) == len(self._results) and not self._waits_for_hosts():
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
             return False
@@ -269,6 +299,19 @@ class RunWatch:
         self._add_to_failures(f"that was {self._num_deaths} times at step {step}, and the run was given up")
         return False
 
+    def _waits_for_hosts(self) -> bool:
+        """Return whether a host is lost and waited for: with it the run goes on from its newest
+        checkpoint."""
+        return self._host.config.on_host_lost == "wait" and bool(self._host.lost_hosts())
+
+    def _waits_on(self) -> bool:
+        """Return whether to wait on for a host."""
+        self._hear_stops()
+        return not self._abandoned and not self._num_stops_asked
+
+    def _show_waiting(self, text: str) -> None:
+        self.hang = text
+
     def _heal(self, watch: RankWatch) -> bool:
         """Replace the ranks that died and let the run go on; return False if that fails."""
         why = "; ".join(failure.message for failure in self.failures)
@@ -277,21 +320,107 @@ class RunWatch:
         if stuck:
             self._host.ranks.end(stuck)
             why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
+        world_size = len(self._results)
         try:
-            message = self._host.recovery.replace_all_gone()
+            message = self._host.recovery.replace_all_gone(Waiting(self._waits_on, self._show_waiting))
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
+        if len(self._host.ranks) < world_size:
+            return self._go_on_with_fewer(world_size, why, message)
         self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {message}")
         self._host.news.append(self.heals[-1])
         self.failures = ()
         self._prepared = False
-        self._results = self._host.ranks.call(
-            Call.TRAIN,
-            str(self._folder),
-            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost.",
+        self._results = self._call_to_train(
+            f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost."
         )
         return True
+
+    def _go_on_with_fewer(self, num_before: int, why: str, message: str) -> bool:
+        """Let the run begin again from its newest checkpoint on the ranks that are left after the loss of a
+        host; return False if that fails or the run is to stop."""
+        self._commands_since_s = time.time()
+        self._hear_stops()
+        if self._num_stops_asked:
+            self._add_to_failures("the run was to stop, and its newest checkpoint is what is left")
+            return False
+        try:
+            self._set_down()
+            of_batch = self._share_out(num_before)
+        except (NbgpuError, OSError) as error:
+            self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
+            return False
+        words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
+        self._tell_heal(f"While {self._folder.name} was training, {sentence(why)} {words}")
+        self._begin_again(
+            f"{sentence(why)} {len(self._host.ranks)} of {num_before} ranks are left. {of_batch}"
+        )
+        return True
+
+    def _can_take_host_back(self) -> bool:
+        """Return whether a host has come back, and the run has written a checkpoint since."""
+        if not self._host.hosts_dialled_in() or self._num_stops_asked:
+            self._checkpoint_before = None
+            return False
+        newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
+        if self._checkpoint_before is None:
+            self._checkpoint_before = newest or self._folder
+        return newest is not None and newest != self._checkpoint_before
+
+    def _take_host_back(self) -> bool:
+        """Let the run begin again from the checkpoint that it has just written, with the ranks of a host that
+        has come back; return False if that fails."""
+        self._checkpoint_before = None
+        # The ranks may not have heard what was asked a moment before they were interrupted.
+        self._commands_since_s = time.time() - _HEARD_WITHIN_S
+        num_before = len(self._results)
+        try:
+            self._set_down()
+            try:
+                message = self._host.recovery.hosts.take_more()
+            except NbgpuError as error:
+                message = f"a host that came back could not be taken: {sentence(str(error))}"
+            if not self._host.ranks.group_is_whole:
+                self._host.ranks.regroup()
+            of_batch = self._share_out(num_before)
+        except (NbgpuError, OSError) as error:
+            self.lost = RunError(f"{self._folder.name} could not go on with a host that came back: {error}")
+            return False
+        self._tell_heal(f"While {self._folder.name} was training: {message} {of_batch}")
+        self._begin_again(f"{message.splitlines()[0] if message else ''} {of_batch}".strip())
+        return True
+
+    def _set_down(self) -> None:
+        collect(self._host.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
+
+    def _share_out(self, num_before: int) -> str:
+        """Share the samples of a step out among another number of ranks than before; return what becomes of
+        it, in words.
+
+        Raises:
+            ConfigError: the ranks cannot train with these settings.
+            OSError: the settings cannot be noted.
+        """
+        before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
+        changes, words = kept_batch.on_other_ranks(before, num_before, len(self._host.ranks))
+        config = settled(before.changed(**changes), self._host.devices)
+        if changes:
+            runs.note_change(self._folder, self._newest_step(), changes)
+        self._take_ranks(config)
+        return words
+
+    def _tell_heal(self, text: str) -> None:
+        self.heals.append(text)
+        self._host.news.append(text)
+
+    def _call_to_train(self, mended: str) -> Mapping[int, Reply]:
+        return self._host.ranks.call(Call.TRAIN, str(self._folder), mended, self._commands_since_s)
+
+    def _begin_again(self, mended: str) -> None:
+        self.failures = ()
+        self._prepared = False
+        self._results = self._call_to_train(mended)
 
     def _add_to_failures(self, text: str) -> None:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]

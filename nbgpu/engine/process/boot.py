@@ -247,7 +247,7 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
     if _taken is not None and _taken != new_seat:
-        why = resizing.what_to_do(_taken.world_size, new_seat.world_size)
+        why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
         resizing.follow(_taken, new_seat, _shell())
         _taken = new_seat
     taken = _take(new_seat)
@@ -352,7 +352,7 @@ def _take(seat: Seat) -> Seat:
         publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
-    out_of_memory.explain_failed_cells(shell, seat.rank, torch.device(seat.device))
+    out_of_memory.explain_failed_cells(shell, _own_rank, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
@@ -369,6 +369,11 @@ def _take(seat: Seat) -> Seat:
     # They are not the person's own, and `%who` and `%nbgpu vars` leave them out.
     shell.push(given, interactive=False)
     return seat
+
+
+def _own_rank() -> int:
+    assert _taken is not None, "only a rank has a number"
+    return _taken.rank
 
 
 def _timeline() -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,11 +12,14 @@ if TYPE_CHECKING:
     from nbgpu.engine.process.boot import Seat
 
 
-def what_to_do(num_before: int, num_now: int) -> str:
+def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
     """Say what a variable that belonged to the old group needs; the line that made it for the old number of
     ranks follows."""
     gone = ""
-    if num_now < num_before:
+    if num_now < num_before and on_several_hosts:
+        # A host that is lost need not have had the last ranks.
+        gone = ", without what the lost ranks held of it"
+    elif num_now < num_before:
         last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
         gone = f", without what rank {num_now}{last} held of it"
     return (
@@ -25,7 +29,8 @@ def what_to_do(num_before: int, num_now: int) -> str:
 
 
 def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
-    """Give this process what differs in its seat: the name `world_size`, its threads and its memory limit.
+    """Give this process what differs in its seat: the names `rank` and `world_size`, its threads and its
+    memory limit.
 
     What the person has set to another value stays.
 
@@ -35,10 +40,11 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     import torch
 
     from nbgpu.engine.group import torch_settings
+    from nbgpu.engine.ipykernel import input_requests
     from nbgpu.engine.memory import limit as memory_limit
     from nbgpu.engine.variables import replicas
 
-    assert (seat.rank, seat.described) == (before.rank, before.described), f"this is rank {before.rank}"
+    assert seat.described == before.described, f"rank {before.rank} has another device"
     if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
     if torch.get_num_threads() == before.threads:
@@ -46,7 +52,13 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     torch_settings.note_threads(seat.threads)
     if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
         os.environ["OMP_NUM_THREADS"] = str(seat.threads)
-    given = shell.user_ns.get("world_size")
-    if type(given) is int and given == before.world_size:
-        shell.push({"world_size": seat.world_size}, interactive=False)
+    for name, then, now in (
+        ("rank", before.rank, seat.rank),
+        ("world_size", before.world_size, seat.world_size),
+    ):
+        given = shell.user_ns.get(name)
+        if type(given) is int and given == then:
+            shell.push({name: now}, interactive=False)
+    if seat.rank != before.rank:
+        input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
     replicas.report_again()

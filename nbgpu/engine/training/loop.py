@@ -58,6 +58,8 @@ class RunContext:
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
     goes_on: bool = False
     """Whether the run goes on in a folder where earlier processes have followed the commands so far."""
+    commands_since_s: float = 0.0
+    """The time, in seconds since the epoch, before which all commands have had their effect."""
 
 
 class Loop(ABC):
@@ -77,6 +79,7 @@ class Loop(ABC):
         self.recorder = context.recorder
         self.log_writer = context.log_writer
         self._goes_on = context.goes_on
+        self._commands_since_s = context.commands_since_s
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
@@ -113,7 +116,8 @@ class Loop(ABC):
             RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the
                 step before.
         """
-        commands = CommandWatch(self.folder, cluster_folder(), self._goes_on) if self.rank == 0 else None
+        where = (self.folder, cluster_folder(), self._goes_on, self._commands_since_s)
+        commands = CommandWatch(*where) if self.rank == 0 else None
         self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
         if mended:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import anywidget
@@ -61,6 +61,10 @@ MIN_POINTS_OF_WHOLE = 500
 """The fewest points of each series that represent a whole run, however many ranks it has."""
 
 Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
+
+
+_LOST: Mapping[str, Any] = {"state": "lost", "step": 0, "memory_bytes": None, "warning": "its host is lost"}
+"""The status of a rank that a run has lost with its host."""
 
 
 class Follower:
@@ -158,6 +162,8 @@ class Panel(anywidget.AnyWidget):
         self._on_gone = on_gone
         self._ids = SeriesIds()
         self._page_was_ready = False
+        self._num_chips = 0
+        """The number of ranks that the page was told of."""
         self._ticks = 0
         self._send_all_at_tick = round(1 / TICK_S)
         self._last_state = ""
@@ -257,6 +263,7 @@ class Panel(anywidget.AnyWidget):
 
     def _send_snapshot(self) -> None:
         info = self._run.info
+        self._num_chips = len(info.devices)
         buffers = encode(self._follower.history.series, self._ids, self._points_of_whole())
         self.send(
             {
@@ -308,7 +315,9 @@ class Panel(anywidget.AnyWidget):
                     "warning": wording.warning(s),
                 }
                 for s in statuses
-            ],
+            ]
+            # The page goes on showing ranks that the run has lost with their host.
+            + [_LOST] * (self._num_chips - len(statuses)),
         }
 
     def _leave_picture(self) -> None:

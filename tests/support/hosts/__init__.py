@@ -14,6 +14,7 @@ from hosts.namespaces import Host, Hosts, leave_the_network, make_hosts
 from hosts.namespaces import why_not as why_no_hosts
 from hosts.secure_shell import SecureShell, secure_shell
 from hosts.secure_shell import why_not as why_no_ssh
+from hosts.site import Site
 from hosts.slurm import Slurm, slurm
 from hosts.slurm import why_not as why_no_slurm
 
@@ -22,6 +23,7 @@ __all__ = [
     "Host",
     "Hosts",
     "SecureShell",
+    "Site",
     "Slurm",
     "leave_the_network",
     "make_hosts",

@@ -73,12 +73,22 @@ _CGROUPS = "CgroupPlugin=cgroup/v1\nIgnoreSystemd=yes\n"
 class Slurm:
     """A Slurm that runs."""
 
-    login: Host
-    nodes: tuple[Host, ...]
+    hosts: Hosts
+    """The first is for logging in, the others are nodes."""
     folder: Path
     """Of its configuration, state and logs; all hosts see it."""
     environment: dict[str, str] = field(default_factory=dict)
     """What its programs need beside what every host has."""
+
+    @property
+    def login(self) -> Host:
+        """The host with the notebook."""
+        return next(iter(self.hosts.values()))
+
+    @property
+    def nodes(self) -> tuple[Host, ...]:
+        """The hosts that run jobs; one that was off is another since."""
+        return tuple(self.hosts.values())[1:]
 
     def run(self, command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
         """Run a program, such as sbatch, on the login host."""
@@ -159,7 +169,7 @@ def slurm(hosts: Hosts, folder: Path, *, gpus_per_node: int = 2, cores_per_node:
     # A job begins with a login shell. It reads no start-up files of this machine, which may take locks that
     # stay behind when a test ends the job in the middle of them.
     environment = {"SLURM_CONF": str(folder / "slurm.conf"), "HOME": str(home)}
-    made = Slurm(login, tuple(nodes), folder, environment)
+    made = Slurm(hosts, folder, environment)
     _start_munge(login, made)
     login.run(["slurmctld", "-c"])
     for node in nodes:

@@ -30,7 +30,7 @@ class Ranks:
     def gone(self) -> dict[int, str]:
         return dict(self.dead)
 
-    def replace(self, ranks: list[int]) -> list[str]:
+    def replace(self, ranks: list[int], on: Any = None) -> list[str]:
         self.replaced.append(ranks)
         if len(self.replaced) <= self.failing:
             if not self.dies_meanwhile:
@@ -72,6 +72,12 @@ class Cluster:
         self.news: list[str] = []
         self.ranks: Any = ranks
         self.num_stops_of_questions = 0
+
+    def lost_hosts(self) -> list[Any]:
+        return []
+
+    def take_returned_hosts(self) -> list[Any]:
+        return []
 
     def lookout(self) -> Any:
         raise AssertionError("nobody asks the ranks where they are")

@@ -1,0 +1,229 @@
+"""Decides how a cluster goes on when it has lost a host, by its setting `on_host_lost`.
+
+A host that is not heard for 10 s counts as lost. It has ended its own ranks 4 s before, so that none of them
+computes when the others form the next generation of the group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.text.ranks import count_of_ranks, named_ranks, rank_ranges
+
+_LOOK_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How to wait for a host.
+
+    Attributes:
+        goes_on: returns whether to wait on.
+        show: shows the person what is waited for; gets an empty text at the end.
+    """
+
+    goes_on: Callable[[], bool]
+    show: Callable[[str], None]
+
+
+class HostsGivenUpError(ClusterError):
+    """A host is lost, and the cluster does not go on without it now."""
+
+
+class HostsOfCluster(Protocol):
+    """The cluster, as far as it goes on without a host."""
+
+    config: ClusterConfig
+
+    @property
+    def ranks(self) -> Ranks: ...
+
+    def lost_hosts(self) -> Sequence[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        ...
+
+    def when_host_is_lost(self) -> str:
+        """What the person can do, in whole sentences without the last full stop."""
+        ...
+
+    def go_on_without(self, lost: Sequence[OtherHost]) -> None:
+        """Take the ranks of lost hosts out, and number the others without a gap."""
+        ...
+
+    def start_lost_hosts(self) -> None:
+        """Have lost hosts started again in the background, where that can be done."""
+        ...
+
+    def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
+        """Give the places of lost hosts to hosts that have dialled in; return each lost one with the one that
+        has its place now."""
+        ...
+
+    def hosts_cannot_return(self) -> bool:
+        """Whether no lost host can come back, and the others end too, as at the end of a job."""
+        ...
+
+    def obstacles_to_return(self) -> Sequence[str]:
+        """Sentences that say why hosts do not come back."""
+        ...
+
+    def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
+        """Start ranks on hosts that have come back, as the last ones of the group; return what `resize`
+        returns."""
+        ...
+
+
+class LostHosts:
+    """Goes on without lost hosts, or waits for them."""
+
+    def __init__(self, cluster: HostsOfCluster) -> None:
+        self._cluster = cluster
+        self.places: dict[int, str] = {}
+        """The hosts on which ranks get their new engines, where these are other hosts than before."""
+
+    def what_the_next_cell_does(self) -> str:
+        """Say what the next cell waits for; nothing where no host is lost or the cluster need not wait."""
+        lost = self._cluster.lost_hosts()
+        if not lost or self._cluster.config.on_host_lost != "wait":
+            return ""
+        self._cluster.start_lost_hosts()
+        patience_s = self._cluster.config.host_patience_s
+        return (
+            f"{_named(lost)} lost: the next cell waits for up to {patience_s:g} s until it is back (on_host_lost='wait'). "
+            f"{self._kept(lost)} %nbgpu pull still gets them meanwhile"
+        )
+
+    def go_on(self, waiting: Waiting | None = None) -> list[str]:
+        """Let the cluster go on if hosts are lost; return lines for the person.
+
+        Args:
+            waiting: how to wait for a host; None shows a notice under the cell until it is stopped.
+
+        Raises:
+            HostsGivenUpError: it does not go on.
+        """
+        lost = self._cluster.lost_hosts()
+        if not lost:
+            return []
+        policy = self._cluster.config.on_host_lost
+        self._cluster.start_lost_hosts()
+        if policy == "wait":
+            return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
+        ranks = self._ranks_on(lost)
+        if policy == "stop":
+            raise HostsGivenUpError(
+                f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
+                f"gets them. {self._cluster.when_host_is_lost()}"
+            )
+        if self._cluster.hosts_cannot_return():
+            raise HostsGivenUpError(f"{_named(lost)} lost. {self._cluster.when_host_is_lost()}")
+        if len(ranks) == len(self._cluster.ranks):
+            raise HostsGivenUpError(
+                f"{_named(lost)} lost, and no other host has ranks. {self._cluster.when_host_is_lost()}"
+            )
+        words = self._shrunk(lost, ranks)
+        self.places = {}
+        self._cluster.go_on_without(lost)
+        return [words]
+
+    def _ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
+        names = {host.name for host in hosts}
+        return [rank for rank, each in self._cluster.ranks.seating.processes.items() if each.host in names]
+
+    def _kept(self, lost: Sequence[OtherHost]) -> str:
+        gone = self._ranks_on(lost)
+        kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
+        if not kept:
+            return "No rank kept its variables."
+        return f"Rank {rank_ranges(kept)} kept all variables."
+
+    def _shrunk(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
+        staying = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
+        count = count_of_ranks(len(staying))
+        words = f"{_named(lost)} lost, and the cluster goes on with {count}. {self._kept(lost)}"
+        moved = {rank: new for new, rank in enumerate(staying) if rank != new}
+        if moved:
+            words += f" They have other numbers now: {', '.join(f'{r} is {n}' for r, n in moved.items())}."
+        return f"{words} When a host comes back, the cluster takes it before the next cell"
+
+    def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
+        begun_s = time.monotonic()
+        patience_s = self._cluster.config.host_patience_s
+        ranks_of = {host: self._ranks_on([host]) for host in lost}
+        lines = []
+        try:
+            while still := self._cluster.lost_hosts():
+                for before, now in self._cluster.take_returned_hosts():
+                    self.places |= dict.fromkeys(ranks_of[before], now.name)
+                    lines.append(f"{_came(before, now)}.")
+                take_interrupt()
+                obstacles = "; ".join(self._cluster.obstacles_to_return())
+                names = " and ".join(f"host {host.name}" for host in still)
+                if self._cluster.hosts_cannot_return():
+                    raise HostsGivenUpError(
+                        f"{names} cannot come back. {self._kept(still)} {self._cluster.when_host_is_lost()}"
+                    )
+                if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
+                    waited = (
+                        f"did not come back within {patience_s:g} s (host_patience_s)"
+                        if waiting.goes_on()
+                        else "is not waited for any more"
+                    )
+                    why = f"{obstacles}. " if obstacles else ""
+                    raise HostsGivenUpError(
+                        f"{names} {waited}. {why}{self._kept(still)} The next cell waits once more. "
+                        f"{self._cluster.when_host_is_lost()}"
+                    )
+                words = (
+                    f"waiting for {names}, which {'are' if len(still) > 1 else 'is'} lost; Stop ends the wait"
+                )
+                waiting.show(f"{words}. {obstacles}" if obstacles else words)
+                time.sleep(_LOOK_PERIOD_S)
+        finally:
+            waiting.show("")
+        return lines
+
+    def take_more(self) -> str:
+        """Have ranks on hosts that have come back after the cluster went on without them; return what
+        happened, in words, and nothing where none has come back.
+
+        Raises:
+            ClusterError: a rank did not come. The cluster is as before.
+        """
+        came = self._cluster.take_returned_hosts()
+        if not came:
+            return ""
+        before = len(self._cluster.ranks)
+        lines = self._cluster.grow_onto([host for _, host in came])
+        new = range(before, len(self._cluster.ranks))
+        words = "; ".join(_came(lost, host) for lost, host in came)
+        return "\n".join(
+            [
+                f"{words[0].upper()}{words[1:]}: {named_ranks(new)} {'are' if len(new) > 1 else 'is'} new and empty, and "
+                f"there are {count_of_ranks(len(self._cluster.ranks))}. Rank {rank_ranges(range(before))} kept all variables.",
+                *lines,
+            ]
+        )
+
+
+def _named(lost: Sequence[OtherHost]) -> str:
+    """'host n2 is', or 'hosts n2 and n3 are'."""
+    names = " and ".join(host.name for host in lost)
+    return f"hosts {names} are" if len(lost) > 1 else f"host {names} is"
+
+
+def _came(lost: OtherHost, host: OtherHost) -> str:
+    return (
+        f"host {host.name} is back"
+        if lost.name == host.name
+        else f"host {host.name} came for host {lost.name}"
+    )
