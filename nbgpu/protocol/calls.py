@@ -66,6 +66,11 @@ class Call(StrEnum):
     LOOK_ON_HOST = "nbgpu.engine.process.host_calls:look"
     CELL_LINE_ON_HOST = "nbgpu.engine.process.host_calls:cell_line"
     CONTENT_ON_HOST = "nbgpu.engine.process.host_calls:content_of"
+    KEEP_COPY = "nbgpu.engine.process.host_calls:keep_copy"
+    REMOVE_COPIES = "nbgpu.engine.process.host_calls:remove_copies"
+    PUT_IN_COPY = "nbgpu.engine.process.host_calls:put_in_copy"
+    SIZES_IN_COPY = "nbgpu.engine.process.host_calls:sizes_in_copy"
+    CHANGES_IN_COPY = "nbgpu.engine.process.host_calls:changes_in_copy"
     END_HOST_SOON = "nbgpu.engine.process.host:end_soon"
 
     @property

@@ -197,6 +197,13 @@ class Reader:
                 for s in self._sources
             ]
 
+    def look_at(self, rank: int) -> None:
+        """Has the file of a rank read soon, because something was written to it. Records of a rank on another
+        host come by its file alone."""
+        source = self._sources[rank]
+        source.heard_mono_s = time.monotonic()
+        source.read_mono_s = 0.0
+
     def close(self) -> None:
         """Reads the files to their end and stops following; what was read stays readable."""
         if self._thread is None:

@@ -16,12 +16,14 @@ from typing import Any
 
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
+from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import devices, watched
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState
+from nbgpu.protocol.served import Changes, Piece
 
 OBITUARY_PATIENCE_S = 0.15
 """An engine's last messages take another path than the news of its end."""
@@ -30,6 +32,8 @@ _here: ThisHost
 _folder: Path
 _address: tuple[str, str]
 _stacks: Stacks | None = None
+_served: dict[str, ServedFolder] = {}
+"""The copies of folders that this host does not see, by the path on the notebook's host."""
 forked: set[int] = set()
 """The numbers of the engines of ranks here, also of those that have ended."""
 
@@ -164,3 +168,34 @@ def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
 def cell_line(pid: int) -> int | None:
     """The line of the cell that a rank is at."""
     return _own_stacks().cell_line(pid)
+
+
+def keep_copy(folder: str) -> None:
+    """Have a copy of a folder that this host does not see."""
+    if folder not in _served:
+        _served[folder] = ServedFolder(folder, _folder)
+
+
+def remove_copies(keep: Sequence[str]) -> None:
+    """Remove the copies of all folders but these.
+
+    Args:
+        keep: the folders, as the notebook's host calls them.
+    """
+    for folder in [each for each in _served if each not in keep]:
+        _served.pop(folder).remove()
+
+
+def put_in_copy(folder: str, pieces: Sequence[Piece]) -> list[int]:
+    """Write pieces of files into a copy; return the bytes that the file of each has then."""
+    return [_served[folder].put(Piece(*piece)) for piece in pieces]
+
+
+def sizes_in_copy(folder: str, inside: str) -> dict[str, int]:
+    """The sizes of the files in a folder of a copy, by name."""
+    return _served[folder].sizes(inside)
+
+
+def changes_in_copy(folder: str, max_bytes: int, have: dict[str, int]) -> Changes:
+    """What the ranks have written into a copy since the last call; see `ServedFolder.changes`."""
+    return _served[folder].changes(max_bytes, have)
