@@ -66,6 +66,7 @@ class Call(StrEnum):
     LOOK_ON_HOST = "nbgpu.engine.process.host_calls:look"
     CELL_LINE_ON_HOST = "nbgpu.engine.process.host_calls:cell_line"
     CONTENT_ON_HOST = "nbgpu.engine.process.host_calls:content_of"
+    NEW_LINES_ON_HOST = "nbgpu.engine.process.host_calls:new_lines"
     KEEP_COPY = "nbgpu.engine.process.host_calls:keep_copy"
     REMOVE_COPIES = "nbgpu.engine.process.host_calls:remove_copies"
     PUT_IN_COPY = "nbgpu.engine.process.host_calls:put_in_copy"

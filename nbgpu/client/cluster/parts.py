@@ -11,6 +11,7 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
 from nbgpu.client.cluster.time_limit import TimeLimitWatch
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
@@ -204,6 +205,11 @@ class ClusterParts:
             known["run"] = self.run.folder
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
+
+    @property
+    def other_hosts(self) -> Sequence[OtherHost]:
+        """The hosts of the ranks where these are not on this one."""
+        return [] if self._processes is None else self._processes.others
 
     def serve(self, folder: Path, known: Path | None = None, in_parent: bool = False) -> Served:
         """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.

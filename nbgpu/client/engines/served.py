@@ -54,6 +54,8 @@ class _Source:
     host: OtherHost
     asked: Any = None
     asked_mono_s: float = 0.0
+    heard_s: float = 0.0
+    """When its last answer was asked for, in seconds since the epoch."""
     due_mono_s: float = 0.0
     num_bytes: int = _FIRST_BYTES
     have: dict[str, int] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Served:
         self._thread: threading.Thread | None = None
         self._on_file: Callable[[str], None] = lambda name: None
         self._on_checkpoints: Callable[[], None] = lambda: None
+        self._on_answer: Callable[[str], None] = lambda host: None
         self._relay_to: OtherHost | None = None
         self._relayed: list[_Relayed] = []
         self._put: Any = None
@@ -103,6 +106,11 @@ class Served:
     def is_needed(self) -> bool:
         """Whether there is a host that does not see the folder."""
         return bool(self._sources)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of those hosts."""
+        return [source.host.name for source in self._sources]
 
     @property
     def problems(self) -> list[str]:
@@ -186,6 +194,7 @@ class Served:
         self,
         on_file: Callable[[str], None] = lambda name: None,
         on_checkpoints: Callable[[], None] = lambda: None,
+        on_answer: Callable[[str], None] = lambda host: None,
     ) -> Self:
         """Bring here what the ranks write, in a thread, until `finish`.
 
@@ -193,12 +202,14 @@ class Served:
             on_file: is called on the thread with the name of each file of which something has come.
             on_checkpoints: is called on the thread when there are new checkpoints here, and a host has no
                 others.
+            on_answer: is called on the thread with the name of a host that has answered.
         """
-        self._on_file, self._on_checkpoints = on_file, on_checkpoints
+        self._on_file, self._on_checkpoints, self._on_answer = on_file, on_checkpoints, on_answer
         self._closing.clear()
         self._gives_up.clear()
         for source in self._sources:
             source.is_done = source.is_last = False
+            source.heard_s = time.time()
         if self._sources:
             self._thread = threading.Thread(target=self._follow, name="nbgpu-served", daemon=True)
             self._thread.start()
@@ -235,11 +246,10 @@ class Served:
             self._gives_up.set()
             thread.join()
         for source in self._sources:
-            if not source.is_done and not source.problem:
+            if not source.is_done:
                 self._tell(
                     source,
-                    f"{in_words(source.num_bytes_left)} of {self.folder.name} are still on host {source.host.name}, and "
-                    "were given up",
+                    f"{self.folder} is not complete: {self._left_on(source)} host {source.host.name} did not come here",
                 )
 
     def finish_or_stop(self) -> None:
@@ -257,17 +267,22 @@ class Served:
 
     def in_words(self) -> str:
         """What is still on its way here once the ranks have ended, as a sentence; empty before that."""
-        if not self._closing.is_set():
+        if not self._closing.is_set() or self._gives_up.is_set():
             return ""
         late = [source for source in self._sources if not source.is_done]
         if not late:
             return ""
         each = " and ".join(
-            f"{in_words(source.num_bytes_left)} from host {source.host.name}"
+            f"{self._left_on(source)} host {source.host.name}"
             + (f" ({source.problem})" if source.problem else "")
             for source in late
         )
-        return f"the ranks have ended, and files of {self.folder.name} are on their way: {each}. Stop gives them up"
+        return f"the ranks have ended, and files of {self.folder.name} are on their way here: {each}. Stop gives them up"
+
+    @staticmethod
+    def _left_on(source: _Source) -> str:
+        left_bytes = source.num_bytes_left
+        return f"{in_words(left_bytes)} from" if left_bytes else "the last of"
 
     def _follow(self) -> None:
         while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
@@ -307,9 +322,12 @@ class Served:
             source.is_done, source.asked = True, None
             self._tell(
                 source,
-                f"{error}: what its ranks wrote since {time.strftime('%H:%M:%S')} is not in {self.folder}",
+                f"{error}: what its ranks wrote after {time.strftime('%H:%M:%S', time.localtime(source.heard_s))} is not "
+                f"in {self.folder}",
             )
             return
+        source.heard_s = time.time() - (time.monotonic() - source.asked_mono_s)
+        self._on_answer(source.host.name)
         self._take(source, changes)
 
     def _take(self, source: _Source, changes: Changes) -> None:

@@ -90,7 +90,7 @@ class Run:
         self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._watch = RunWatch(folder, config, host, results, self.statuses)
         self._served = served or Served(folder, [])
-        serving.follow(self._served, folder, config, self.reader)
+        self._live = serving.follow(self._served, folder, config, self.reader, host)
         self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
@@ -483,6 +483,7 @@ class Run:
     def _follow_to_the_end(self) -> None:
         state = self._watch.follow()
         serving.finish(self._served, self.folder, lambda: self._watch.abandoned)
+        self._live.close()
         self.reader.close()
         surely = state == "failed" or (
             self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)

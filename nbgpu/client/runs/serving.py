@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from nbgpu.client.engines.live_records import LiveRecords
 from nbgpu.client.engines.served import Served
 from nbgpu.client.runs.watch import Host
 from nbgpu.config import TrainConfig
@@ -88,8 +89,10 @@ def _relay(served: Served, folder: Path, host: Host) -> None:
     served.relay(host_of[0], [(path, path.name) for path in (folder / COMMANDS, *others)])
 
 
-def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader) -> None:
-    """Bring here what the ranks write from now on, and keep as many checkpoints as they do."""
+def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader, host: Host) -> LiveRecords:
+    """Bring here what the ranks write from now on, and keep as many checkpoints as they do. Return what hears
+    the ranks of hosts that see the folder."""
+    ranks_of = _ranks_of(host)
 
     def note(name: str) -> None:
         if records := _RECORDS.fullmatch(name):
@@ -101,7 +104,23 @@ def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader) ->
         except (OSError, ValueError) as error:
             _log.warning("an old checkpoint of %s could not be removed: %s", folder.name, error)
 
-    served.follow(note, remove_old)
+    def heard_of(name: str) -> None:
+        for rank in ranks_of.get(name, []):
+            reader.hear(rank)
+
+    served.follow(note, remove_old, heard_of)
+    seeing = [each for each in host.other_hosts if each.name not in served.hosts]
+    return LiveRecords(
+        folder, {each: ranks_of[each.name] for each in seeing if each.name in ranks_of}, reader
+    )
+
+
+def _ranks_of(host: Host) -> dict[str, list[int]]:
+    """The ranks on each host, by its name."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, process in host.ranks.seating.processes.items():
+        ranks_of.setdefault(process.host, []).append(rank)
+    return ranks_of
 
 
 def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> None:

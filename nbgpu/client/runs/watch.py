@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import sentence
@@ -65,6 +66,9 @@ class Host(Protocol):
     def leave_behind(self, results: Mapping[int, Reply]) -> None: ...
 
     def lookout(self) -> Lookout: ...
+
+    @property
+    def other_hosts(self) -> Sequence[OtherHost]: ...
 
     def serve(self, folder: Path, known: Path | None = None) -> Served: ...
 

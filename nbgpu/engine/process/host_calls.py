@@ -93,6 +93,22 @@ def content_of(file: str) -> str | None:
         return None
 
 
+def new_lines(files: dict[str, int], max_bytes: int) -> dict[str, bytes]:
+    """The whole lines of files from these offsets on, by file, without those that have none.
+
+    Args:
+        files: the offset in bytes of each file.
+        max_bytes: the most to return of each.
+    """
+    found = {}
+    for file, offset_bytes in files.items():
+        with suppress(OSError), Path(file).open("rb") as opened:
+            content = os.pread(opened.fileno(), max_bytes, offset_bytes)
+            if whole := content[: content.rfind(b"\n") + 1]:
+                found[file] = whole
+    return found
+
+
 def fork(numbers: Sequence[int]) -> dict[int, int]:
     """Fork engines with these numbers; return their pids by number."""
     pids: dict[int, int] = {}
