@@ -8,22 +8,18 @@ come: a slow one delays itself alone.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Self
 
+from nbgpu.client.engines.arriving_files import ArrivingFiles
 from nbgpu.client.engines.other_host import HostLostError, OtherHost
 from nbgpu.errors import ClusterError
-from nbgpu.machine.files import write_whole
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.served import Changes, Piece
@@ -42,9 +38,8 @@ _SHORT_S, _LONG_S = 0.1, 0.3
 """A piece that took less time is followed by a larger one, and a piece that took more by a smaller one."""
 _NO_PROGRESS_S = 60.0
 _PUT_PATIENCE_S = 60.0
-_ARRIVING = ".arriving"
-_CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}/[^/]+")
 _PUT_BYTES = 2**20
+_WORTH_SAYING_BYTES = 2**26
 
 
 @dataclass
@@ -89,6 +84,7 @@ class Served:
     def __init__(self, folder: Path, blind: Sequence[OtherHost]) -> None:
         self.folder = folder
         self._sources = [_Source(host) for host in blind]
+        self._files = ArrivingFiles(folder)
         self._closing = threading.Event()
         self._gives_up = threading.Event()
         self._thread: threading.Thread | None = None
@@ -174,6 +170,8 @@ class Served:
         sizes = {name: (folder / name).stat().st_size for name in names}
         there = self._on_all(Call.SIZES_IN_COPY, str(self.folder), inside, to=to)
         if any(each != sizes for each in there):
+            if (size_bytes := sum(sizes.values())) > _WORTH_SAYING_BYTES:
+                _log.warning("%s (%s) is brought to hosts that do not see it", folder, in_words(size_bytes))
             for name in names:
                 self.give(f"{inside}/{name}", to)
 
@@ -245,6 +243,8 @@ class Served:
         finally:
             self._gives_up.set()
             thread.join()
+        if any(not source.is_done for source in self._sources):
+            self._files.give_up()
         for source in self._sources:
             if not source.is_done:
                 self._tell(
@@ -285,6 +285,13 @@ class Served:
         return f"{in_words(left_bytes)} from" if left_bytes else "the last of"
 
     def _follow(self) -> None:
+        try:
+            self._bring()
+        except Exception as error:  # noqa: BLE001 - whoever waits for the files must hear of it
+            _log.exception("the files of %s are not brought here any more", self.folder)
+            self._told.append(f"the files of {self.folder} are not brought here any more: {error!r}")
+
+    def _bring(self) -> None:
         while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
             for source in self._sources:
                 if not source.is_done:
@@ -359,20 +366,23 @@ class Served:
         """Write what has come. What cannot be written is asked for once more; then False is returned."""
         failure: OSError | None = None
         for name in gone:
-            self._drop(name)
+            self._files.drop(name)
         for piece in pieces:
             try:
                 if failure is None:
-                    self._write(source, piece)
+                    if not self._files.write(piece):
+                        source.have[piece.path] = 0
+                        continue
                     source.has_new_checkpoint |= piece.path == BEST
+                    self._on_file(piece.path)
                     continue
             except OSError as error:
                 failure = error
-            source.have[piece.path] = self._num_bytes_here(piece)
+            source.have[piece.path] = self._files.num_bytes(piece)
         for name in whole:
             try:
                 if failure is None:
-                    self._complete(name)
+                    self._files.complete(name)
                     source.has_new_checkpoint = True
                     continue
             except OSError as error:
@@ -417,89 +427,6 @@ class Served:
                 )
                 _log.warning("%s", self._told[-1])
             self._relay_to = None
-
-    # ---- the files here ----
-
-    def _place(self, name: str) -> Path:
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts:
-            raise OSError(errno.EPERM, "it is no file of this folder", name)
-        if _CHECKPOINT.fullmatch(name):
-            # Until all of it has come.
-            parts = (parts[0], _ARRIVING, *parts[1:])
-        folder = self.folder
-        for part in parts[:-1]:
-            folder /= part
-            if folder.is_symlink():
-                raise OSError(errno.EPERM, "it is a link, and nothing is written through it", str(folder))
-        return folder / parts[-1]
-
-    def _num_bytes_here(self, piece: Piece) -> int:
-        path = self._place(piece.path)
-        for each in (_arriving(path), path):
-            if piece.offset_bytes and each.exists():
-                return min(piece.offset_bytes, each.stat().st_size)
-        return 0
-
-    def _write(self, source: _Source, piece: Piece) -> None:
-        path = self._place(piece.path)
-        arriving = _arriving(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if piece.offset_bytes == 0 and piece.is_last:
-            write_whole(path, piece.content)
-            arriving.unlink(missing_ok=True)
-        else:
-            target = arriving if piece.offset_bytes == 0 or arriving.exists() else path
-            size_bytes = target.stat().st_size if piece.offset_bytes and target.exists() else 0
-            if size_bytes != piece.offset_bytes:
-                source.have[piece.path] = 0  # somebody has changed it
-                return
-            _append(target, piece)
-            if piece.is_last and target is arriving:
-                arriving.rename(path)
-        self._on_file(piece.path)
-
-    def _drop(self, name: str) -> None:
-        path = self._place(name)
-        shutil.rmtree(path.parent / _ARRIVING / path.name, ignore_errors=True)
-        if not _CHECKPOINT.fullmatch(name):
-            path.unlink(missing_ok=True)
-
-    def _complete(self, name: str) -> None:
-        """Give a checkpoint its name, once all of it is on the disk."""
-        final = self._place(name)
-        arrived = final.parent / _ARRIVING / final.name
-        for path in (*arrived.iterdir(), arrived):
-            _sync(path)
-        if final.exists():
-            shutil.rmtree(final.rename(final.with_name(f"{final.name}.unfinished")))
-        arrived.rename(final)
-        with suppress(OSError):  # another one may be on its way
-            arrived.parent.rmdir()
-        _sync(final.parent)
-
-
-def _arriving(path: Path) -> Path:
-    return path.with_name(f".{path.name}{_ARRIVING}")
-
-
-def _append(path: Path, piece: Piece) -> None:
-    """Write all of a piece, or nothing of it."""
-    with path.open("ab" if piece.offset_bytes else "wb", buffering=0) as file:
-        try:
-            if file.write(piece.content) < len(piece.content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            file.truncate(piece.offset_bytes)
-            raise
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _pieces_of(path: Path, name: str) -> Iterator[Piece]:

@@ -18,6 +18,7 @@ from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import ProgressLine
 from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
@@ -42,7 +43,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
+from nbgpu.run_folder import checkpoint_files, metrics_files, names
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import state_of_slowest
@@ -112,7 +113,7 @@ class Run:
         folder = runs.create(config, host.config, chosen)
         served = serving.begin(folder, host)
         results = host.ranks.call(Call.TRAIN, str(folder))
-        return cls(folder, config, _info(folder, config, host), host, results, planned, served)
+        return cls(folder, config, first_info(folder, config, host), host, results, planned, served)
 
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
@@ -122,7 +123,7 @@ class Run:
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
-        run = cls(folder, config, _info(folder, config, host), host, results)
+        run = cls(folder, config, first_info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
@@ -504,22 +505,3 @@ class Run:
                 _log.warning(
                     "there is no report of %s, because it cannot be written: %s", self.folder.name, error
                 )
-
-
-def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
-    """Return what is known of a run before the ranks have looked at the data."""
-    return RunInfo(
-        run_id=folder.name,
-        recipe=config.title,
-        devices=host.devices,
-        backend=host.backend,
-        rung=host.transport.name,
-        simulated=host.chosen_transport.simulated,
-        total_steps=config.total_steps(steps_per_epoch=0),
-        steps_per_epoch=0,
-        batch_size=config.batch_size,
-        global_batch_size=config.samples_per_step(len(host.devices)),
-        started_s=(folder / names.SETTINGS).stat().st_mtime,
-        resumed_from=resume.Beginning.read(folder).checkpoint,
-        name=config.run_name,
-    )

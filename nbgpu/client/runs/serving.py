@@ -73,8 +73,10 @@ def give_checkpoint(host: Serving, checkpoint: Path) -> None:
     Raises:
         ClusterError: a host is lost, or cannot write.
     """
-    folder = checkpoint.parents[1]
-    served = host.serve(folder, known=checkpoint / checkpoint_files.MANIFEST).open()
+    folder, manifest = checkpoint.parents[1], checkpoint / checkpoint_files.MANIFEST
+    if not manifest.is_file():
+        return  # the ranks say what is wrong with it
+    served = host.serve(folder, known=manifest).open()
     for path in sorted(folder.iterdir()):
         if path.is_file() and not _OF_A_RANK.match(path.name) and path.stat().st_size <= _MOST_BYTES:
             served.give(path.name)
