@@ -16,7 +16,8 @@ from nbgpu.protocol.served import COPIES, MARK, RECEIVED, Changes, Piece, copy_o
 _CHECKPOINTS = "checkpoints"
 _CHECKPOINT = re.compile(r"checkpoints/step-\d{8,}")
 _BEST = "best.json"
-_OUTCOME = re.compile(r"rank\d+\.outcome\.json")
+_TAKEN_BACK = re.compile(r"rank\d+\.outcome\.json|metrics\.csv|epochs\.jsonl")
+"""Files that ranks remove when they begin again. The notebook's host needs none, or makes them again."""
 _OF_THIS_HOST = re.compile(r"rank\d+\.endpoint\.json|.*\.unfinished|.*\.tmp")
 """Names of sockets of this host, and of what is not complete."""
 _OF_LINES = ".jsonl"
@@ -161,7 +162,7 @@ class ServedFolder:
         gone += [
             name
             for name in self._sent
-            if _OUTCOME.fullmatch(name) and name not in names and not (self.copy / name).exists()
+            if _TAKEN_BACK.fullmatch(name) and name not in names and not (self.copy / name).exists()
         ]
         for name in gone:
             self._sent.pop(name, None)

@@ -145,12 +145,14 @@ def test_what_was_put_there_is_not_sent_back(served: ServedFolder) -> None:
     assert not served.changes(MUCH, {}).pieces
 
 
-def test_an_outcome_that_is_taken_back_is_told_of(served: ServedFolder) -> None:
-    outcome = served.copy / "rank1.outcome.json"
-    outcome.write_text("{}")
+@pytest.mark.parametrize("name", ["rank1.outcome.json", "metrics.csv"])
+def test_a_file_that_is_taken_back_is_told_of(served: ServedFolder, name: str) -> None:
+    (served.copy / name).write_text("{}")
+    (served.copy / "rank1.jsonl").write_text("1\n")
     served.changes(MUCH, {})
-    outcome.unlink()
-    assert served.changes(MUCH, {}).gone == ["rank1.outcome.json"]
+    (served.copy / name).unlink()
+    (served.copy / "rank1.jsonl").unlink()
+    assert served.changes(MUCH, {}).gone == [name]
     assert served.changes(MUCH, {}).gone == []
 
 
