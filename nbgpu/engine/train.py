@@ -52,6 +52,7 @@ from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
 from nbgpu.machine import allocator, devices, interpreter, transports
 from nbgpu.planning.suitability import settled
+from nbgpu.protocol import served
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import job as jobs
@@ -108,6 +109,7 @@ def run_in_engine(folder: str, mended: str = "", commands_since_s: float = 0.0) 
             had its effect, because all ranks began again from a checkpoint (`set_down`).
     """
     kept_failure.forget()
+    folder = str(served.here(folder))
     with randomness.kept():
         rank = group.membership().rank
         return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, commands_since_s))
@@ -189,6 +191,7 @@ def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None
         failed: whether the run failed.
         causes: the ranks on which it failed; the others were only cut off.
     """
+    folder = str(served.here(folder))
     interrupted = _interrupted.pop(folder, None)
     if interrupted is not None:
         trainer, raised = interrupted.loop, interrupted.raised

@@ -201,9 +201,7 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
     """
     split = split_settings(recipe, with_preset(recipe, settings))
     config = SweepConfig.checked(**split.sweep)
-    if (launcher := split.cluster.get("launcher", "local")) != "local":
-        raise ConfigError(f"launcher={launcher!r} does not go with a sweep, whose ranks are on this host")
-    cluster = ClusterConfig.checked(**{"ranks": 1, **split.cluster})
+    cluster = _cluster(split.cluster)
     fields = _fields(recipe)
     shared: dict[str, Any] = {}
     varied: dict[str, Sequence[Any] | Range] = {}
@@ -223,6 +221,19 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
         raise ConfigError("\n".join(problems))
     trials = _drawn(config, varied) if config.random else _grid(varied)
     return SweepPlan(recipe, config, cluster, shared, varied, trials)
+
+
+def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
+    """The settings of the clusters, with one rank on each host where nothing else is given."""
+    launcher = given.get("launcher", "local")
+    if launcher == "hosts":
+        raise ConfigError(
+            "launcher='hosts' does not go with a sweep: each trial has a cluster of its own, for which hosts would have "
+            "to dial in again. Take launcher='ssh' or 'slurm'"
+        )
+    if given.get("save_before_time_limit"):
+        raise ConfigError("save_before_time_limit does not go with a sweep: its trials keep no variables")
+    return ClusterConfig.checked(**{"ranks" if launcher == "local" else "gpus_per_node": 1, **given})
 
 
 def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:

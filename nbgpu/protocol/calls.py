@@ -68,6 +68,12 @@ class Call(StrEnum):
     CELL_LINE_ON_HOST = "nbgpu.engine.process.host_calls:cell_line"
     QUESTIONS_ON_HOST = "nbgpu.engine.process.host_calls:questions"
     CONTENT_ON_HOST = "nbgpu.engine.process.host_calls:content_of"
+    NEW_LINES_ON_HOST = "nbgpu.engine.process.host_calls:new_lines"
+    KEEP_COPY = "nbgpu.engine.process.host_calls:keep_copy"
+    REMOVE_COPIES = "nbgpu.engine.process.host_calls:remove_copies"
+    PUT_IN_COPY = "nbgpu.engine.process.host_calls:put_in_copy"
+    SIZES_IN_COPY = "nbgpu.engine.process.host_calls:sizes_in_copy"
+    CHANGES_IN_COPY = "nbgpu.engine.process.host_calls:changes_in_copy"
     END_HOST_SOON = "nbgpu.engine.process.host:end_soon"
 
     @property

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.prediction import Concluding, Predicting, file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES
+from nbgpu.protocol import served
 from nbgpu.recipes.trained import model_of, require_trust
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Row, RowWriter
@@ -42,7 +44,7 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
         RunError: the checkpoint is damaged.
     """
     member = group.membership()
-    job = Job(**job_fields)
+    job = _job(job_fields)
     config, recipe = _loaded(job)
     samples, problems = _samples(recipe, job)
     if problems and not job.skip_bad:
@@ -75,7 +77,7 @@ def conclude(job_fields: dict[str, Any], rows_fields: Sequence[Mapping[str, Any]
         job_fields: the fields of the `Job`.
         rows_fields: the fields of all its rows.
     """
-    job = Job(**job_fields)
+    job = _job(job_fields)
     _, recipe = _loaded(job)
     rows = [row for row in (Row(**fields) for fields in rows_fields) if not row.failed]
     own = [row for row in rows if not row.is_reference]
@@ -99,6 +101,13 @@ def check(job_fields: Mapping[str, Any]) -> None:
         raise DataError("\n".join(problems))
     if isinstance(recipe, Concluding):
         recipe.reference_samples()
+
+
+def _job(fields: Mapping[str, Any]) -> Job:
+    """The job, with its folders as this rank's host has them."""
+    job = Job(**fields)
+    run_folder, checkpoint, out = map(str, map(served.here, (job.run_folder, job.checkpoint, job.out)))
+    return replace(job, run_folder=run_folder, checkpoint=checkpoint, out=out)
 
 
 def _loaded(job: Job) -> tuple[TrainConfig, Predicting]:

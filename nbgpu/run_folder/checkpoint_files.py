@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -209,10 +210,32 @@ def best(run_folder: Path) -> Best | None:
         raise ValueError(f"{path} is not what nbgpu writes") from None
 
 
+def best_if_any(run_folder: Path) -> Best | None:
+    """As `best`, and None also where `best.json` is not what nbgpu writes."""
+    try:
+        return best(run_folder)
+    except ValueError:
+        return None
+
+
 def point_to_best(run_folder: Path, checkpoint: Path, score: Score) -> None:
     """Write `best.json`, whole or not at all. Its path is relative, because runs may be moved together."""
     fields = {"checkpoint": os.path.relpath(checkpoint, run_folder), **asdict(score)}
     write_whole(run_folder / BEST, json.dumps(fields, indent=2) + "\n", outlasts_power_cut=True)
+
+
+def remove_old(folder: Path, keep: int) -> None:
+    """Remove checkpoints older than the newest `keep` whose files have the right sizes, except the best."""
+    best_one = best(folder)
+    num_whole = 0
+    for checkpoint in checkpoints(folder):
+        if num_whole == keep and best_one is not None and checkpoint == best_one.checkpoint:
+            continue
+        if num_whole == keep:
+            # Renamed first, so that a half-removed checkpoint is never taken for a damaged one.
+            shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
+        elif not damage(checkpoint, contents=False):
+            num_whole += 1
 
 
 def state(checkpoint: Path) -> dict[str, Any]:

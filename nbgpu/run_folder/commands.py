@@ -16,7 +16,7 @@ from nbgpu.run_folder import lines
 
 _log = logging.getLogger("nbgpu.telemetry")
 
-_COMMANDS = "commands.jsonl"
+COMMANDS = "commands.jsonl"
 
 
 def send_command(folder: Path, command: Command, cluster_folder: Path | None = None, why: str = "") -> None:
@@ -45,7 +45,7 @@ def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path 
 def _send(folder: Path, asked: dict[str, Any], cluster_folder: Path | None) -> None:
     line = json.dumps({"time_s": time.time(), **asked}).encode() + b"\n"
     try:
-        _append_whole(folder / _COMMANDS, line)
+        _append_whole(folder / COMMANDS, line)
     except OSError:
         if cluster_folder is None:
             raise
@@ -66,7 +66,7 @@ def _append_whole(path: Path, line: bytes) -> None:
 
 def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
     """Where the commands to a run are whose own folder cannot be written."""
-    return cluster_folder / f"{folder.name}.{_COMMANDS}"
+    return cluster_folder / f"{folder.name}.{COMMANDS}"
 
 
 class CommandWatch:
@@ -87,7 +87,7 @@ class CommandWatch:
         since_s: float = 0.0,
     ) -> None:
         self._since_s = since_s
-        paths = [folder / _COMMANDS]
+        paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
         self._offsets_bytes = dict.fromkeys(paths, 0)

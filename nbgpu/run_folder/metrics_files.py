@@ -279,6 +279,18 @@ def complete(folder: Path, last_step: int, surely: bool = False) -> None:
         MetricsWriter(folder).finish()
 
 
+def lacks_rows(folder: Path, world_size: int) -> bool:
+    """Whether `metrics.csv` lacks rows, because rank 0 wrote the last step before it had the records of all
+    ranks."""
+    last_step = _last_step(folder / METRICS)
+    if not last_step:
+        return True
+    with (folder / METRICS).open("rb") as file:
+        file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINES_BYTES))
+        last_lines = file.read().splitlines()[-world_size:]
+    return any(line.split(b",")[0] != str(last_step).encode() for line in last_lines)
+
+
 def _last_step(path: Path) -> int:
     if not path.exists():
         return 0

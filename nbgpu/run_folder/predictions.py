@@ -114,7 +114,9 @@ class RowWriter:
     """
 
     def __init__(self, job: Job, rank: int, num_samples: int) -> None:
-        self._file = (Path(job.out) / _ROWS / f"{job.attempt}-rank{rank}.jsonl").open("x")
+        folder = Path(job.out) / _ROWS
+        folder.mkdir(exist_ok=True)  # a copy of the output folder begins empty
+        self._file = (folder / f"{job.attempt}-rank{rank}.jsonl").open("x")
         self._write({"num_samples": num_samples})
 
     def add(self, row: Row) -> None:

@@ -118,6 +118,8 @@ class Reader:
         self._progress = [(0, 0)] * world_size
         self._steps = [0] * world_size
         self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
+        self._heard: deque[tuple[_RankSource, bytes]] = deque()
+        """What came from other hosts, for the thread."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         for source in self._sources:
@@ -206,6 +208,22 @@ class Reader:
                 for s in self._sources[: len(devices)]
             ]
 
+    def offset_bytes(self, rank: int) -> int:
+        """How much of a rank's file was taken."""
+        return self._sources[rank].offset_bytes
+
+    def hear(self, rank: int, batch: bytes = b"") -> None:
+        """Takes note that a rank on another host was heard of, which has no socket here, and of lines of its
+        file if there are new ones."""
+        source = self._sources[rank]
+        source.heard_mono_s = time.monotonic()
+        if batch:
+            self._heard.append((source, batch))
+
+    def look_at(self, rank: int) -> None:
+        """Has the file of a rank read soon, because something was written to it."""
+        self._sources[rank].read_mono_s = 0.0
+
     def close(self) -> None:
         """Reads the files to their end and stops following; what was read stays readable."""
         if self._thread is None:
@@ -231,6 +249,10 @@ class Reader:
                 for socket, _ in poller.poll(_POLL_PERIOD_MS):
                     source = next(s for s in self._sources if s.socket is socket)
                     self._receive(source)
+                while self._heard:
+                    heard, batch = self._heard.popleft()
+                    if not self._take(heard, batch, is_file=False):
+                        self._read_file(heard)
                 for source in self._sources:
                     # A subscriber that comes late misses messages without knowing: look at the file as well.
                     if time.monotonic() - source.read_mono_s > 1.0:

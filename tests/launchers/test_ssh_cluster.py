@@ -106,10 +106,115 @@ def test_a_rank_that_is_killed_on_another_host_is_replaced_there(
     )
 
 
-def test_a_run_in_a_folder_of_the_notebooks_host_is_refused(started: FarPython) -> None:
-    said = refusal(started, "c.train('autoencoder', data='phantoms', steps=4, runs_dir='/tmp/runs')")
-    assert re.search("/tmp/runs is not on a file system that all hosts share: host n1 and", said), said
-    assert started.run(SUM) == RIGHT
+SETTINGS = (
+    "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, checkpoint_every=2, keep_checkpoints=2, val_every=2, "
+    "best_metric='loss', best_mode='max'"
+)
+READ = """
+import csv, hashlib, json
+from pathlib import Path
+
+def numbers(run):
+    with (run.folder / 'metrics.csv').open() as file:
+        return [[row[name] for name in ('step', 'epoch', 'rank', 'loss', 'grad_norm', 'lr', 'val_loss')]
+                for row in csv.DictReader(file)]
+
+def hashes(run):
+    return {str(path.relative_to(run.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((run.folder / 'checkpoints').glob('*/*.safetensors'))}
+
+def names(run):
+    found = {str(path.relative_to(run.folder)) for path in run.folder.rglob('*') if path.is_file()}
+    return sorted(name for name in found if 'endpoint' not in name)
+"""
+
+
+def test_a_run_in_a_folder_of_the_notebooks_host_is_that_of_a_shared_folder(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    shared = test_ssh.configuration.parent / "runs"
+    started.run(READ)
+    for name, place in (("own", "/tmp/runs"), ("shared", str(shared))):
+        where = f"runs_dir={place!r}"
+        started.run(f"{name} = [c.train('autoencoder', {SETTINGS}, steps=8, {where}).wait({PATIENCE_S})]")
+        # It goes on from the checkpoint there, and ends with the best one, which is the first run's.
+        more = f"steps=10, resume='auto', restore_best=True, {where}"
+        started.run(f"{name}.append(c.train('autoencoder', {SETTINGS}, {more}).wait({PATIENCE_S}))")
+    for nth in (0, 1):
+        for what in (
+            "hashes({})",
+            "names({})",
+            "(Path({}.folder) / 'best.json').read_text().rpartition('/')[2]",
+        ):
+            own, of_shared = (
+                started.run(f"print({what.format(f'{each}[{nth}]')})") for each in ("own", "shared")
+            )
+            assert own == of_shared
+    assert started.value("numbers(own[0]) == numbers(shared[0])")
+    assert started.value("len(numbers(own[0]))") == 32
+    assert started.value("own[1].result() == shared[1].result()")
+    assert started.value(
+        "own[1].notes() == [note.replace(shared[0].folder.name, own[0].folder.name)"
+        " for note in shared[1].notes()]"
+    )
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_run_on_other_hosts_hears_commands_and_is_heard(
+    started: FarPython, test_ssh: hosts.SecureShell, is_shared: bool
+) -> None:
+    where = str(test_ssh.configuration.parent / "runs") if is_shared else "/tmp/runs"
+    settings = SETTINGS.replace("val_every=2", "val_every=0").partition(", best_metric")[0]
+    started.run(f"run = c.train('autoencoder', {settings}, steps=100_000, runs_dir={where!r})")
+    started.run("import time\nwhile run.status != 'training': time.sleep(0.05)")
+    started.run("run.pause()\nwhile run.status != 'paused': time.sleep(0.05)")
+    # No socket of these hosts is heard here.
+    started.run("begun_s = time.monotonic()\nwhile time.monotonic() - begun_s < 4: time.sleep(0.05)")
+    assert started.value("max(status.silent_s for status in run.statuses())") < 4
+    started.run(f"run.stop(); run.wait({PATIENCE_S})")
+    assert started.run("print(run.status, run.hang, run.checkpoint().parent.parent == run.folder)") == (
+        "stopped  True\n"
+    )
+
+
+def test_a_full_disk_of_the_notebooks_host_delays_its_files_and_stop_gives_them_up(
+    started: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    laptop = test_ssh.hosts["laptop"]
+    small = "mkdir /tmp/small && mount -t tmpfs -o size=300k small /tmp/small"
+    laptop.run(["sh", "-c", small])
+    settings = SETTINGS.replace("val_every=2", "val_every=0").partition(", best_metric")[0]
+    for remedy in ("make room", "stop"):
+        started.run(f"run = c.train('autoencoder', {settings}, steps=2, runs_dir='/tmp/small')")
+        started.run("while not run.hang: time.sleep(0.05)")
+        said = started.run("print(run.hang)")
+        assert re.search(r"on their way here: .* host n1 \(/tmp/small/.* No space left on device\.", said), (
+            said
+        )
+        assert not started.value("run.over")
+        if remedy == "stop":
+            started.run(f"run.stop(); run.wait({PATIENCE_S})")
+            assert "is not complete" in started.run("print(run.notes())")
+        else:
+            laptop.run(["mount", "-o", "remount,size=4m", "/tmp/small"])
+            started.run(f"run.wait({PATIENCE_S}); print(run.checkpoint())")
+            laptop.run(["sh", "-c", "rm -r /tmp/small/*; mount -o remount,size=300k /tmp/small"])
+
+
+def test_variables_and_predictions_come_to_the_notebooks_host(started: FarPython) -> None:
+    started.run("c.execute('a = rank; t = torch.full((1000,), 1.5)'); c.save('/tmp/saved')")
+    started.run("c.execute('a = 9; del t'); c.load('/tmp/saved')")
+    assert started.run("print(c.pull('a', ranks='all'))") == "{0: 0, 1: 1, 2: 2, 3: 3}\n"
+    started.run(
+        "predicted = [c.predict(each[0], 'phantoms', out=f'{each[0].folder}-predicted', max_samples=5) "
+        "for each in (own, shared)]"
+    )
+    tables = "[(each.folder / 'predictions.csv').read_text() for each in predicted]"
+    assert started.value(f"len(set({tables}))") == 1
+    assert (
+        started.value("len({frozenset(path.name for path in each.folder.iterdir()) for each in predicted})")
+        == 1
+    )
 
 
 def test_only_the_interface_that_the_hosts_see_listens(
@@ -165,6 +270,19 @@ def test_a_host_that_was_off_is_started_again_by_itself(
 def test_stop_leaves_nothing_on_any_host(started: FarPython, test_ssh: hosts.SecureShell) -> None:
     assert all(left_on(host) for host in test_ssh.hosts.values())
     started.run("c.stop()")
+    require_nothing_left(test_ssh)
+
+
+def test_a_sweep_trains_a_trial_on_each_host(notebook: FarPython, test_ssh: hosts.SecureShell) -> None:
+    options = {"ssh": f"-F {test_ssh.configuration}"}
+    settings = (
+        "data='phantoms', patch_size=16, num_phantoms=4, batch_size=1, steps=2, val_every=1, seed=[1, 2]"
+    )
+    where = f"launcher='ssh', hosts=['n1', 'n2'], launcher_options={options!r}, gpus='none', runs_dir='/tmp/swept'"
+    notebook.run(f"s = nbgpu.sweep('autoencoder', {settings}, {where})\ns.wait({PATIENCE_S}, progress=False)")
+    assert notebook.value("list(s.table()['state'])") == ["finished"] * 2, notebook.run("print(s.table())")
+    assert notebook.value("s.num_parallel") == 2
+    assert notebook.value("[bool(t.best) for t in s.trials]") == [True] * 2
     require_nothing_left(test_ssh)
 
 

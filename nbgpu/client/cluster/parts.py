@@ -16,6 +16,7 @@ from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.returning import ReturningHosts
+from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
@@ -225,10 +226,28 @@ class ClusterParts:
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
 
-    def require_shared(self, folder: str | Path) -> None:
-        """Raise ConfigError where ranks are on other hosts that do not see a folder of this one's."""
-        if self._processes is not None:
-            self._processes.require_shared(Path(folder).absolute())
+    @property
+    def other_hosts(self) -> Sequence[OtherHost]:
+        """The hosts of the ranks where these are not on this one."""
+        return [] if self._processes is None else self._processes.others
+
+    def serve(self, folder: Path, known: Path | None = None, in_parent: bool = False) -> Served:
+        """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.
+
+        Args:
+            folder: the folder, which is made if it is missing.
+            known: a text file by which a host that sees the folder is known. Without it one is written into
+                the folder.
+            in_parent: whether to look at the folder above it, because this one is not made yet.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+            ClusterError: a host is lost.
+        """
+        folder = folder.absolute()
+        if self._processes is None:
+            return Served(folder, [])
+        return Served(folder, self._processes.blind_to(folder.parent if in_parent else folder, known))
 
     def tell_news(self) -> None:
         """Print the news."""

@@ -32,7 +32,6 @@ class RunCalls(ClusterParts, RecipeCalls):
         self.tell_news()
         chosen = self._choices.of(self, config)
         config = settled(config.changed(**chosen.values), self.devices)
-        self.require_shared(config.runs_dir)
         planned = self._planned if self._planned and self._planned.config == config else None
         self.run = Run.start(config, self, planned, chosen)
         self._note()
@@ -126,7 +125,6 @@ class RunCalls(ClusterParts, RecipeCalls):
         """As `predict`, with a job that is already checked; `show` gets the progress."""
         self._make_ready()
         self.note_use()
-        self.require_shared(job.out)
         try:
             return predicting.predict(self, job, show)
         finally:

@@ -78,15 +78,14 @@ class VariableCalls(CellCalls):
             names: the variables; all of them if none is named.
 
         Raises:
-            ConfigError: the ranks are on several hosts, which do not share the place of the folder.
+            ConfigError: the place of the folder cannot be written to.
             DataError: the folder has other files, or cannot be written.
             RankError: a rank has no variable of a name, or cannot write its files. The folder has what it had
                 before, as after any other error.
             RunError: a training run has the ranks now, or another process saves into the folder.
         """
         self._make_ready()
-        self.require_shared(Path(folder).absolute().parent)
-        return saving.save(self.ranks, Path(folder), names)
+        return saving.save(self.ranks, self.serve(Path(folder), in_parent=True), names)
 
     def save_before_the_end(self, folder: str | Path, why: str) -> str:
         """Save the variables because the ranks will end soon for a reason outside the notebook, and say in
@@ -127,6 +126,6 @@ class VariableCalls(CellCalls):
             RunError: a training run has the ranks now.
         """
         self._make_ready()
-        loaded = saving.load(self.ranks, Path(folder), names, trust)
+        loaded = saving.load(self.ranks, Path(folder), self.serve, names, trust)
         self.history.note_loaded(loaded.folder)
         return loaded

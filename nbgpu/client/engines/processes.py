@@ -315,31 +315,33 @@ class Processes:
     def _is_heard(self, host: str) -> bool:
         return all(other.is_there for other in self.others if other.name == host)
 
-    def require_shared(self, folder: Path) -> None:
-        """Raise ConfigError unless all hosts see a folder, which is made if it is missing."""
+    def blind_to(self, folder: Path, known: Path | None = None) -> list[OtherHost]:
+        """The hosts that do not see a folder; `known` as for `ClusterParts.serve`.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+            ClusterError: a host is lost.
+        """
         if not self.others:
-            return
-        content = secrets.token_hex(8)
-        file = folder / f".{content}"
+            return []
+        content = known.read_text() if known is not None else secrets.token_hex(8)
+        file = folder / f".{content}" if known is None else known
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(content)
+            if known is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                file.write_text(content)
         except OSError as error:
             raise ConfigError(
                 f"{folder} cannot be written to: {error.strerror}. Name another folder"
             ) from None
         try:
             asked = {host: host.tell(Call.CONTENT_ON_HOST, str(file)) for host in self.others}
-            blind = [f"host {host.name}" for host, each in asked.items() if host.answer(each) != content]
+            return [host for host, each in asked.items() if host.answer(each) != content]
         except OSError as error:
             raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None
         finally:
-            file.unlink(missing_ok=True)
-        if blind:
-            raise ConfigError(
-                f"{folder} is not on a file system that all hosts share: {' and '.join(blind)} do not see what the "
-                "notebook's host writes there. Name a folder that they share"
-            )
+            if known is None:
+                file.unlink(missing_ok=True)
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines that the engines or the controller wrote, as sentences for an error message."""

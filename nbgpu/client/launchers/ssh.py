@@ -26,6 +26,8 @@ from nbgpu.machine.signals import uninterrupted
 
 _CONNECT_TIMEOUT_S = 10
 _PATIENCE_S = 60.0
+_TIDYING_LOOKS = 60
+"""Every tenth of a second, for the end of a program that was told to end."""
 _OPTIONS = (
     # There is nobody whom ssh could ask for a password.
     "BatchMode=yes",
@@ -222,11 +224,11 @@ class SshHosts:
         that is out of reach is passed over: what runs there has to see that for itself."""
 
         def end(process: RemoteProcess) -> None:
-            # First SIGTERM, which lets it tidy up; `kill` of a group is that of a session's first process.
+            # First SIGTERM, which lets it tidy up; `kill` of a group is that of a session's first process. A
+            # busy host takes its time to remove the cluster's folder there, which would stay otherwise.
             pid, folder = process.pid, shlex.quote(process.folder)
-            patience = (
-                f"for i in 1 2 3 4 5 6 7 8 9 10; do kill -0 -{pid} 2>/dev/null || break; sleep 0.1; done"
-            )
+            looks = " ".join(map(str, range(_TIDYING_LOOKS)))
+            patience = f"for i in {looks}; do kill -0 -{pid} 2>/dev/null || break; sleep 0.1; done"
             words = f"kill -TERM -{pid}; {patience}; kill -KILL -{pid}; rm -rf {folder}"
             self._shell(process.host, f"{{ {words}; }} 2>/dev/null; true")
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.watch import RankWatch
+from nbgpu.client.runs.serving import give_checkpoint
 from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import paths_to_read
@@ -48,6 +50,8 @@ class Predicting(Protocol):
 
     @property
     def ranks(self) -> Ranks: ...
+
+    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
 
     Raises:
         ConfigError: the output folder cannot be used.
+        ClusterError: a host is lost, or files of a folder that it does not see cannot be brought there.
         RankError: a rank failed or died; what is done stays, and the same job goes on with the rest.
     """
     job = predictions.begin(job)
@@ -180,16 +185,24 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     if show is None and presenter is not None:
         show = presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
     shown = _Shown(ProgressReader(job), show)
+    served = cluster.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
+    give_checkpoint(cluster, Path(job.checkpoint))
+    served.follow()
     results = cluster.ranks.call(Call.PREDICT, asdict(job), done)
     try:
         cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, show=shown.update)
     except RankError as error:
         raise RankError(error.failures, len(cluster.ranks), _goes_on(job)) from None
     finally:
+        served.finish_or_stop()
         shown.last()
     rows = predictions.rows(job)
+    served.follow()
     concluded = cluster.ranks.call(Call.CONCLUDE_PREDICTIONS, asdict(job), list(map(asdict, rows)), ranks=[0])
-    cluster.recovery.bring_back(RankWatch(cluster.ranks, concluded), concluded)
+    try:
+        cluster.recovery.bring_back(RankWatch(cluster.ranks, concluded), concluded)
+    finally:
+        served.finish_or_stop()
     found = concluded[0].result()
     own = [
         replace(row, values={**row.values, **found["columns"].get(row.name, {})})

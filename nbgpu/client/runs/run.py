@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
+from nbgpu.client.engines.served import Served
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import ProgressLine
-from nbgpu.client.runs import explaining
+from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
@@ -41,7 +43,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
+from nbgpu.run_folder import checkpoint_files, metrics_files, names
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import state_of_slowest
@@ -77,6 +79,7 @@ class Run:
         host: Host,
         results: Mapping[int, Reply],
         planned: Plan | None = None,
+        served: Served | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
@@ -87,6 +90,8 @@ class Run:
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._watch = RunWatch(folder, config, host, results, self.statuses, self._take_ranks)
+        self._served = served or Served(folder, [])
+        self._live = serving.follow(self._served, folder, config, self.reader, host)
         self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
@@ -106,8 +111,9 @@ class Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
         run, and `chosen` what was chosen of the settings."""
         folder = runs.create(config, host.config, chosen)
+        served = serving.begin(folder, host)
         results = host.ranks.call(Call.TRAIN, str(folder))
-        return cls(folder, config, _info(folder, config, host), host, results, planned)
+        return cls(folder, config, first_info(folder, config, host), host, results, planned, served)
 
     @classmethod
     def rejoin(cls, folder: Path, host: Host) -> Run:
@@ -117,7 +123,7 @@ class Run:
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
         results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
-        run = cls(folder, config, _info(folder, config, host), host, results)
+        run = cls(folder, config, first_info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
@@ -158,8 +164,9 @@ class Run:
     @property
     def hang(self) -> str:
         """Which ranks wait where and which do not, while a rank waits longer than the cluster's
-        `notice_after_s`; otherwise empty."""
-        return self._watch.hang
+        `notice_after_s`, and what is still on its way here from other hosts once the ranks have ended;
+        otherwise empty."""
+        return self._watch.hang or self._served.in_words()
 
     @property
     def outlives_kernel(self) -> bool:
@@ -193,7 +200,7 @@ class Run:
         self.config = config
         self.reader.keep_only(len(self._host.devices))
         self._info = replace(
-            _info(self.folder, config, self._host),
+            first_info(self.folder, config, self._host),
             total_steps=self.info.total_steps,
             steps_per_epoch=self.info.steps_per_epoch,
         )
@@ -284,11 +291,12 @@ class Run:
         """Return what the ranks want a person to know, oldest first.
 
         For example a checkpoint that could not be written, or a rank that was replaced. After these come the
-        lines of the ranks' files that could not be read, if there are any.
+        lines of the ranks' files that could not be read, and what could not be brought here from other hosts,
+        if there are any.
         """
         texts = (event.text for event in self.reader.events() if event.kind in ("note", "heal"))
         # Each rank reports a replacement.
-        return list(dict.fromkeys([*texts, *self.reader.damage()]))
+        return list(dict.fromkeys([*texts, *self.reader.damage(), *self._served.problems]))
 
     def unreported_heals(self) -> list[str]:
         """Return the messages about ranks replaced since the last call: which died, how, and what was
@@ -476,10 +484,12 @@ class Run:
         self._refuse_if_over(command)
         self._send(lambda beside: send_command(self.folder, command, beside, why))
 
-    def _send(self, send: Callable[[Path], None]) -> None:
+    def _send(self, send: Callable[[Path | None], None]) -> None:
         """Send a line to rank 0; raise RunError if it can be written to no folder."""
+        # Ranks on other hosts do not see the cluster's folder of this one.
+        beside = self._host.folder if self._host.config.launcher == "local" else None
         try:
-            send(self._host.folder)
+            send(beside)
         except OSError as error:
             raise RunError(
                 f"the ranks cannot be reached, because neither {self.folder} nor the cluster's folder can be written: "
@@ -492,9 +502,14 @@ class Run:
 
     def _follow_to_the_end(self) -> None:
         state = self._watch.follow()
+        serving.finish(self._served, self.folder, lambda: self._watch.abandoned)
+        self._live.close()
         self.reader.close()
+        surely = state == "failed" or (
+            self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)
+        )
         try:
-            metrics_files.complete(self.folder, self._newest_step(), surely=state == "failed")
+            metrics_files.complete(self.folder, self._newest_step(), surely)
         except (OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
         self._ending.come(state, self._report)
@@ -509,22 +524,3 @@ class Run:
                 _log.warning(
                     "there is no report of %s, because it cannot be written: %s", self.folder.name, error
                 )
-
-
-def _info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
-    """Return what is known of a run before the ranks have looked at the data."""
-    return RunInfo(
-        run_id=folder.name,
-        recipe=config.title,
-        devices=host.devices,
-        backend=host.backend,
-        rung=host.transport.name,
-        simulated=host.chosen_transport.simulated,
-        total_steps=config.total_steps(steps_per_epoch=0),
-        steps_per_epoch=0,
-        batch_size=config.batch_size,
-        global_batch_size=config.samples_per_step(len(host.devices)),
-        started_s=(folder / names.SETTINGS).stat().st_mtime,
-        resumed_from=resume.Beginning.read(folder).checkpoint,
-        name=config.run_name,
-    )

@@ -18,6 +18,7 @@ from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
+from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.lost_hosts import Waiting
 from nbgpu.client.faults.recovery import Recovery
@@ -81,6 +82,11 @@ class Host(Protocol):
 
     def lookout(self) -> Lookout: ...
 
+    @property
+    def other_hosts(self) -> Sequence[OtherHost]: ...
+
+    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
+
 
 class RunWatch:
     """Watches over the ranks of a run.
@@ -100,6 +106,7 @@ class RunWatch:
         heals: a message about each replacement of ranks: which died, and how, and what was lost.
         hang: which ranks wait where and which do not, while a rank waits longer than the cluster's
             `notice_after_s`; otherwise empty.
+        abandoned: whether the run is not followed any more, because its cluster is stopped.
     """
 
     def __init__(
@@ -115,13 +122,13 @@ class RunWatch:
         self.lost: NbgpuError | None = None
         self.heals: list[str] = []
         self.hang = ""
+        self.abandoned = False
         self._folder = folder
         self._config = config
         self._host = host
         self._results = results
         self._statuses = statuses
         self._take_ranks = take_ranks
-        self._abandoned = False
         self._commands = CommandWatch(folder, host.folder)
         self._commands.newest()  # what was asked of an earlier kernel has had its effect
         self._num_stops_asked = 0
@@ -157,7 +164,7 @@ class RunWatch:
 
     def abandon(self) -> None:
         """Stop following the run, because its cluster is stopped."""
-        self._abandoned = True
+        self.abandoned = True
 
     def follow(self) -> RunState:
         """Wait for the run's end and return how it ended."""
@@ -189,7 +196,7 @@ class RunWatch:
         while True:
             watch = RankWatch(self._host.ranks, self._results)
             hang = self._wait_for_all(watch)
-            if self._abandoned:
+            if self.abandoned:
                 return
             self.failures, _ = watch.outcome()
             takes_host_back, self._takes_host_back = self._takes_host_back, False
@@ -218,7 +225,7 @@ class RunWatch:
             is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
         )
         with closing(hangs):
-            while watch.pending() and not self._abandoned and not self._gives_up_on_some(watch):
+            while watch.pending() and not self.abandoned and not self._gives_up_on_some(watch):
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
@@ -307,7 +314,7 @@ class RunWatch:
     def _waits_on(self) -> bool:
         """Return whether to wait on for a host."""
         self._hear_stops()
-        return not self._abandoned and not self._num_stops_asked
+        return not self.abandoned and not self._num_stops_asked
 
     def _show_waiting(self, text: str) -> None:
         self.hang = text

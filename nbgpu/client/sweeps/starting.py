@@ -11,6 +11,7 @@ from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
+from nbgpu.client.sweeps import host_places
 from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.config import ClusterConfig, signatures
 from nbgpu.errors import ConfigError
@@ -33,8 +34,9 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
         settings: settings of the recipe. A list gives a trial for each value. From a range (a text,
             'LOW..HIGH' or 'LOW..HIGH:log') numbers are drawn with `random`. Everything else is the same for
             all trials. Besides them `preset`, the name of values for the settings that are not given,
-            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`
-            is 1 where it is left out. Without a recipe, `resume` is the folder of a sweep.
+            `random`, `random_seed`, `parallel`, `sort_by`, `goal`, and the cluster's settings; `ranks`,
+            and `gpus_per_node` on other hosts, is 1 where it is left out. Without a recipe, `resume` is the
+            folder of a sweep.
 
     Raises:
         ConfigError: something is not valid; every combination that cannot run is named, and nothing was
@@ -49,7 +51,7 @@ def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
     """Start a new sweep, as `sweep` does."""
     plan = trials.plan(recipe, settings)
     clusters = _clusters(plan)
-    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
+    plan = trials.checked(plan, _devices(clusters))
     # If all trials begin with one checkpoint, it must fit them.
     resume.find(plan.settings(0), contents=False)
     _require_free(clusters)
@@ -65,19 +67,25 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
     folder = Path(resume).absolute()
     plan = trials.SweepPlan.read(folder, **settings)
     clusters = _clusters(plan)
-    plan = trials.checked(plan, [cluster.devices for cluster in clusters])
+    plan = trials.checked(plan, _devices(clusters))
     _require_free(clusters)
     return Sweep(folder, plan, clusters)
 
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     """Make a cluster for each trial that can train at the same time, without starting it."""
+    if plan.cluster.launcher != "local":
+        return [Cluster.with_config(each) for each in host_places.places(plan.cluster, plan.config.parallel)]
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1
     settings = plan.cluster.model_dump()
     settings["ranks"] = num_ranks
     settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
     return [Cluster(**{**settings, "gpus": gpus}) for gpus in shares]
+
+
+def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
+    return [cluster.devices or host_places.assumed_devices(cluster.config) for cluster in clusters]
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:

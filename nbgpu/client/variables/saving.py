@@ -6,13 +6,14 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbgpu import saved_folder
 from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.served import Served
 from nbgpu.client.variables.transfer import answers
 from nbgpu.errors import DataError
 from nbgpu.machine import folder_lock
@@ -23,6 +24,8 @@ from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 
 _MAX_NAMED = 12
+
+Serve = Callable[[Path, Path], Served]
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,13 @@ class Loaded:
     __repr__ = __str__
 
 
-def save(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> Saved:
+def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     """Write variables of all ranks into a folder, side by side, whole or not at all.
 
     Args:
         ranks: all ranks.
-        folder: a new folder, or one with variables that were saved earlier, which are replaced.
+        served: a new folder, or one with variables that were saved earlier, which are replaced, for the hosts
+            that do not see it.
         names: the variables; all of them if none is named.
 
     Raises:
@@ -118,7 +122,7 @@ def save(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> Saved:
         RunError: another process saves into the folder.
         CellInterrupted: the user pressed Stop. The folder has what it had before, as after any error.
     """
-    folder = folder.absolute()
+    folder = served.folder
     saved_folder.require_saved_or_new(folder)
     is_new = not folder.exists()
     data = saved_folder.new_data()
@@ -128,9 +132,14 @@ def save(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> Saved:
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}") from None
     try:
-        by_rank: dict[int, RankSaved] = answers(
-            ranks, lambda: ranks.call(Call.SAVE_VARIABLES, str(folder), data, list(names))
-        )
+        served.begin().follow()
+        try:
+            by_rank: dict[int, RankSaved] = answers(
+                ranks, lambda: ranks.call(Call.SAVE_VARIABLES, str(folder), data, list(names))
+            )
+        finally:
+            served.finish_or_stop()
+        _require_here(served, data, by_rank)
         manifest = Manifest(data, time.time(), [by_rank[rank] for rank in range(len(ranks))])
         saved_folder.publish(folder, manifest)
     except BaseException as error:
@@ -142,22 +151,36 @@ def save(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> Saved:
         raise
     finally:
         os.close(lock)
+        served.forget()
     return Saved(folder, manifest)
 
 
-def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = False) -> Loaded:
+def _require_here(served: Served, data: str, by_rank: Mapping[int, RankSaved]) -> None:
+    """Raise DataError if a file of a rank has not come here whole."""
+    if not served.is_needed:
+        return
+    for rank, saved in by_rank.items():
+        if what := saved_folder.damage(saved_folder.rank_folder(served.folder, data, rank), saved):
+            raise DataError(
+                ". ".join([f"{what}: the files of rank {rank} did not come here", *served.problems])
+            )
+
+
+def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), trust: bool = False) -> Loaded:
     """Give the ranks variables that were saved: to each its own or, where their number is another one, those
     that were equal on all of them.
 
     Args:
         ranks: all ranks.
         folder: the folder of the saved variables.
+        serve: `ClusterParts.serve`.
         names: the variables; all of them if none is named.
         trust: whether pickles may be opened and definitions of cells be run, which can do anything.
 
     Raises:
         DataError: the folder has no saved variables, or none of a name, or is damaged.
         RankError: a rank cannot read its files. No variable was changed.
+        ClusterError: a host that does not see the folder could not be brought its files.
         CellInterrupted: the user pressed Stop. No variable was changed.
     """
     folder = folder.absolute()
@@ -176,6 +199,8 @@ def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = Fa
             f"{name}: {_ranks(manifest.world_size)} saved values that differ, and there {_are(len(ranks))} now"
             for name in own
         ]
+    served = serve(folder, folder / saved_folder.MANIFEST)
+    _give(served, ranks, manifest)
     try:
         staged = answers(ranks, lambda: _stage(ranks, folder, manifest, wanted, trust))
         ready, untrusted, failed = _agreed(staged)
@@ -187,7 +212,23 @@ def load(ranks: Ranks, folder: Path, names: Sequence[str] = (), trust: bool = Fa
         # A rank that is gone has nothing staged, and one that is busy drops it with the next load.
         ranks.call(Call.DROP_STAGED, ranks=[rank for rank in range(len(ranks)) if rank not in ranks.gone()])
         raise
+    finally:
+        served.forget()
     return Loaded(folder, len(ranks), ready, [*left_out, *failed], untrusted, with_random_state)
+
+
+def _give(served: Served, ranks: Ranks, manifest: Manifest) -> None:
+    """Bring the files of the ranks to the hosts that do not see the folder."""
+    if not served.is_needed:
+        return
+    served.begin()
+    host_of = {rank: process.host for rank, process in ranks.seating.processes.items()}
+    same_size = manifest.world_size == len(ranks)
+    for rank in range(manifest.world_size):
+        # A value that is spread over the ranks is put together of all parts for another number of them.
+        to = [host_of[rank]] if same_size else None
+        inside = saved_folder.rank_folder(Path(), manifest.data, rank)
+        served.give_folder(str(inside), to=to)
 
 
 def where_they_are(folder: Path) -> str:

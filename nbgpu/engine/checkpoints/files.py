@@ -277,7 +277,7 @@ class Writer:
         best = f", the best so far: {score.metric} {score.value:.4g}" if score is not None else ""
         self._tell("checkpoint", path.name + best, step)
         try:
-            _remove_old(self._folder, self._keep)
+            checkpoint_files.remove_old(self._folder, self._keep)
         except (OSError, ValueError) as error:
             self._tell("note", f"an old checkpoint could not be removed: {error}", step)
 
@@ -359,17 +359,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove_old(folder: Path, keep: int) -> None:
-    """Remove checkpoints older than the newest `keep` whose files have the right sizes, except the best."""
-    best = checkpoint_files.best(folder)
-    num_whole = 0
-    for checkpoint in checkpoint_files.checkpoints(folder):
-        if num_whole == keep and best is not None and checkpoint == best.checkpoint:
-            continue
-        if num_whole == keep:
-            # Renamed first, so that a half-removed checkpoint is never taken for a damaged one.
-            shutil.rmtree(checkpoint.rename(checkpoint.with_name(checkpoint.name + UNFINISHED)))
-        elif not checkpoint_files.damage(checkpoint, contents=False):
-            num_whole += 1

@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from nbgpu.engine.checkpoints import files as checkpoint
+from nbgpu.engine.checkpoints import sharing
 from nbgpu.engine.group import activity, exchange
 from nbgpu.engine.group.consensus import together
 from nbgpu.errors import RunError
+from nbgpu.protocol import served
 from nbgpu.run_folder import checkpoint_files, resume
 from nbgpu.run_folder.checkpoint_files import Score
 
@@ -70,7 +72,7 @@ class Saves:
         only.
         """
         found, notes = exchange.broadcast(together(self._find), source=0)
-        return (Path(found) if found else None), tuple(notes)
+        return (sharing.everywhere(Path(found)) if found else None), tuple(notes)
 
     def best(self, step: int, score: Score | None) -> tuple[Path | None, str]:
         """Return (the checkpoint with the best validation, None if it is this step's; why it is unusable).
@@ -78,7 +80,7 @@ class Saves:
         A collective.
         """
         found, why = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
-        return (Path(found) if found else None), why
+        return (sharing.everywhere(Path(found)) if found else None), why
 
     def point_to_earlier_best(self, path: Path, best: Score | None) -> str | None:
         """Take over the best checkpoint of the run that this one resumes; return a note if it is gone."""
@@ -98,7 +100,7 @@ class Saves:
         beginning = resume.Beginning.read(self._folder)
         # The run's own checkpoint is newer if the run restarts because no rank has the whole state any more.
         if (own := checkpoint_files.newest_whole(self._folder).checkpoint) is not None:
-            return str(own), ()
+            return str(served.original(own)), ()
         return beginning.checkpoint, beginning.notes
 
     def _find_best(self, step: int, score: Score | None) -> tuple[str, str]:
@@ -111,4 +113,8 @@ class Saves:
         if best is None:
             return "", "no validation gave a number"
         damage = checkpoint_files.damage(best.checkpoint)
-        return ("", f"{best.checkpoint} is damaged ({damage})") if damage else (str(best.checkpoint), "")
+        return (
+            ("", f"{best.checkpoint} is damaged ({damage})")
+            if damage
+            else (str(served.original(best.checkpoint)), "")
+        )

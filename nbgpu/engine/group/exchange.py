@@ -51,6 +51,16 @@ def broadcast(value: Any, source: int) -> Any:
 
 
 @simulated_link.not_simulated()
+def broadcast_bytes(content: bytes, num_bytes: int, source: int) -> bytes:
+    """Return the bytes of the rank `source` on every rank; zeros if it has not as many. A collective."""
+    sent = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
+    if len(content) == num_bytes and content:
+        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    dist.broadcast(sent, source)
+    return sent.numpy().tobytes()
+
+
+@simulated_link.not_simulated()
 def broadcast_tensors(
     tensors: Mapping[str, torch.Tensor], source: int, device: torch.device
 ) -> Mapping[str, torch.Tensor]:

@@ -17,12 +17,14 @@ from typing import Any
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
 from nbgpu.host.questions import Listener
+from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import devices, watched
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState
+from nbgpu.protocol.served import Changes, Piece
 
 OBITUARY_PATIENCE_S = 0.15
 """An engine's last messages take another path than the news of its end."""
@@ -35,6 +37,8 @@ _address: tuple[str, str]
 _stacks: dict[str, Stacks] = {}
 """Those who ask ranks where they are, by the name of the asker, the newest last."""
 _listener: Listener | None = None
+_served: dict[str, ServedFolder] = {}
+"""The copies of folders that this host does not see, by the path on the notebook's host."""
 forked: set[int] = set()
 """The numbers of the engines of ranks here, also of those that have ended."""
 
@@ -92,6 +96,22 @@ def content_of(file: str) -> str | None:
         return Path(file).read_text()
     except OSError:
         return None
+
+
+def new_lines(files: dict[str, int], max_bytes: int) -> dict[str, bytes]:
+    """The whole lines of files from these offsets on, by file, without those that have none.
+
+    Args:
+        files: the offset in bytes of each file.
+        max_bytes: the most to return of each.
+    """
+    found = {}
+    for file, offset_bytes in files.items():
+        with suppress(OSError), Path(file).open("rb") as opened:
+            content = os.pread(opened.fileno(), max_bytes, offset_bytes)
+            if whole := content[: content.rfind(b"\n") + 1]:
+                found[file] = whole
+    return found
 
 
 def fork(numbers: Sequence[int]) -> dict[int, int]:
@@ -193,3 +213,34 @@ def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
 def cell_line(pid: int) -> int | None:
     """The line of the cell that a rank is at."""
     return _here.stacks().cell_line(pid)
+
+
+def keep_copy(folder: str) -> None:
+    """Have a copy of a folder that this host does not see."""
+    if folder not in _served:
+        _served[folder] = ServedFolder(folder, _folder)
+
+
+def remove_copies(keep: Sequence[str]) -> None:
+    """Remove the copies of all folders but these.
+
+    Args:
+        keep: the folders, as the notebook's host calls them.
+    """
+    for folder in [each for each in _served if each not in keep]:
+        _served.pop(folder).remove()
+
+
+def put_in_copy(folder: str, pieces: Sequence[Piece]) -> list[int]:
+    """Write pieces of files into a copy; return the bytes that the file of each has then."""
+    return [_served[folder].put(Piece(*piece)) for piece in pieces]
+
+
+def sizes_in_copy(folder: str, inside: str) -> dict[str, int]:
+    """The sizes of the files in a folder of a copy, by name."""
+    return _served[folder].sizes(inside)
+
+
+def changes_in_copy(folder: str, max_bytes: int, have: dict[str, int]) -> Changes:
+    """What the ranks have written into a copy since the last call; see `ServedFolder.changes`."""
+    return _served[folder].changes(max_bytes, have)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +20,7 @@ from nbgpu.engine.saved_variables.rebuilding import (
     restore_random_state,
 )
 from nbgpu.errors import DataError, TransferError
+from nbgpu.protocol import served
 from nbgpu.saved_folder import RankSaved
 from nbgpu.serialization import unpicklable
 
@@ -58,7 +58,7 @@ def save(folder: str, data: str, names: Sequence[str]) -> RankSaved:
     for name in names or _own_variables():
         refused += describer.add(name, variables[name])
     random_state = describer.add_random_state()
-    where = saved_folder.rank_folder(Path(folder), data, member.rank)
+    where = saved_folder.rank_folder(served.here(folder), data, member.rank)
     try:
         files, fingerprints = rank_files.write(where, describer, random_state)
     except OSError as error:
@@ -90,7 +90,7 @@ def stage(
     member = group.membership()
 
     def whole(rank: int) -> Stored:
-        where = saved_folder.rank_folder(Path(folder), data, rank)
+        where = saved_folder.rank_folder(served.here(folder), data, rank)
         if what := saved_folder.damage(where, saved[rank]):
             raise DataError(what)
         return rank_files.read(where)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
+from nbgpu.engine.checkpoints import sharing
 from nbgpu.engine.checkpoints.saving import StateParts
 from nbgpu.engine.data import identity as data_identity
 from nbgpu.engine.data.batches import StepBatches
@@ -37,6 +38,7 @@ from nbgpu.engine.workload.recipe import Evaluated, Recipe
 from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.planning.suitability import without_gpus
+from nbgpu.protocol import served
 from nbgpu.protocol.records import TIMELINE
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.text.ranks import count_of_ranks
@@ -517,7 +519,8 @@ class Trainer(Loop):
 
     def _look_back(self, smoke_test: SmokeTest) -> None:
         """Report how a smoke test went; this includes continuing from its checkpoint."""
-        path = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
+        own = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
+        path = sharing.everywhere(served.original(own))
         loaded, about = together(lambda: checkpoint.load(path))
         well, wrong = smoke_test.verdict(self._model, loaded, self.state()[0], path.name)
         if wrong:

@@ -241,6 +241,15 @@ def test_files_of_a_run_whose_rank_0_died_are_completed(folder: Path) -> None:
     assert (folder / metrics_files.METRICS).stat().st_mtime_ns == before
 
 
+def test_a_table_whose_last_step_lacks_a_rank_is_known(folder: Path) -> None:
+    assert metrics_files.lacks_rows(folder, 2)
+    rows = ["step,epoch,rank,time_s,loss", "1,1,0,1.0,3", "1,1,1,1.0,3", "2,1,0,2.0,3"]
+    (folder / metrics_files.METRICS).write_text("\n".join(rows) + "\n")
+    assert metrics_files.lacks_rows(folder, 2)
+    (folder / metrics_files.METRICS).write_text("\n".join([*rows, "2,1,1,2.0,3"]) + "\n")
+    assert not metrics_files.lacks_rows(folder, 2)
+
+
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     tail = Tail(tmp_path, 0)
     assert tail.new() == []

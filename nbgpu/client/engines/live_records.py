@@ -1,0 +1,72 @@
+"""Hears what ranks on other hosts record, a moment after they have written it.
+
+A rank's socket for its records listens on its own host alone. For a rank elsewhere the host's engine reads
+the end of its file there, which on a shared file system is seen here some seconds later.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.protocol.calls import Call
+from nbgpu.run_folder.rank_files import record_path
+from nbgpu.run_folder.reader import Reader
+
+_PERIOD_S = 0.25
+_POLL_PERIOD_S = 0.02
+_MOST_BYTES = 2**18
+"""Of each file with one message; the reader finds the rest in the file."""
+
+
+class LiveRecords:
+    """Asks hosts for new records of their ranks in a thread, until it is closed.
+
+    Args:
+        folder: the run's folder, which the hosts see.
+        ranks: the ranks on each host.
+        reader: gets the records.
+    """
+
+    def __init__(self, folder: Path, ranks: Mapping[OtherHost, Sequence[int]], reader: Reader) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._reader = reader
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="nbgpu-live-records", daemon=True)
+        if ranks:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closing.set()
+        if self._ranks:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        asked: dict[OtherHost, Any] = {}
+        due_mono_s = dict.fromkeys(self._ranks, 0.0)
+        while not self._closing.wait(_POLL_PERIOD_S if asked else _PERIOD_S):
+            for host in [host for host, reply in asked.items() if reply.wait(0) or not host.is_there]:
+                reply = asked.pop(host)
+                if reply.wait(0) and reply.successful():
+                    self._take(host, reply.get())
+                due_mono_s[host] = time.monotonic() + _PERIOD_S
+            for host, ranks in self._ranks.items():
+                if host in asked or time.monotonic() < due_mono_s[host] or not host.is_there:
+                    continue
+                files = {
+                    str(record_path(self._folder, rank)): self._reader.offset_bytes(rank) for rank in ranks
+                }
+                try:
+                    asked[host] = host.tell(Call.NEW_LINES_ON_HOST, files, _MOST_BYTES)
+                except ConnectionError:
+                    continue  # whoever watches over the ranks says so
+
+    def _take(self, host: OtherHost, new: Mapping[str, bytes]) -> None:
+        for rank in self._ranks[host]:
+            self._reader.hear(rank, new.get(str(record_path(self._folder, rank)), b""))

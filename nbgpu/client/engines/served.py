@@ -1,0 +1,456 @@
+"""A folder of this host in which ranks of other hosts write that do not see it.
+
+Each such host has a copy of the folder (host/served_folder.py). A thread brings here what the ranks write
+there, in pieces that take a fraction of a second each, so that Stop and other calls of the host do not wait.
+A checkpoint gets its name here once all of it has come. No host is asked for more before its last answer has
+come: a slow one delays itself alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from nbgpu.client.engines.arriving_files import ArrivingFiles
+from nbgpu.client.engines.other_host import HostLostError, OtherHost
+from nbgpu.errors import ClusterError
+from nbgpu.machine.signals import take_interrupt
+from nbgpu.protocol.calls import Call
+from nbgpu.protocol.served import Changes, Piece
+from nbgpu.run_folder.checkpoint_files import BEST, MANIFEST
+from nbgpu.text.sizes import in_words
+
+_log = logging.getLogger("nbgpu.run")
+
+_PERIOD_S = 0.25
+_REST = 5
+"""A host rests so many times as long as it has worked to find out what is new."""
+_POLL_PERIOD_S = 0.02
+_RETRY_S = 1.0
+_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 2**18, 2**16, 2**23
+_SHORT_S, _LONG_S = 0.1, 0.3
+"""A piece that took less time is followed by a larger one, and a piece that took more by a smaller one."""
+_NO_PROGRESS_S = 60.0
+_PUT_PATIENCE_S = 60.0
+_PUT_BYTES = 2**20
+_WORTH_SAYING_BYTES = 2**26
+
+
+@dataclass
+class _Source:
+    """A host, and how far its copy has been read."""
+
+    host: OtherHost
+    asked: Any = None
+    asked_mono_s: float = 0.0
+    heard_s: float = 0.0
+    """When its last answer was asked for, in seconds since the epoch."""
+    due_mono_s: float = 0.0
+    num_bytes: int = _FIRST_BYTES
+    have: dict[str, int] = field(default_factory=dict)
+    """Files that have fewer bytes here than were sent."""
+    num_bytes_left: int = 0
+    has_new_checkpoint: bool = False
+    is_last: bool = False
+    """Whether it was asked after the ranks had ended."""
+    is_done: bool = False
+    problem: str = ""
+
+
+@dataclass
+class _Relayed:
+    """A file of this host that grows, and of which another host needs each line."""
+
+    path: Path
+    name: str
+    """The file in the copy."""
+    offset_bytes: int = 0
+
+
+class Served:
+    """A folder, served for the hosts that do not see it; if all of them see it, every call does nothing.
+
+    Args:
+        folder: the folder, an absolute path.
+        blind: the hosts that do not see it.
+    """
+
+    def __init__(self, folder: Path, blind: Sequence[OtherHost]) -> None:
+        self.folder = folder
+        self._sources = [_Source(host) for host in blind]
+        self._files = ArrivingFiles(folder)
+        self._closing = threading.Event()
+        self._gives_up = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._on_file: Callable[[str], None] = lambda name: None
+        self._on_checkpoints: Callable[[], None] = lambda: None
+        self._on_answer: Callable[[str], None] = lambda host: None
+        self._relay_to: OtherHost | None = None
+        self._relayed: list[_Relayed] = []
+        self._put: Any = None
+        self._put_of: _Relayed | None = None
+        self._progress_mono_s = 0.0
+        self._told: list[str] = []
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a host that does not see the folder."""
+        return bool(self._sources)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of those hosts."""
+        return [source.host.name for source in self._sources]
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be brought here, in sentences."""
+        return list(self._told)
+
+    # ---- before the ranks begin ----
+
+    def begin(self, keep: Iterable[Path] = ()) -> Self:
+        """Make empty copies, in which ranks may write, and remove those of earlier folders.
+
+        Args:
+            keep: folders of which the copies stay.
+
+        Raises:
+            ClusterError: a host is lost, or cannot write.
+        """
+        self._on_all(Call.REMOVE_COPIES, [str(folder) for folder in keep])
+        return self.open()
+
+    def open(self) -> Self:
+        """Make copies if there are none, for files that ranks only read.
+
+        Raises:
+            ClusterError: a host is lost, or cannot write.
+        """
+        self._on_all(Call.KEEP_COPY, str(self.folder))
+        return self
+
+    def forget(self) -> None:
+        """Remove the copies of this folder and of all others, as far as the hosts are there."""
+        with suppress(ClusterError):
+            self._on_all(Call.REMOVE_COPIES, [])
+
+    def give(self, name: str, to: Container[str] | None = None) -> None:
+        """Write a file of the folder into the copies.
+
+        Args:
+            name: the file, relative to the folder.
+            to: the names of the hosts; None for all.
+
+        Raises:
+            ClusterError: a host is lost, or cannot write.
+        """
+        if any(to is None or source.host.name in to for source in self._sources):
+            for piece in _pieces_of(self.folder / name, name):
+                self._on_all(Call.PUT_IN_COPY, str(self.folder), [piece], to=to)
+
+    def give_folder(self, inside: str, last: str = "", to: Container[str] | None = None) -> None:
+        """Write a folder of files that never change into the copies, where it is not there already.
+
+        Args:
+            inside: the folder to write, relative to this one.
+            last: the name of the file by which one knows that all others are there.
+            to: the names of the hosts; None for all.
+        """
+        if not self._sources:
+            return
+        folder = self.folder / inside
+        names = sorted((path.name for path in folder.iterdir()), key=lambda name: name == last)
+        sizes = {name: (folder / name).stat().st_size for name in names}
+        there = self._on_all(Call.SIZES_IN_COPY, str(self.folder), inside, to=to)
+        if any(each != sizes for each in there):
+            if (size_bytes := sum(sizes.values())) > _WORTH_SAYING_BYTES:
+                _log.warning("%s (%s) is brought to hosts that do not see it", folder, in_words(size_bytes))
+            for name in names:
+                self.give(f"{inside}/{name}", to)
+
+    def _on_all(self, call: Call, *args: Any, to: Container[str] | None = None) -> list[Any]:
+        hosts = [source.host for source in self._sources if to is None or source.host.name in to]
+        try:
+            asked = [(host, host.tell(call, *args)) for host in hosts]
+            return [host.answer(each, _PUT_PATIENCE_S) for host, each in asked]
+        except OSError as error:
+            raise ClusterError(
+                f"{error}: the files of {self.folder} could not be brought there. Make room in its folder for temporary "
+                "files (TMPDIR, which a line of setup can set), or name a folder that all hosts share"
+            ) from None
+
+    # ---- while the ranks write ----
+
+    def follow(
+        self,
+        on_file: Callable[[str], None] = lambda name: None,
+        on_checkpoints: Callable[[], None] = lambda: None,
+        on_answer: Callable[[str], None] = lambda host: None,
+    ) -> Self:
+        """Bring here what the ranks write, in a thread, until `finish`.
+
+        Args:
+            on_file: is called on the thread with the name of each file of which something has come.
+            on_checkpoints: is called on the thread when there are new checkpoints here, and a host has no
+                others.
+            on_answer: is called on the thread with the name of a host that has answered.
+        """
+        self._on_file, self._on_checkpoints, self._on_answer = on_file, on_checkpoints, on_answer
+        self._closing.clear()
+        self._gives_up.clear()
+        for source in self._sources:
+            source.is_done = source.is_last = False
+            source.heard_s = time.time()
+        if self._sources:
+            self._thread = threading.Thread(target=self._follow, name="nbgpu-served", daemon=True)
+            self._thread.start()
+        return self
+
+    def relay(self, host: str, files: Iterable[tuple[Path, str]]) -> None:
+        """Bring the lines of growing files of this host to another one, while `follow` goes on.
+
+        Args:
+            host: the host's name; nothing happens if it sees the folder.
+            files: the files, each with its name in the copy of the folder.
+        """
+        self._relay_to = next((each.host for each in self._sources if each.host.name == host), None)
+        if self._relay_to is not None:
+            self._relayed = [_Relayed(path, name) for path, name in files]
+
+    def finish(self, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all that the ranks have written is here. They have ended.
+
+        Args:
+            gives_up: a function that returns whether nobody wants to wait any longer.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._progress_mono_s = time.monotonic()
+        self._closing.set()
+        try:
+            while thread.is_alive():
+                thread.join(_POLL_PERIOD_S)
+                if gives_up() or time.monotonic() - self._progress_mono_s > _NO_PROGRESS_S:
+                    self._gives_up.set()
+        finally:
+            self._gives_up.set()
+            thread.join()
+        if any(not source.is_done for source in self._sources):
+            self._files.give_up()
+        for source in self._sources:
+            if not source.is_done:
+                self._tell(
+                    source,
+                    f"{self.folder} is not complete: {self._left_on(source)} host {source.host.name} did not come here",
+                )
+
+    def finish_or_stop(self) -> None:
+        """As `finish`, on the main thread.
+
+        Raises:
+            KeyboardInterrupt: the person has pressed Stop. What is not here then is given up.
+        """
+
+        def look() -> bool:
+            take_interrupt()
+            return False
+
+        self.finish(look)
+
+    def in_words(self) -> str:
+        """What is still on its way here once the ranks have ended, as a sentence; empty before that."""
+        if not self._closing.is_set() or self._gives_up.is_set():
+            return ""
+        late = [source for source in self._sources if not source.is_done]
+        if not late:
+            return ""
+        each = " and ".join(
+            f"{self._left_on(source)} host {source.host.name}"
+            + (f" ({source.problem})" if source.problem else "")
+            for source in late
+        )
+        return f"the ranks have ended, and files of {self.folder.name} are on their way here: {each}. Stop gives them up"
+
+    @staticmethod
+    def _left_on(source: _Source) -> str:
+        left_bytes = source.num_bytes_left
+        return f"{in_words(left_bytes)} from" if left_bytes else "the last of"
+
+    def _follow(self) -> None:
+        try:
+            self._bring()
+        except Exception as error:  # noqa: BLE001 - whoever waits for the files must hear of it
+            _log.exception("the files of %s are not brought here any more", self.folder)
+            self._told.append(f"the files of {self.folder} are not brought here any more: {error!r}")
+
+    def _bring(self) -> None:
+        while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
+            for source in self._sources:
+                if not source.is_done:
+                    self._attend_to(source)
+            self._relay_lines()
+            waits_for = next((each.asked for each in self._sources if each.asked is not None), self._put)
+            if waits_for is not None:
+                waits_for.wait(_POLL_PERIOD_S)
+            else:
+                due_mono_s = min((each.due_mono_s for each in self._sources if not each.is_done), default=0.0)
+                pause_s = min(_PERIOD_S, max(0.0, due_mono_s - time.monotonic()))
+                (self._gives_up if self._closing.is_set() else self._closing).wait(pause_s)
+
+    def _attend_to(self, source: _Source) -> None:
+        """Ask a host for news if it is time to, or take its answer if that has come."""
+        now_mono_s = time.monotonic()
+        try:
+            if source.asked is None:
+                if now_mono_s < source.due_mono_s and (source.problem or not self._closing.is_set()):
+                    return
+                source.is_last = self._closing.is_set()
+                have, source.have = source.have, {}
+                source.asked_mono_s = now_mono_s
+                source.asked = source.host.tell(
+                    Call.CHANGES_IN_COPY, str(self.folder), source.num_bytes, have
+                )
+                return
+            if not source.asked.wait(0):
+                if not source.host.is_there:
+                    raise HostLostError(source.host.name)
+                return
+            asked, source.asked = source.asked, None
+            changes = Changes(*source.host.answer(asked))
+        except OSError as error:
+            source.is_done, source.asked = True, None
+            self._tell(
+                source,
+                f"{error}: what its ranks wrote after {time.strftime('%H:%M:%S', time.localtime(source.heard_s))} is not "
+                f"in {self.folder}",
+            )
+            return
+        source.heard_s = time.time() - (time.monotonic() - source.asked_mono_s)
+        self._on_answer(source.host.name)
+        self._take(source, changes)
+
+    def _take(self, source: _Source, changes: Changes) -> None:
+        took_s = time.monotonic() - source.asked_mono_s - changes.work_s
+        pieces = [Piece(*piece) for piece in changes.pieces]
+        num_bytes = sum(len(piece.content) for piece in pieces)
+        if num_bytes >= source.num_bytes // 2 and took_s < _SHORT_S:
+            source.num_bytes = min(_MOST_BYTES, source.num_bytes * 2)
+        elif took_s > _LONG_S:
+            source.num_bytes = max(_LEAST_BYTES, source.num_bytes // 2)
+        source.num_bytes_left = changes.num_bytes_left
+        if not self._keep(source, changes.gone, pieces, changes.whole):
+            source.due_mono_s = time.monotonic() + _RETRY_S
+            return
+        if num_bytes:
+            self._progress_mono_s = time.monotonic()
+        source.problem = ""
+        is_behind = bool(changes.num_bytes_left or source.have)
+        if source.has_new_checkpoint and not is_behind:
+            source.has_new_checkpoint = False
+            self._on_checkpoints()
+        pause_s = 0.0 if is_behind else max(_PERIOD_S, _REST * changes.work_s)
+        source.due_mono_s = time.monotonic() + pause_s
+        source.is_done = source.is_last and not is_behind
+
+    def _keep(
+        self, source: _Source, gone: Sequence[str], pieces: Sequence[Piece], whole: Sequence[str]
+    ) -> bool:
+        """Write what has come. What cannot be written is asked for once more; then False is returned."""
+        failure: OSError | None = None
+        for name in gone:
+            self._files.drop(name)
+        for piece in pieces:
+            try:
+                if failure is None:
+                    if not self._files.write(piece):
+                        source.have[piece.path] = 0
+                        continue
+                    source.has_new_checkpoint |= piece.path == BEST
+                    self._on_file(piece.path)
+                    continue
+            except OSError as error:
+                failure = error
+            source.have[piece.path] = self._files.num_bytes(piece)
+        for name in whole:
+            try:
+                if failure is None:
+                    self._files.complete(name)
+                    source.has_new_checkpoint = True
+                    continue
+            except OSError as error:
+                failure = error
+            source.have[f"{name}/{MANIFEST}"] = 0
+        if failure is not None:
+            what = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
+            self._tell(source, f"{what}. It came from host {source.host.name}. Make room: it is tried again")
+        return failure is None
+
+    def _tell(self, source: _Source, problem: str) -> None:
+        if problem != source.problem:
+            source.problem = problem
+            self._told.append(problem)
+            _log.warning("%s", problem)
+
+    # ---- lines for another host ----
+
+    def _relay_lines(self) -> None:
+        """Send the next lines of a file, once the last ones have arrived."""
+        if self._relay_to is None or self._closing.is_set():
+            self._put = None
+            return
+        try:
+            if self._put is not None:
+                if not self._put.wait(0):
+                    return
+                put, self._put = self._put, None
+                assert self._put_of is not None
+                (self._put_of.offset_bytes,) = self._relay_to.answer(put)
+            for number, file in enumerate(self._relayed):
+                if piece := _next_lines(file):
+                    self._put_of = file
+                    self._put = self._relay_to.tell(Call.PUT_IN_COPY, str(self.folder), [piece])
+                    # The others come first the next time.
+                    self._relayed = [*self._relayed[number + 1 :], *self._relayed[: number + 1]]
+                    return
+        except OSError as error:
+            if not isinstance(error, HostLostError):
+                self._told.append(
+                    f"{error}: rank 0 there does not get commands and the records of other hosts any more"
+                )
+                _log.warning("%s", self._told[-1])
+            self._relay_to = None
+
+
+def _pieces_of(path: Path, name: str) -> Iterator[Piece]:
+    """The pieces of a file as it is now."""
+    left_bytes, offset_bytes = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while True:
+            content = file.read(min(_PUT_BYTES, left_bytes))
+            left_bytes -= len(content)
+            is_last = not left_bytes or not content
+            yield Piece(name, offset_bytes, content, is_last)
+            if is_last:
+                return
+            offset_bytes += len(content)
+
+
+def _next_lines(file: _Relayed) -> Piece | None:
+    """The next whole lines of a file; None if there are none."""
+    try:
+        with file.path.open("rb") as opened:
+            opened.seek(file.offset_bytes)
+            content = opened.read(_PUT_BYTES)
+            content += opened.readline() if len(content) == _PUT_BYTES else b""
+    except FileNotFoundError:
+        return None
+    content = content[: content.rfind(b"\n") + 1]
+    return Piece(file.name, file.offset_bytes, content, is_last=True) if content else None

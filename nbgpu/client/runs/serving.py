@@ -1,0 +1,142 @@
+"""Serves a run's folder for hosts whose ranks do not see it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from nbgpu.client.engines.live_records import LiveRecords
+from nbgpu.client.engines.served import Served
+from nbgpu.client.runs.watch import Host
+from nbgpu.config import TrainConfig
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder.commands import COMMANDS, CommandWatch
+from nbgpu.run_folder.rank_files import record_path
+from nbgpu.run_folder.reader import Reader
+from nbgpu.run_folder.resume import Beginning
+
+_log = logging.getLogger("nbgpu.run")
+
+_RECORDS = re.compile(r"rank(\d+)\.jsonl")
+_OF_A_RANK = re.compile(r"rank\d+\.|flight-rank\d+\.|\.")
+_MOST_BYTES = 2**20
+"""Files that describe a run are smaller; tables of its numbers are not needed on the hosts."""
+_FAREWELL_S = 5.0
+
+
+class Serving(Protocol):
+    """The cluster, as far as it serves folders."""
+
+    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
+
+
+def begin(folder: Path, host: Host) -> Served:
+    """Bring the files of a new run, and the checkpoint that it begins with, to the hosts that do not see its
+    folder. If that fails, nothing is left of the folder.
+
+    Raises:
+        ClusterError: a host is lost, or cannot write.
+    """
+    try:
+        checkpoints = _needed(folder)
+        served = host.serve(folder).begin(keep=[path.parents[1] for path in checkpoints])
+        for path in sorted(folder.iterdir()):
+            if path.is_file():
+                served.give(path.name)
+        _relay(served, folder, host)
+        for path in checkpoints:
+            give_checkpoint(host, path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return served
+
+
+def _needed(folder: Path) -> list[Path]:
+    """The checkpoint that a run begins with, and the best one of the run that it is from."""
+    checkpoint = Beginning.read(folder).checkpoint
+    if not checkpoint:
+        return []
+    best = checkpoint_files.best_if_any(Path(checkpoint).parents[1])
+    needed = [Path(checkpoint)] + ([best.checkpoint] if best is not None else [])
+    return [path for path in dict.fromkeys(needed) if path.is_dir()]
+
+
+def give_checkpoint(host: Serving, checkpoint: Path) -> None:
+    """Bring a checkpoint, and what describes its run, to the hosts that do not see it.
+
+    Raises:
+        ClusterError: a host is lost, or cannot write.
+    """
+    folder, manifest = checkpoint.parents[1], checkpoint / checkpoint_files.MANIFEST
+    if not manifest.is_file():
+        return  # the ranks say what is wrong with it
+    served = host.serve(folder, known=manifest).open()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not _OF_A_RANK.match(path.name) and path.stat().st_size <= _MOST_BYTES:
+            served.give(path.name)
+    served.give_folder(f"{checkpoint.parent.name}/{checkpoint.name}", last=checkpoint_files.MANIFEST)
+
+
+def _relay(served: Served, folder: Path, host: Host) -> None:
+    """Have rank 0 hear what the person asks for, and have it the records of ranks on other hosts, of which it
+    makes the run's logs."""
+    host_of = {rank: process.host for rank, process in host.ranks.seating.processes.items()}
+    others = [record_path(folder, rank) for rank, name in host_of.items() if name != host_of[0]]
+    served.relay(host_of[0], [(path, path.name) for path in (folder / COMMANDS, *others)])
+
+
+def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader, host: Host) -> LiveRecords:
+    """Bring here what the ranks write from now on, and keep as many checkpoints as they do. Return what hears
+    the ranks of hosts that see the folder."""
+    ranks_of = _ranks_of(host)
+
+    def note(name: str) -> None:
+        if records := _RECORDS.fullmatch(name):
+            reader.look_at(int(records.group(1)))
+
+    def remove_old() -> None:
+        try:
+            checkpoint_files.remove_old(folder, config.keep_checkpoints)
+        except (OSError, ValueError) as error:
+            _log.warning("an old checkpoint of %s could not be removed: %s", folder.name, error)
+
+    def heard_of(name: str) -> None:
+        for rank in ranks_of.get(name, []):
+            reader.hear(rank)
+
+    served.follow(note, remove_old, heard_of)
+    seeing = [each for each in host.other_hosts if each.name not in served.hosts]
+    return LiveRecords(
+        folder, {each: ranks_of[each.name] for each in seeing if each.name in ranks_of}, reader
+    )
+
+
+def _ranks_of(host: Host) -> dict[str, list[int]]:
+    """The ranks on each host, by its name."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, process in host.ranks.seating.processes.items():
+        ranks_of.setdefault(process.host, []).append(rank)
+    return ranks_of
+
+
+def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> None:
+    """Wait until all that the ranks have written is here; a Stop gives up, and the cluster's end waits some
+    seconds."""
+    commands = CommandWatch(folder, only_new=True)
+    abandoned_mono_s: float | None = None
+
+    def gives_up() -> bool:
+        nonlocal abandoned_mono_s
+        if is_abandoned():
+            abandoned_mono_s = abandoned_mono_s or time.monotonic()
+            if time.monotonic() - abandoned_mono_s > _FAREWELL_S:
+                return True
+        return commands.newest() == "stop"
+
+    served.finish(gives_up)

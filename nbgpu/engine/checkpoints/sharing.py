@@ -1,0 +1,91 @@
+"""Brings a checkpoint of rank 0's host to the hosts that have only copies of the run's folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO
+
+from nbgpu.engine.group import exchange, group
+from nbgpu.engine.group.consensus import raise_together, together
+from nbgpu.protocol import served
+from nbgpu.run_folder import checkpoint_files
+from nbgpu.run_folder.checkpoint_files import MANIFEST, UNFINISHED
+
+_PIECE_BYTES = 2**23
+
+
+def everywhere(checkpoint: Path) -> Path:
+    """Return the place of a checkpoint on this rank's host, once it is there. A collective.
+
+    Args:
+        checkpoint: as rank 0, which has it, would call it on the notebook's host; the same on all ranks.
+    """
+    place = served.here(checkpoint)
+    lacks_it = served.is_copy(place) and bool(checkpoint_files.damage(place, contents=False))
+    if not any(exchange.gather_numbers(int(lacks_it))):
+        return place
+    writes = lacks_it and group.membership().local_rank == 0
+    has_it = group.membership().rank == 0
+    sizes = exchange.broadcast(together(lambda: _sizes(place) if has_it else {}), source=0)
+    raise_together(_pass_on(place, sizes, writes))
+    return place
+
+
+def _sizes(checkpoint: Path) -> dict[str, int]:
+    return {
+        name: (checkpoint / name).stat().st_size
+        for name in (*checkpoint_files.read(checkpoint).seals, MANIFEST)
+    }
+
+
+def _pass_on(place: Path, sizes: Mapping[str, int], writes: bool) -> Exception | None:
+    """Send the files from rank 0 to the ranks that write them; return what went wrong on this rank. The
+    ranks exchange all pieces in any case, because the others would wait for them."""
+    failure: Exception | None = None
+    unfinished = place.with_name(f"{place.name}{UNFINISHED}")
+    is_source = group.membership().rank == 0
+    with ExitStack() as files:
+        for name, size_bytes in sizes.items():
+            file: BinaryIO | None = None
+            try:
+                if writes:
+                    unfinished.mkdir(parents=True, exist_ok=True)
+                    file = files.enter_context((unfinished / name).open("wb"))
+                elif is_source:
+                    file = files.enter_context((place / name).open("rb"))
+            except OSError as error:
+                failure = failure or error
+            for begin_bytes in range(0, size_bytes, _PIECE_BYTES):
+                num_bytes = min(_PIECE_BYTES, size_bytes - begin_bytes)
+                content = b""
+                try:
+                    if is_source and file is not None:
+                        content = file.read(num_bytes)
+                except OSError as error:
+                    failure = failure or error
+                received = exchange.broadcast_bytes(content, num_bytes, source=0)
+                try:
+                    if writes and file is not None:
+                        file.write(received)
+                except OSError as error:
+                    failure = failure or error
+    if writes and failure is None:
+        try:
+            _give_name(unfinished, place)
+        except OSError as error:
+            failure = error
+    if writes and failure is not None:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return failure
+
+
+def _give_name(unfinished: Path, place: Path) -> None:
+    for earlier in place.parent.glob(f"*/{served.RECEIVED}"):
+        shutil.rmtree(earlier.parent)
+    # It is not for the notebook's host, which gets it from rank 0's.
+    (unfinished / served.RECEIVED).touch()
+    shutil.rmtree(place, ignore_errors=True)
+    unfinished.rename(place)
