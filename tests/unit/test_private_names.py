@@ -47,12 +47,13 @@ ipyparallel.client.client:Client
     _config
     _connect(self, sshserver, ssh_kwargs, timeout)
     _context
+    _engines
     _extract_metadata(self, msg)
     _futures
     _handle_execute_reply(self, msg)
     _io_loop
-    _make_io_loop(self)
     _mux_stream
+    _outstanding_dict
     _query_socket
 torch
     _C
