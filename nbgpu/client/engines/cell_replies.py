@@ -122,7 +122,7 @@ class Answer:
         self._news = arrivals._news
         self._outcome: Any = None
         self._is_here = False
-        self._to_tell: list[Callable[[Answer], object]] = []
+        self._to_tell: deque[Callable[[Answer], object]] = deque()
         arrivals._expect(rank, self)
 
     def ready(self) -> bool:
@@ -162,11 +162,9 @@ class Answer:
     def add_done_callback(self, tell: Callable[[Answer], object]) -> None:
         """Call `tell` when the answer is there, on the thread that receives it, or at once if it is there
         already."""
-        with self._news:
-            if not self._is_here:
-                self._to_tell.append(tell)
-                return
-        tell(self)
+        self._to_tell.append(tell)
+        if self._is_here:
+            self._tell_all()
 
     def take(self, outcome: Any, num_outputs: int | None) -> None:
         """Take the answer.
@@ -187,11 +185,17 @@ class Answer:
             if self._is_here:
                 return
             self._outcome, self._is_here = outcome, True
-            to_tell, self._to_tell = self._to_tell, []
             self._news.notify_all()
-        for tell in to_tell:
-            tell(self)
+        self._tell_all()
         self.forget_if_over()
+
+    def _tell_all(self) -> None:
+        while self._to_tell:
+            try:
+                tell = self._to_tell.popleft()
+            except IndexError:
+                return  # another thread, which does the same at this moment, has taken the last
+            tell(self)
 
     def forget_if_over(self) -> None:
         """Have the request forgotten if the answer and all output is here."""
