@@ -21,6 +21,8 @@ from nbgpu.text.sizes import in_words, parse_size
 MAX_SLOW_FACTOR = 100.0
 SSH_OPTIONS = ("python", "ssh")
 """The names in `launcher_options` with launcher='ssh'."""
+PROFILE_OPTIONS = ("python", "folder")
+"""The names in `launcher_options` with an `ipython_profile`."""
 _LEAST_MEMORY_BYTES = 64 * 2**20
 """Python and torch alone take more. A smaller limit is a mistake, such as a unit that was forgotten."""
 
@@ -35,7 +37,9 @@ class ClusterConfig(Settings):
         only(given("release_after_s"), "save_on_release"),
         only(one_of("launcher", "hosts", "slurm"), "nodes"),
         only(one_of("launcher", "ssh"), "hosts"),
-        only(one_of("launcher", "ssh", "slurm"), "launcher_options", "setup"),
+        only(one_of("launcher", "ssh", "slurm", "hosts"), "launcher_options"),
+        only(one_of("launcher", "ssh", "slurm"), "setup"),
+        only(one_of("launcher", "hosts"), "ipython_profile"),
         only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface"),
         only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
@@ -58,37 +62,53 @@ class ClusterConfig(Settings):
         description="where ranks run: 'local' on the notebook's host; 'ssh' on the hosts that `hosts` names; 'slurm' on "
         "the nodes of a Slurm job; 'hosts' on hosts that dial in with `nbgpu host --join FILE`, which a person or any "
         "scheduler starts there",
+        json_schema_extra=control("Hosts", "Launcher"),
     )
     hosts: str = Field(
         "",
         description="hosts on which ssh starts the ranks, as ssh takes them: names, addresses or names of ~/.ssh/config, "
         "also user@host, separated by commas",
-        json_schema_extra=several(),
+        json_schema_extra=control("Hosts", "Hosts") | several(),
     )
     nodes: int = Field(
-        1, ge=1, le=64, description="number of hosts: of Slurm's nodes, or of hosts that dial in"
+        1,
+        ge=1,
+        le=64,
+        description="number of hosts: of Slurm's nodes, or of hosts that dial in",
+        json_schema_extra=control("Hosts", "Number of hosts"),
+    )
+    ipython_profile: str = Field(
+        "",
+        description="name of an IPython profile whose ipcluster_config.py says how ipyparallel starts engines, such as "
+        "with PBS, LSF, SGE, HTCondor or MPI: hosts are started so. Left out: nothing is started, and hosts dial in by "
+        "themselves",
+        json_schema_extra=control("Hosts", "IPython profile"),
     )
     launcher_options: str = Field(
         "",
         description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
         "of the hosts (left out: this one's path), and ssh='-p 2222', arguments of ssh. With 'slurm': options of sbatch "
         "without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and folder=PATH, which all nodes see (left "
-        "out: the home folder)",
+        "out: the home folder). With an ipython_profile: python=PATH and folder=PATH",
+        json_schema_extra=control("Hosts", "Launcher options"),
     )
     setup: str = Field(
         "",
         description="lines of shell that run on each host before its ranks start, such as 'module load cuda'",
+        json_schema_extra=control("Hosts", "Setup"),
     )
     gpus_per_node: int | None = Field(
         None,
         ge=1,
         le=64,
         description="number of ranks on each host; left out: one for each of its GPUs, or 2 CPU ranks where it has none",
+        json_schema_extra=control("Hosts", "Ranks per host"),
     )
     interface: str = Field(
         "auto",
         description="the network interface of the notebook's host, or its address, at which the hosts find the cluster; "
         "'auto' for the one that leads to other hosts. Nothing listens on any other",
+        json_schema_extra=control("Hosts", "Interface"),
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",
@@ -163,6 +183,7 @@ class ClusterConfig(Settings):
         "",
         description="folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that "
         "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint",
+        json_schema_extra=control("Hosts", "Save before the limit"),
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
     spare: int = Field(
@@ -279,12 +300,19 @@ class ClusterConfig(Settings):
         """Yield what a launcher needs and was not given, and what it does not take."""
         if self.launcher == "ssh":
             if not self.hosts:
-                yield "launcher='ssh' starts the ranks on the hosts that hosts names: hosts=['node1', 'node2']"
-            if unknown := [name for name in self.options_of_launcher if name not in SSH_OPTIONS]:
-                yield (
-                    f"launcher_options: {unknown[0]} is none of launcher='ssh'.{did_you_mean(unknown[0], SSH_OPTIONS)} "
-                    f"It takes {' and '.join(SSH_OPTIONS)}"
-                )
+                yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"
+            yield from self._unknown_options("launcher='ssh'", SSH_OPTIONS)
+        if self.launcher == "hosts" and self.ipython_profile:
+            yield from self._unknown_options("an ipython_profile", PROFILE_OPTIONS)
+        elif self.launcher == "hosts" and self.launcher_options:
+            yield "launcher_options count with launcher='hosts' only beside an ipython_profile, because nothing is started otherwise"
+
+    def _unknown_options(self, whose: str, known: tuple[str, ...]) -> Iterator[str]:
+        if unknown := [name for name in self.options_of_launcher if name not in known]:
+            yield (
+                f"launcher_options: {unknown[0]} is none of {whose}.{did_you_mean(unknown[0], known)} "
+                f"It takes {' and '.join(known)}"
+            )
 
     @property
     def num_hosts(self) -> int:

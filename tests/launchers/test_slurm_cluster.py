@@ -79,6 +79,12 @@ def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:
     assert " runs on n1, n2; 9 min" in started.run("print(c.status())").splitlines()[-1]
 
 
+def test_the_panel_of_a_run_says_how_long_the_job_has(started: FarPython) -> None:
+    assert 0 < started.value("c.time_left_s") <= 600
+    said = started.run("from nbgpu.ui.run import wording; print(wording.time_left(c.time_left_s))")
+    assert re.fullmatch(r"the job ends in \d+ min( \d+ s)?\n", said)
+
+
 def test_other_processes_list_the_job_with_its_time(started: FarPython) -> None:
     listed = started.run("from nbgpu.client.host import ps; print(ps.table())")
     assert re.search(r"(?m)^[0-9a-f]+: job \d+ runs on n1, n2; 9 min", listed), listed
@@ -199,6 +205,30 @@ def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm) -> None:
         assert all(left_on(node) for node in test_slurm.nodes)
         hosts.Host.send_signal(notebook.process, signal.SIGKILL)
         require_nothing_left(test_slurm)
+
+
+PROFILE = """c = get_config()
+c.Cluster.engine_launcher_class = "slurm"
+c.SlurmEngineSetLauncher.batch_template = '''#!/bin/sh
+#SBATCH --nodes={n} --ntasks-per-node=1 --time=0:10:00
+srun {program_and_args}
+'''
+"""
+
+
+def test_a_profile_of_ipyparallel_starts_the_hosts(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    profile = test_slurm.folder / "ipython" / "profile_site"
+    profile.mkdir(parents=True)
+    (profile / "ipcluster_config.py").write_text(PROFILE)
+    notebook.run(f"import os; os.environ['IPYTHONDIR'] = {str(profile.parent)!r}")
+    address = test_slurm.login.address
+    settings = f"ipython_profile='site', nodes=2, gpus_per_node=1, gpus='none', interface={address!r}"
+    said = notebook.run(f"c = nbgpu.Cluster(launcher='hosts', {settings}).start()")
+    assert re.search(r"SlurmEngineSetLauncher of the profile site starts 2 host\(s\): job \d+", said), said
+    assert notebook.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+    notebook.run("c.stop()")
+    require_nothing_left(test_slurm)
+    assert not list(Path(test_slurm.environment["HOME"]).glob(".nbgpu-*"))
 
 
 def test_a_job_that_waits_says_why_and_stop_cancels_it(notebook: FarPython, test_slurm: hosts.Slurm) -> None:

@@ -58,6 +58,7 @@ class RecordedRun:
         self.status: str = "starting"
         self.hang = ""
         self.outlives_kernel = False
+        self.time_left_s: float | None = None
         self.failures: list[RankFailure] = []
         self.error: NbgpuError | None = None
         self.reader = Reader(folder, num_ranks)

@@ -147,5 +147,6 @@ export function progressInWords(store: RunStore): string {
     parts.push(`${number(Number(status.samples_per_s.toPrecision(3)))} samples/s on ${ranks} rank${ranks > 1 ? "s" : ""}`);
   }
   if (status.eta) parts.push(`${status.eta} left`);
+  if (status.time_left) parts.push(status.time_left);
   return parts.join(" · ");
 }

@@ -52,6 +52,8 @@ export interface Status {
   samples_per_s: number;
   /** In words; empty where it cannot be said. */
   eta: string;
+  /** How long the hosts are there, in words; empty where no such time is known. */
+  time_left: string;
   pace: string;
   /** Who waits where and who does not, while a rank waits too long; else empty. */
   hang: string;

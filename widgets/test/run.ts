@@ -11,6 +11,7 @@ export function status(overrides: Partial<Status> = {}, ranks = 2): Status {
     num_epochs: 2,
     samples_per_s: 40,
     eta: "12 s",
+    time_left: "",
     pace: "All ranks keep the same pace.",
     hang: "",
     ranks: Array.from({ length: ranks }, () => ({

@@ -146,6 +146,12 @@ describe("a panel", () => {
     expect([button(el, "Pause").disabled, button(el, "Stop").disabled]).toEqual([true, true]);
   });
 
+  it("says how long the hosts are there", async () => {
+    const { model, el } = open();
+    await say(model, { time_left: "the job ends in 9 min" });
+    expect(el.querySelector(".nbgpu-words")?.textContent).toMatch(/12 s left · the job ends in 9 min$/);
+  });
+
   it("leaves its curves in the notebook as pictures when the kernel is gone, once", async () => {
     const metadata = { nbgpu: { slot: "s-head", final: "" } };
     let output: any = { data: { "text/html": "<b>as it was</b>" }, metadata };

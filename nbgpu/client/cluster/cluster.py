@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
 from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
 from nbgpu.client.variables import saving
@@ -138,11 +140,18 @@ class Cluster(VariableCalls, RunCalls):
     def __repr__(self) -> str:
         return f"<Cluster {'running' if self.running else 'stopped'}: {self.describe()}>"
 
-    def start(self) -> Self:
+    def start(
+        self, *, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None
+    ) -> Self:
         """Start the engines and return when an all_reduce over all of them has given the right sum.
 
         With `backend='auto'` other transports are tried if the best one does not work, a single rank being
         the last. A warning then says which ones failed, and why.
+
+        Args:
+            tell: a function that shows a line about other hosts that are waited for.
+            stop: an event that ends the wait for other hosts, for a start on a thread that no interrupt
+                reaches.
 
         Raises:
             ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
@@ -151,18 +160,23 @@ class Cluster(VariableCalls, RunCalls):
                 engines' log.
         """
         require_none()
-        return self._start(self._become_current)
+        return self._start(self._become_current, tell, stop)
 
     def start_beside(self) -> Self:
         """As `start`, for one of several clusters of this process. None of them is `current()`, and the
         caller stops them."""
         return self._start(lambda: None)
 
-    def _start(self, at_the_end: Callable[[], None]) -> Self:
+    def _start(
+        self,
+        at_the_end: Callable[[], None],
+        tell: Callable[[str], None] = print_at_once,
+        stop: threading.Event | None = None,
+    ) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         if self.config.launcher != "local":
-            return self._start_on_hosts(at_the_end)
+            return self._start_on_hosts(at_the_end, tell, stop)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines
@@ -199,11 +213,19 @@ class Cluster(VariableCalls, RunCalls):
             raise
         return self
 
-    def _start_on_hosts(self, at_the_end: Callable[[], None]) -> Self:
+    def _start_on_hosts(
+        self, at_the_end: Callable[[], None], tell: Callable[[str], None], stop: threading.Event | None
+    ) -> Self:
         self.devices = self._wanted = ()
         self.join_file = None
         time_limit.require_loop(self.config)
-        self._launcher = launcher = launcher_of(self.config)
+        self._launcher = launcher = launcher_of(self.config, tell)
+
+        def check() -> None:
+            processes.require_reachable()
+            if stop is not None and stop.is_set():
+                raise ClusterError("the start was stopped")
+
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
@@ -219,10 +241,10 @@ class Cluster(VariableCalls, RunCalls):
             self.join_file = hosts.write_join_file(processes.folder, variables, where)
             launcher.start(self.join_file, where)
             self._note()
-            there = hosts.gather(self._client, self.config, launcher, processes.require_reachable)
+            there = hosts.gather(self._client, self.config, launcher, check)
             launcher.joined()
             processes.use(there, launcher.when_lost)
-            seating = hosts.start_ranks(self._client, there, self.config, processes.require_reachable)
+            seating = hosts.start_ranks(self._client, there, self.config, check)
             self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)
             self.chosen_transport = ChosenTransport(self._transports[0])

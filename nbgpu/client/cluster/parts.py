@@ -104,6 +104,12 @@ class ClusterParts:
         return self._ranks
 
     @property
+    def time_left_s(self) -> float | None:
+        """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
+        limit or nobody knows."""
+        return None if self._time_limit is None else self._time_limit.left_s
+
+    @property
     def folder(self) -> Path:
         """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
         if self._processes is None:

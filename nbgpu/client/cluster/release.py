@@ -7,7 +7,6 @@ completion or for help on a name, as a page does while a person types. The time 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -24,9 +23,9 @@ class IdleRelease:
         after_s: how long the cluster may be unused, in seconds.
         is_working: a function that returns whether a run goes on or a rank works. It may take a second, and
             is called on the thread.
-        release: a function that ends the cluster. It is called on the event loop of the thread that made this
-            object, if that thread has one, and so never within another call of the notebook's; otherwise it
-            is called on this object's thread.
+        release: a function that ends the cluster. It is called on the notebook's event loop, and so never
+            within another call of the notebook's. Where there is no loop it is called on this object's
+            thread.
     """
 
     def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:
@@ -39,10 +38,7 @@ class IdleRelease:
         # The cell that starts the cluster has already begun.
         self._cell_runs = self._shell is not None and threading.current_thread() is threading.main_thread()
         self._closing = threading.Event()
-        try:
-            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            self._loop = None
+        self._loop = ipython_shell.event_loop()
         if self._shell is not None:
             self._shell.events.register("pre_run_cell", self._cell_begins)
             self._shell.events.register("post_run_cell", self._cell_ends)

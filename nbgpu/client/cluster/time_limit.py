@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbgpu.client.cluster.release import tell_in_next_cell
+from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NbgpuError
@@ -29,14 +29,10 @@ _RUN_LOOK_S = 0.1
 
 def require_loop(config: ClusterConfig) -> None:
     """Raise ConfigError if variables are to be saved before the end where that cannot be done."""
-    if not config.save_before_time_limit:
-        return
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if config.save_before_time_limit and ipython_shell.event_loop() is None:
         raise ConfigError(
             "save_before_time_limit works in a notebook, between two cells. A program calls cluster.save() itself"
-        ) from None
+        )
 
 
 def watch_over(cluster: Cluster, launcher: Launcher) -> TimeLimitWatch:
@@ -71,8 +67,8 @@ class TimeLimitWatch:
         time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
         warn: is called on the thread, with the time left as the beginning of a sentence.
         can_save: a function that returns whether `save` may be called.
-        save: is called after that, on the event loop of the thread that made this object, and so never within
-            another call of the notebook's. Where there is no loop it is not called.
+        save: is called after that, on the notebook's event loop, and so never within another call of the
+            notebook's. Where there is no loop it is not called.
     """
 
     def __init__(
@@ -87,12 +83,16 @@ class TimeLimitWatch:
         self._can_save = can_save
         self._save = save
         self._closing = threading.Event()
-        try:
-            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            self._loop = None
+        self._end_mono_s: float | None = None
+        self._loop = ipython_shell.event_loop()
         self._thread = threading.Thread(target=self._watch, name="nbgpu-time-limit", daemon=True)
         self._thread.start()
+
+    @property
+    def left_s(self) -> float | None:
+        """The time until the hosts are taken away, as said within the last minute; None if there is no
+        limit or nobody knows."""
+        return None if self._end_mono_s is None else max(0.0, self._end_mono_s - time.monotonic())
 
     def close(self) -> None:
         """End the watch; later calls do nothing."""
@@ -101,7 +101,7 @@ class TimeLimitWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        while (left_s := self._time_left_s()) is None or left_s > WARNING_BEFORE_END_S:
+        while (left_s := self._look()) is None or left_s > WARNING_BEFORE_END_S:
             pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
             if self._closing.wait(pause_s):
                 return
@@ -113,6 +113,11 @@ class TimeLimitWatch:
                 return
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._save_if_open, why)
+
+    def _look(self) -> float | None:
+        left_s = self._time_left_s()
+        self._end_mono_s = None if left_s is None else time.monotonic() + left_s
+        return left_s
 
     def _save_if_open(self, why: str) -> None:
         if not self._closing.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -10,3 +11,16 @@ def current() -> Any | None:
     """Return the shell, or None in a script; a script is not made to import IPython."""
     getipython = sys.modules.get("IPython.core.getipython")
     return None if getipython is None else getipython.get_ipython()
+
+
+def event_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop on which a kernel runs its cells, on any of its threads; elsewhere that of this
+    thread, or None if it has none."""
+    io_loop = getattr(getattr(current(), "kernel", None), "io_loop", None)
+    if io_loop is not None:
+        loop: asyncio.AbstractEventLoop = io_loop.asyncio_loop
+        return loop
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

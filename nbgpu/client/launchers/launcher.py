@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import interfaces
+
+
+def print_at_once(line: str) -> None:
+    """Print a line below the cell, or on the terminal."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class Launcher(ABC):
@@ -16,13 +23,15 @@ class Launcher(ABC):
 
     Args:
         config: the settings of the cluster.
+        tell: a function that shows a line to the person who waits for the start.
     """
 
     job = ""
     """The number of Slurm's job that has the hosts; empty where there is none."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
         self._config = config
+        self._tell = tell
 
     def listen_at(self) -> tuple[str, str]:
         """Return the name and the address of the interface at which the hosts find this one.
@@ -80,11 +89,10 @@ class NoLauncher(Launcher):
 
     def start(self, join_file: Path, interface: str) -> None:
         """Tell the person what to start on the hosts. The start waits for them meanwhile."""
-        sys.stdout.write(
+        self._tell(
             f"waiting for {self._config.num_hosts} host(s), which reach this one at {interface}. On each of them: nbgpu "
-            f"host --join {join_file}\n"
+            f"host --join {join_file}"
         )
-        sys.stdout.flush()
 
     def why_late(self) -> str:
         """Say how a host dials in."""

@@ -9,9 +9,10 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
-from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
 from nbgpu.client.launchers.slurm_state import JobState
@@ -37,13 +38,14 @@ class SlurmLauncher(Launcher):
 
     Args:
         config: the settings of the cluster.
+        tell: a function that shows a line to the person who waits for the start.
 
     Raises:
         ConfigError: an option is not one of sbatch, or is not the user's to give.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+        super().__init__(config, tell)
         options = dict(config.options_of_launcher)
         own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
         self._python = own.get("python", sys.executable)
@@ -103,8 +105,7 @@ class SlurmLauncher(Launcher):
     def _say(self, words: str) -> None:
         if words != self._said:
             self._said = words
-            sys.stdout.write(f"{words}\n")
-            sys.stdout.flush()
+            self._tell(words)
 
     def check(self) -> None:
         """Show why the job waits; raise ClusterError if it is over or a host's program has ended."""

@@ -6,9 +6,10 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
@@ -33,10 +34,11 @@ class SshLauncher(Launcher):
 
     Args:
         config: the settings of the cluster.
+        tell: a function that shows a line to the person who waits for the start.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+        super().__init__(config, tell)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._settings = SshSettings(
             options.get("python", sys.executable), shlex.split(options.get("ssh", "")), setup=config.setup

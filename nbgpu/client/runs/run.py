@@ -168,6 +168,12 @@ class Run:
         return self._host.config.keep
 
     @property
+    def time_left_s(self) -> float | None:
+        """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
+        limit or nobody knows."""
+        return self._host.time_left_s
+
+    @property
     def over(self) -> bool:
         return self._ending.over
 

@@ -53,6 +53,9 @@ class Host(Protocol):
     def folder(self) -> Path: ...
 
     @property
+    def time_left_s(self) -> float | None: ...
+
+    @property
     def backend(self) -> str: ...
 
     @property

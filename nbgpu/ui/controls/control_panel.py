@@ -81,8 +81,8 @@ class _Controls:
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._busy = False
-        self._search: threading.Event | None = None
-        """An event that ends the current search for a batch size."""
+        self._cancel: threading.Event | None = None
+        """An event that ends the current wait for hosts, or the current search for a batch size."""
         # A reading of the devices may come on another thread before all is there.
         with self._lock:
             self._slot = new_slot()
@@ -173,11 +173,18 @@ class _Controls:
         self._begin(self._plan_run, "looking at model and ranks …")
 
     def _on_find(self) -> None:
-        self._search = threading.Event()
-        self._begin(self._find_batch_size, "trying batch sizes on the ranks …")
+        self._begin(self._find_batch_size, "trying batch sizes on the ranks …", can_cancel=True)
 
-    def _begin(self, work: Callable[[Cluster, TrainConfig], None], said: str) -> None:
-        """Check the settings and do the work with them on a thread, because the kernel must stay free."""
+    def _begin(
+        self, work: Callable[[Cluster, TrainConfig], None], said: str, can_cancel: bool = False
+    ) -> None:
+        """Check the settings and do the work with them on a thread, because the kernel must stay free.
+
+        Args:
+            work: does it, on a cluster that runs.
+            said: what the person reads meanwhile.
+            can_cancel: whether the button *Stop* ends the work. The wait for other hosts it ends in any case.
+        """
         with self._lock:
             if self._busy or self._is_running():
                 return
@@ -190,11 +197,13 @@ class _Controls:
                 self._settings.judge()
                 self._say(str(error), is_error=True)
                 return
+            waits_for_hosts = self._existing_cluster() is None and not self._devices.hosts.is_local
+            self._cancel = threading.Event() if can_cancel or waits_for_hosts else None
             self._busy = True
             self._say(said)
             self._refresh()
         threading.Thread(
-            target=self._do, args=(work, config, devices), name="nbgpu-controls", daemon=True
+            target=self._do, args=(work, config, devices, can_cancel), name="nbgpu-controls", daemon=True
         ).start()
 
     def _refuse(self, bad: Mapping[str, str]) -> None:
@@ -209,13 +218,21 @@ class _Controls:
         work: Callable[[Cluster, TrainConfig], None],
         config: TrainConfig,
         devices: dict[str, Any],
+        can_cancel: bool,
     ) -> None:
         try:
             cluster = self._existing_cluster()
             if cluster is None:
                 cluster = clusters.Cluster(**devices)
             if not cluster.running:
-                cluster.start()
+                cluster.start(tell=self._say, stop=self._cancel)
+            if not can_cancel:
+                with self._lock:
+                    was_stopped = self._cancel is not None and self._cancel.is_set()
+                    self._cancel = None
+                if was_stopped:
+                    self._say("stopped; the cluster has started")
+                    return
             work(cluster, config)
         except NbgpuError as error:
             self._say_error(error)
@@ -224,7 +241,7 @@ class _Controls:
         finally:
             with self._lock:
                 self._busy = False
-                self._search = None
+                self._cancel = None
                 self._refresh()
 
     def _train(self, cluster: Cluster, config: TrainConfig) -> None:
@@ -234,7 +251,7 @@ class _Controls:
         self._say(str(cluster.plan_with(config)), is_table=True)
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
-        found = cluster.find_batch_size_with(config, stop=self._search)
+        found = cluster.find_batch_size_with(config, stop=self._cancel)
         self._settings.fields["batch_size"].show(found.batch_size)
         self._say(str(found), is_table=True)
 
@@ -329,9 +346,9 @@ class _Controls:
             self._exporting.open(run)
 
     def _on_stop(self) -> None:
-        search = self._search
-        if search is not None:
-            search.set()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel.set()
         elif self._run is not None:
             self._ask(self._run.stop)
 
@@ -362,7 +379,7 @@ class _Controls:
             self._settings.enable(busy, running, has_cluster=cluster is not None)
             self._start.disabled = self._plan.disabled = self._find.disabled = busy
             self._pause.disabled = not running
-            self._stop.disabled = not running and self._search is None
+            self._stop.disabled = not running and self._cancel is None
             self._explain.disabled = self._export.disabled = self._run is None
             self._advice.refresh()
             paused = self._run is not None and self._run.status == "paused"

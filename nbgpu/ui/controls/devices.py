@@ -1,4 +1,4 @@
-"""The part of the control panel that chooses the devices of a new cluster."""
+"""The part of the control panel that chooses the devices of a new cluster, and their hosts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from nbgpu.config import ClusterConfig
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
+from nbgpu.ui.controls.hosts import HostControls
+
+_ON_OTHER_HOSTS = "The ranks are on other hosts (see <i>Hosts</i> below), and their devices are known once the hosts are there."
 
 
 class DeviceControls:
-    """The controls of the devices: the GPUs to use, or the number of CPU ranks."""
+    """The controls of the devices: GPUs to use, the number of CPU ranks, or the hosts that have them."""
 
     def __init__(self) -> None:
         self.ranks = Field(ClusterConfig, "ranks")
@@ -26,8 +29,19 @@ class DeviceControls:
         self.release_after_s = Field(ClusterConfig, "release_after_s")
         self.link = Field(ClusterConfig, "link")
         self.slow_rank = Field(ClusterConfig, "slow_rank")
+        self.hosts = HostControls()
         self.note = w.HTML()
-        self.box = w.VBox([self.gpus, self.note])
+        self._elsewhere = w.HTML(_ON_OTHER_HOSTS)
+        self.box = w.VBox([self.gpus, self._elsewhere, self.note])
+        self._show_what_counts()
+        self.hosts.fields["launcher"].observe(lambda _: self._show_what_counts(), "value")
+
+    def _show_what_counts(self) -> None:
+        is_local = self.hosts.is_local
+        self.gpus.layout.display = "" if is_local else "none"
+        self._elsewhere.layout.display = "none" if is_local else ""
+        for name, field in self.of_devices.items():
+            field.layout.display = "" if self.hosts.counts(name) else "none"
 
     def _show_ranks(self) -> None:
         """Show the number of ranks that the choice gives, unless a person has typed another one."""
@@ -39,8 +53,8 @@ class DeviceControls:
             self._ranks_shown = self.ranks.value
 
     @property
-    def fields(self) -> dict[str, Field]:
-        """The fields of the settings that the user types, by name."""
+    def of_devices(self) -> dict[str, Field]:
+        """The fields of the devices' settings, by name."""
         return {
             "ranks": self.ranks,
             "memory_limit": self.memory_limit,
@@ -49,12 +63,33 @@ class DeviceControls:
             "slow_rank": self.slow_rank,
         }
 
+    @property
+    def of_hosts(self) -> dict[str, Field]:
+        """The fields of the hosts' settings, by name."""
+        return {**self.hosts.fields, "gpus": self.hosts.gpus}
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """All fields of settings that the user types, by name."""
+        return self.of_devices | self.of_hosts
+
+    @property
+    def counting(self) -> dict[str, Field]:
+        """The fields that count with the chosen launcher."""
+        return {
+            name: field
+            for name, field in self.fields.items()
+            if self.hosts.counts(name) and not (name == "gpus" and self.hosts.is_local)
+        }
+
     def inputs(self) -> list[w.Widget]:
         """All controls of the devices."""
         return [self.gpus, *self.fields.values()]
 
     def values(self, typed: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a cluster, including the values of its fields."""
+        """The settings of a cluster, including the values of the fields that count."""
+        if not self.hosts.is_local:
+            return dict(typed)
         # Before the driver has answered nothing is known of GPUs, and the cluster takes what there is.
         gpus = "auto" if self.gpus.read is None else ",".join(self.gpus.value) or "none"
         return {"gpus": gpus, **typed}

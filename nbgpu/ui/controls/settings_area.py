@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.config.settings import steerable, together
 from nbgpu.errors import ConfigError
@@ -20,6 +21,7 @@ from nbgpu.ui.controls.copying import CopyButtons, with_numbers
 from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
+from nbgpu.ui.controls.hosts import stand_ins
 from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, said
 from nbgpu.ui.controls.notes import MemoryNote, global_batch
 from nbgpu.ui.controls.workload import WorkloadChoice
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 FIRST = ("amp", "batch_size", "cache_rate")
 """The settings that stand at the top, beside the devices."""
-_CLUSTER = "Cluster"
-"""The title of the tab with the other settings of a cluster."""
+_CLUSTER, _HOSTS = "Cluster", "Hosts"
+"""The titles of the tabs with the other settings of a cluster."""
 
 
 class SettingsArea:
@@ -100,7 +102,11 @@ class SettingsArea:
         self._memory = MemoryNote(fields["cache_rate"]) if "cache_rate" in fields else None
         self._first.children = tuple(fields[name] for name in FIRST if name in fields)
         others = {name: field for name, field in fields.items() if name not in FIRST}
-        self._groups = {**grouped(self.form.model, others), _CLUSTER: list(self.devices.fields.values())}
+        self._groups = {
+            **grouped(self.form.model, others),
+            _CLUSTER: list(self.devices.of_devices.values()),
+            _HOSTS: list(self.devices.of_hosts.values()),
+        }
         chosen = self.tabs.selected_index
         title = self.tabs.titles[chosen] if chosen is not None and self.tabs.titles else ""
         titles = list(self._groups)
@@ -126,7 +132,7 @@ class SettingsArea:
 
     def bad(self) -> dict[str, str]:
         """Why fields have no valid value, by name; those of the cluster count only where it is not there."""
-        of_devices = {} if self._existing_cluster() else self.devices.fields
+        of_devices = {} if self._existing_cluster() else self.devices.counting
         return read(of_devices)[1] | self.form.read()[1]
 
     def checked(self) -> tuple[dict[str, Any], TrainConfig]:
@@ -136,7 +142,7 @@ class SettingsArea:
             ConfigError: values do not go together, with a line for each.
         """
         # An existing cluster has its devices already.
-        typed, _ = read({} if self._existing_cluster() else self.devices.fields)
+        typed, _ = read({} if self._existing_cluster() else self.devices.counting)
         of_cluster = self.devices.values(typed)
         values, _ = self.form.read()
         config: TrainConfig
@@ -208,10 +214,17 @@ class SettingsArea:
         with self._lock:
             cluster, chosen = self._present_cluster()
             config = self.form.judge(chosen)
+            existing = self._existing_cluster()
+            hosts = self.devices.hosts
+            is_local = hosts.is_local if existing is None else existing.config.launcher == "local"
             if (batch := self.fields.get("batch_size")) is not None:
-                batch.note = global_batch(config, len(chosen)) if config is not None else ""
+                is_known = existing is not None or hosts.is_number_known
+                batch.note = global_batch(config, len(chosen)) if config is not None and is_known else ""
             if self._memory is not None:
-                if config is not None:
+                # Nothing is known of other hosts' memory.
+                if not is_local:
+                    self._memory.clear()
+                elif config is not None:
                     self._memory.say(config, len(chosen), _limit_bytes(cluster, chosen))
                 elif self._memory.is_about({name for name, field in self.fields.items() if field.problem}):
                     self._memory.clear()
@@ -239,27 +252,34 @@ class SettingsArea:
         self._wrong_devices = []
         if existing is not None:
             return existing.config, existing.devices
-        fields = self.devices.fields
+        fields = self.devices.counting
         typed, bad = read_drafts(fields)
         config: ClusterConfig | None = None
         chosen: Sequence[Device] | None = None
         try:
             config = ClusterConfig.checked(**self.devices.values(typed))
-            chosen = self._chosen(config)
-            together(
-                partial(devices.require_simulable, config, chosen),
-                partial(devices.least_rank_memory_bytes, config, chosen),
-            )
+            if config.launcher == "local":
+                chosen = self._chosen(config)
+                together(
+                    partial(devices.require_simulable, config, chosen),
+                    partial(devices.least_rank_memory_bytes, config, chosen),
+                )
+            else:
+                launcher_of(config)  # refuses what it cannot do
         except ConfigError as error:
             for line in str(error).splitlines():
-                named = next((name for name in fields if line.startswith((f"{name}=", f"{name} ="))), None)
+                named = next(
+                    (name for name in fields if line.startswith((f"{name}=", f"{name} =", f"{name}:"))), None
+                )
                 if named is not None:
                     bad.setdefault(named, line)
                 else:
                     self._wrong_devices.append(line)
-        for name, field in fields.items():
+        for name, field in self.devices.fields.items():
             field.problem = bad.get(name, "")
-        if chosen is None:
+        if not self.devices.hosts.is_local:
+            chosen = stand_ins(typed)
+        elif chosen is None:
             chosen = devices.choose("none", typed.get("ranks"))
         if bad or self._wrong_devices or config is None:
             return None, chosen

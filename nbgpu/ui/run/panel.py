@@ -297,6 +297,7 @@ class Panel(anywidget.AnyWidget):
             "num_epochs": now.num_epochs,
             "samples_per_s": now.samples_per_s,
             "eta": duration(now.eta_s) if now.eta_s is not None else "",
+            "time_left": "" if state in FINAL_STATES else wording.time_left(self._run.time_left_s),
             "pace": wording.evaluated(statuses) or wording.pace(self._follower.history),
             "hang": self._run.hang,
             "ranks": [
@@ -414,7 +415,8 @@ class _TextLine:
             for output in _last_outputs(self._run, history, self._slot):
                 Panel._put(output)
             return
-        lines = [summary(self._run, history), *wording.recent(history), self._run.hang]
+        time_left = wording.time_left(self._run.time_left_s)
+        lines = [summary(self._run, history), time_left, *wording.recent(history), self._run.hang]
         told = {"text/plain": "\n".join(filter(None, lines))}
         update_display(told, raw=True, display_id=head_of(self._slot))
 

@@ -92,6 +92,11 @@ def pace(history: History) -> str:
     )
 
 
+def time_left(left_s: float | None) -> str:
+    """How long a run's hosts are there, in words; empty where no such time is known."""
+    return "" if left_s is None else f"the job ends in {duration(left_s)}"
+
+
 def recent(history: History, num_marks: int = 3) -> list[str]:
     """The latest events of a run, with a line for each."""
     return [

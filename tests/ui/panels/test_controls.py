@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -161,8 +163,8 @@ def test_every_marked_field_is_in_the_panel(recipe: str) -> None:
     panel = _Controls(recipe, cluster=None)
     names = [name for _, name, _ in control_fields(TRAIN_CONFIGS[recipe])]
     assert list(panel._settings.fields) == names
-    devices = ["gpus", "ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
-    assert [name for _, name, _ in control_fields(ClusterConfig)] == devices
+    of_cluster = [name for _, name, _ in control_fields(ClusterConfig)]
+    assert sorted(panel._settings.devices.fields) == sorted(of_cluster)
 
 
 def type_in(panel: _Controls, **typed: str) -> None:
@@ -208,6 +210,57 @@ def test_values_that_do_not_go_together_are_said_in_words() -> None:
     type_in(panel, replace_rate="0.5")
     panel._start.click()
     assert "replace_rate=0.5 replaces nothing while cache_rate=1" in panel._said.value
+
+
+HOSTS_HERE = {"launcher": "hosts", "nodes": "2", "gpus_per_node": "1", "gpus": "none", "interface": "lo"}
+"""Hosts that dial in to this one, which are this one."""
+
+
+def choose_hosts(panel: _Controls, **typed: str) -> None:
+    for name, text in typed.items():
+        panel._settings.devices.of_hosts[name].value = text
+
+
+def wait_for_join_file(panel: _Controls) -> str:
+    """The file that the panel names for hosts."""
+    give_up_s = time.monotonic() + 120
+    while (named := re.search(r"nbgpu host --join (\S+?)<", panel._said.value)) is None:
+        assert panel._busy, panel._said.value
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    return named[1]
+
+
+def test_the_wait_for_hosts_says_what_to_start_and_can_be_stopped() -> None:
+    panel = _Controls("autoencoder", cluster=None)
+    choose_hosts(panel, **HOSTS_HERE)
+    panel._start.click()
+    folder = Path(wait_for_join_file(panel)).parent
+    assert not panel._stop.disabled
+    panel._stop.click()
+    _wait_until_free(panel)
+    assert "the start was stopped" in panel._said.value
+    assert panel._stop.disabled
+    assert not panel._start.disabled
+    assert not folder.exists()
+
+
+@pytest.mark.long
+def test_a_run_is_planned_on_hosts_that_have_dialled_in() -> None:
+    panel = _Controls("autoencoder", cluster=None)
+    choose_hosts(panel, **HOSTS_HERE)
+    type_in(panel, data="phantoms", patch_size="16", batch_size="3")
+    panel._plan.click()
+    command = [sys.executable, "-m", "nbgpu.cli", "host", "--join", wait_for_join_file(panel)]
+    dialled = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    try:
+        _wait_until_free(panel)
+        assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
+        assert "2 CPU ranks on 2 hosts" in panel._devices.note.value
+    finally:
+        nbgpu.current().stop()
+        codes = [process.wait(60) for process in dialled]
+    assert codes == [0, 0]
 
 
 def _wait_until_free(panel: _Controls) -> None:

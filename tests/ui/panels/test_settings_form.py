@@ -51,6 +51,55 @@ def test_what_matters_first_stands_at_the_top_and_all_else_in_tabs(area: Setting
     assert titles(area)["Cluster"] == ["ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
 
 
+def shown(area: SettingsArea, title: str) -> list[str]:
+    """The fields of a tab that a person sees."""
+    (page,) = [page for name, page in zip(area.tabs.titles, area.tabs.children, strict=True) if name == title]
+    return [field.name for field in page.children if field.layout.display != "none"]
+
+
+def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: SettingsArea) -> None:
+    hosts = area.devices.of_hosts
+    assert shown(area, "Hosts") == ["launcher"]
+    hosts["launcher"].value = "ssh"
+    assert shown(area, "Hosts") == [
+        "launcher",
+        "hosts",
+        "launcher_options",
+        "setup",
+        "gpus_per_node",
+        "interface",
+        "gpus",
+    ]
+    assert shown(area, "Cluster") == ["memory_limit", "release_after_s"]
+    assert "names no host on which launcher='ssh' could start ranks" in problems(area)["hosts"]
+    assert area.devices.gpus.layout.display == "none"
+    hosts["hosts"].value = "node1, node2"
+    assert problems(area) == {}
+    hosts["launcher"].value = "slurm"
+    assert "nodes" in shown(area, "Hosts")
+    assert "hosts" not in shown(area, "Hosts")
+    hosts["launcher_options"].value = "requeue"
+    assert "'requeue' cannot be given" in problems(area)["launcher_options"]
+    hosts["launcher_options"].value = "partition=gpu"
+    hosts["nodes"].value = "3"
+    assert problems(area) == {}
+    assert "launcher='slurm', nodes=3" in area._copy.code or "--launcher slurm --nodes 3" in area._copy.code
+    # What was typed for another launcher does not count, and is there again with its own.
+    hosts["launcher"].value = "local"
+    assert area._copy.problem == ""
+    assert "slurm" not in area._copy.code
+
+
+def test_the_global_batch_is_said_where_the_number_of_ranks_is_known(area: SettingsArea) -> None:
+    hosts, size = area.devices.of_hosts, area.fields["batch_size"]
+    hosts["launcher"].value = "ssh"
+    hosts["hosts"].value = "node1, node2"
+    assert size.note == ""
+    assert area.fields["cache_rate"].note == ""
+    hosts["gpus_per_node"].value = "4"
+    assert size.note == "global batch 16 = 2 x 8 ranks"
+
+
 def test_what_is_typed_is_judged_and_is_no_value_yet(area: SettingsArea) -> None:
     size = area.fields["batch_size"]
     draft(area, batch_size="0")

@@ -38,7 +38,7 @@ def test_an_option_of_sbatch_may_have_no_value() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"launcher": "ssh"}, "launcher='ssh' starts the ranks on the hosts that hosts names"),
+        ({"launcher": "ssh"}, "hosts='' names no host on which launcher='ssh' could start ranks"),
         ({"launcher": "ssh", "hosts": "a,b,a"}, "a is named twice"),
         ({"launcher": "ssh", "hosts": "-oProxyCommand=x"}, "'-oProxyCommand=x' is not the name of a host"),
         ({"launcher": "ssh", "hosts": "a", "launcher_options": "pyhton=x"}, "Did you mean python?"),

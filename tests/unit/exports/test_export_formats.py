@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -118,6 +119,14 @@ def test_a_misspelt_field_is_found(to: str, field: str, run_folder: Path, tmp_pa
     assert field in text
     misspelt = yaml.safe_load_all(text.replace(field, field[:-1]))
     assert any(not_known(document) for document in misspelt)
+
+
+def test_kubernetes_knows_every_field_of_the_job_whose_pods_are_hosts_of_a_notebook() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
+    (written,) = re.findall(r"```yaml\n(.+?)```", page, re.DOTALL)
+    assert not_known(yaml.safe_load(written)) == []
+    misspelt = yaml.safe_load(written.replace("parallelism", "paralelism"))
+    assert len(not_known(misspelt)) == 2
 
 
 @pytest.mark.parametrize("to", ["torchrun", "slurm"])

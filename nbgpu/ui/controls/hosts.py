@@ -1,0 +1,63 @@
+"""The part of the control panel that chooses on which hosts a new cluster has its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from nbgpu.config import ClusterConfig
+from nbgpu.config.conditions import conditions
+from nbgpu.config.settings import control_fields
+from nbgpu.protocol.records import Device
+from nbgpu.ui.controls.fields import Field
+
+_GROUP = "Hosts"
+_ANY_COMPUTE_CAPABILITY = 100.0
+
+
+class HostControls:
+    """The fields of the launcher and of its hosts. Those that count with the chosen launcher are shown."""
+
+    def __init__(self) -> None:
+        named = [name for group, name, _ in control_fields(ClusterConfig) if group == _GROUP]
+        self.fields = {name: Field(ClusterConfig, name) for name in named}
+        self.gpus = Field(ClusterConfig, "gpus")
+        """The GPUs of every other host, whose devices no card shows."""
+        self._show_what_counts()
+        self.fields["launcher"].observe(lambda _: self._show_what_counts(), "value")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the ranks are on the notebook's host."""
+        return self.fields["launcher"].value == "local"
+
+    @property
+    def is_number_known(self) -> bool:
+        """Whether the number of ranks is known before other hosts have said what they have."""
+        is_valid = not any(field.problem for field in self.fields.values())
+        return self.is_local or (is_valid and bool(self.fields["gpus_per_node"].draft))
+
+    def counts(self, name: str) -> bool:
+        """Whether a setting counts with the chosen launcher."""
+        launcher = self.fields["launcher"].value
+        decisive = [each for each in conditions(ClusterConfig, name) if each.name == "launcher"]
+        return all(condition.holds(launcher) for condition in decisive)
+
+    def _show_what_counts(self) -> None:
+        for name, field in self.fields.items():
+            field.layout.display = "" if self.counts(name) else "none"
+        self.gpus.layout.display = "none" if self.is_local else ""
+
+
+def stand_ins(values: Mapping[str, Any]) -> tuple[Device, ...]:
+    """Devices that stand for those of hosts that have not dialled in, and on which every setting works.
+
+    Args:
+        values: the valid settings among those of the cluster. Where the number of a host's ranks is not
+            known, each host has one.
+    """
+    hosts = [name for name in values.get("hosts", "").split(",") if name]
+    num_hosts = len(hosts) if values["launcher"] == "ssh" else values.get("nodes", 1)
+    num_ranks = max(1, num_hosts) * (values.get("gpus_per_node") or 1)
+    kind: Literal["cpu", "cuda"] = "cpu" if values.get("gpus") == "none" else "cuda"
+    return tuple(Device(kind, "", "", index, 0, _ANY_COMPUTE_CAPABILITY) for index in range(num_ranks))
