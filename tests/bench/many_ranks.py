@@ -154,6 +154,7 @@ def notebook_and_hosts(num_hosts: int, ranks_each: int) -> Iterator[tuple[Kernel
                     yield notebook, folder
                 finally:
                     for process in dialled:
+                        process.kill()
                         process.wait()
 
 
