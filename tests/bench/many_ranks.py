@@ -190,7 +190,7 @@ def measure(notebook: Kernel, folder: Path, num_ranks: int) -> Measured:
 def panel_share(notebook: Kernel, folder: Path, num_ranks: int) -> float:
     """The share of a core that the kernel takes for a run's panel, which is sent to a page that is not there.
 
-    The run is made up: 64 ranks that train would need 27 GB of memory and more cores. This process writes
+    The run is made up: 64 ranks that train take 24 GB of memory and more cores. This process writes
     what they would, and the kernel reads it in the run's folder.
     """
     folder.mkdir()
