@@ -104,6 +104,11 @@ def test_ranks_of_all_hosts_make_one_group(site: Site) -> None:
     assert names == "{0: 'n1 0 4\\n', 1: 'n1 1 4\\n', 2: 'n2 0 4\\n', 3: 'n2 1 4\\n'}\n"
 
 
+def test_ranks_of_two_hosts_make_a_group_of_their_own(site: Site) -> None:
+    code = "g = dist.new_group([0, 3])\nif rank in (0, 3): t = torch.ones(1); dist.all_reduce(t, group=g); print(int(t))"
+    assert site.cell(code) == "{0: '2\\n', 1: '', 2: '', 3: '2\\n'}\n"
+
+
 def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: Site) -> None:
     for name in ("desk", "n1", "n2"):
         host = site.hosts[name]

@@ -10,10 +10,11 @@ number of a generation, so that it may come several times, late, or early.
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from nbgpu.engine.group import (
     flight_recorder,
     meeting,
+    peers,
     simulated_link,
     sockets,
     torch_private,
@@ -108,7 +110,8 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     Raises:
         RuntimeError: the all_reduce gave a wrong sum, a peer did not come within `member.timeout_s`, or the
             generation was given up meanwhile (DistBackendError).
-        ConnectionError: a process of another user took a rank's place.
+        ConnectionError: a process of another user, or on another host one that is no rank, took a rank's
+            place.
     """
     global _membership
     _begin(generation, store)
@@ -135,6 +138,9 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
         _let_collectives_wait(member.timeout)
     _refuse_given_up()
     sockets.refuse_other_users()
+    if store is not None:
+        everybody = range(member.world_size)
+        peers.refuse_strangers(store, "default", member.rank, everybody, _connect_timeout(member))
     prove(member.world_size, member.device)
     _membership = member
 
@@ -222,11 +228,21 @@ def note_connections() -> None:
             if dist.is_initialized():
                 _refuse_given_up()
                 sockets.refuse_other_users()
+                given = inspect.signature(make_group).bind(*args, **kwargs).arguments
+                _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
             return made
 
         return make_group_and_note
 
     torch_private.wrap_making_of_groups(noting)
+
+
+def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
+    """Look whose the other ends of a person's new group are."""
+    member = membership()
+    if _store is not None and (not ranks or member.rank in ranks):
+        everybody = ranks or range(member.world_size)
+        peers.refuse_strangers(_store, name, member.rank, everybody, _connect_timeout(member))
 
 
 def note_traffic() -> None:

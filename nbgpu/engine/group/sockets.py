@@ -29,6 +29,8 @@ _BYTES_ACKED_OFFSET = 120
 """The offset in struct tcp_info (linux/tcp.h) of tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
 _of_groups: Connections = {}
+_newest: Connections = {}
+"""Those of the group that was made last."""
 _is_in_the_making = False
 """Whether the main thread is making a group."""
 
@@ -52,12 +54,14 @@ def is_group_in_the_making() -> bool:
 @contextmanager
 def noted_as_groups() -> Iterator[None]:
     """Record the connections that are opened in the block as those of a process group."""
+    global _newest
     before = _open_connections()
     try:
         with group_in_the_making():
             yield
     finally:
-        _of_groups.update({fd: inode for fd, inode in _open_connections().items() if before.get(fd) != inode})
+        _newest = {fd: inode for fd, inode in _open_connections().items() if before.get(fd) != inode}
+        _of_groups.update(_newest)
 
 
 def wait_for_group_in_the_making(patience_s: float) -> None:
@@ -80,7 +84,7 @@ def refuse_other_users() -> None:
 
     def refuse(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # nothing is known of another host
+        if here[0] != there[0]:  # peers.py looks at those
             return
         uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
         if uid != own_uid:
@@ -164,9 +168,22 @@ def _is_connected_tcp(fd: int) -> bool:
         return True
 
 
-def _each(act: Callable[[socket.socket], None]) -> None:
+def ends_of_newest() -> list[tuple[tuple[str, int], tuple[str, int]]]:
+    """Return the address and port of both ends, this process's first, of each connection of the newest
+    group."""
+    found = []
+
+    def add(connection: socket.socket) -> None:
+        here, there = connection.getsockname(), connection.getpeername()
+        found.append(((here[0], here[1]), (there[0], there[1])))
+
+    _each(add, _newest)
+    return found
+
+
+def _each(act: Callable[[socket.socket], None], connections: Connections | None = None) -> None:
     # A copy: other threads call this while the main thread may be making a group.
-    for fd, inode in list(_of_groups.items()):
+    for fd, inode in list((_of_groups if connections is None else connections).items()):
         with suppress(OSError):
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:
