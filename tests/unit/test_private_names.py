@@ -47,7 +47,6 @@ ipyparallel.client.client:Client
     _config
     _connect(self, sshserver, ssh_kwargs, timeout)
     _context
-    _engines
     _extract_metadata(self, msg)
     _futures
     _handle_execute_reply(self, msg)

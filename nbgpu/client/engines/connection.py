@@ -71,12 +71,14 @@ class Client(ipp.Client):  # type: ignore[misc]
         delimiter, _, header, *rest = self.session.serialize(request)
         idents, _ = self._build_targets(list(engines.values()))
         answers, messages = {}, []
-        for rank, ident in zip(engines, idents, strict=True):
+        for (rank, engine), ident in zip(engines.items(), idents, strict=True):
             message_id = f"{request['msg_id']}{_OF_A_CELL}{rank}"
             own_header = header.replace(request["msg_id"].encode(), message_id.encode(), 1)
             signature = self.session.sign([own_header, *rest])
             messages.append([ident, delimiter, signature, own_header, *rest])
-            answers[rank] = self._expect(message_id, ident.decode(), rank, arrivals, socket)
+            answers[rank] = self._expect(message_id, rank, arrivals, socket)
+            answers[rank].metadata["engine_id"] = engine
+            self._outstanding_dict[ident.decode()].add(message_id)
 
         if socket is not None:
             socket.send(messages)
@@ -91,9 +93,7 @@ class Client(ipp.Client):  # type: ignore[misc]
         self._io_loop.add_callback(send)
         return answers
 
-    def _expect(
-        self, message_id: str, engine: str, rank: int, arrivals: Arrivals, socket: CellSocket | None
-    ) -> Answer:
+    def _expect(self, message_id: str, rank: int, arrivals: Arrivals, socket: CellSocket | None) -> Answer:
         """Make the pending answer of an engine, where ipyparallel looks for it when the engine publishes
         something or dies."""
 
@@ -104,7 +104,6 @@ class Client(ipp.Client):  # type: ignore[misc]
         answer = Answer(rank, arrivals, self.metadata[message_id], socket, forget)
         self._futures[message_id] = answer
         self.outstanding.add(message_id)
-        self._outstanding_dict[engine].add(message_id)
         return answer
 
     def _socket_of_this_loop(self) -> CellSocket:
@@ -148,15 +147,17 @@ class Client(ipp.Client):  # type: ignore[misc]
         """Extract an answer's metadata; ipyparallel, which gave the name, calls this with each answer of a
         call."""
         metadata: Message = super()._extract_metadata(msg)
-        self._note_remains(msg["metadata"])
+        # None of an engine that is unregistered already.
+        if (engine := metadata.get("engine_id")) is not None:
+            self._note_remains(engine, msg["metadata"])
         return metadata
 
-    def _note_remains(self, said: Message) -> None:
-        """Note what a cell or a call left broken on its rank, by the metadata of the answer."""
+    def _note_remains(self, engine: int, said: Message) -> None:
+        """Note what a cell or a call left broken on its engine, by the metadata of the answer."""
         remains = said.get(Remains.METADATA)
         if remains is None and not self.without_group:
             return
-        engine, left = self._engines.get(said.get("engine")), Remains(**(remains or {}))
+        left = Remains(**(remains or {}))
         if left.group_ended:
             self.without_group.add(engine)
         else:
@@ -173,9 +174,9 @@ class Client(ipp.Client):  # type: ignore[misc]
         said, content = msg["metadata"], msg["content"]
         self.outstanding.discard(message_id)
         self._outstanding_dict[said.get("engine")].discard(message_id)
-        self._note_remains(said)
         # An engine that was given up may answer all the same.
         if (answer := self._futures.get(message_id)) is not None:
+            self._note_remains(answer.metadata["engine_id"], said)
             answer.take(_outcome(message_id, content), said.get(CellOutputs.NUM))
 
 
