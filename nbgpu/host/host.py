@@ -102,8 +102,8 @@ class Host(Protocol):
     def resident_bytes(self, pid: int) -> int | None:
         """The memory that a process has in RAM; None if it has ended."""
 
-    def core_use(self, pid: int) -> CoreUse | None:
-        """The core time that a process has used and waited for; None if it has ended."""
+    def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
+        """The core time that each process has used and waited for; one that has ended is left out."""
 
     def stacks(self) -> Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""

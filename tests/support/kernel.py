@@ -141,14 +141,18 @@ def rest_after_error() -> None:
 
 
 @contextmanager
-def kernel(command: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Iterator[Kernel]:
+def kernel(
+    command: Sequence[str] = (), environment: Mapping[str, str] | None = None, **connection: Any
+) -> Iterator[Kernel]:
     """Starts a kernel and ends it with all that it started.
 
     Args:
         command: starts it, where it is not this Python's own; "{connection_file}" stands for that file.
         environment: what it has beside this process's own.
+        connection: how the kernel is reached where it is not by TCP on loopback, as a KernelManager takes
+            it.
     """
-    manager = KernelManager(kernel_name="python3")
+    manager = KernelManager(kernel_name="python3", **connection)
     if command:
         assert manager.kernel_spec is not None
         manager.kernel_spec.argv = list(command)

@@ -51,8 +51,8 @@ ipyparallel.client.client:Client
     _futures
     _handle_execute_reply(self, msg)
     _io_loop
-    _make_io_loop(self)
     _mux_stream
+    _outstanding_dict
     _query_socket
 torch
     _C

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 import time
@@ -123,10 +124,14 @@ class DistributedCell:
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         returned = asyncio.Event()
 
+        answered = itertools.count(1)
+
         def wake(answer: Answer) -> None:
             # A rank that is back can wait for the others, unless it failed and they must be freed from
-            # waiting for it.
-            if answer.exception() is not None or not self._watch.pending():
+            # waiting for it. The ranks are not asked each time whether they are back: of many this takes
+            # longer than their answers.
+            is_last = next(answered) == len(self._results)
+            if is_last or answer.exception() is not None or self._watch.gone:
                 look()
 
         def look() -> None:
@@ -192,7 +197,7 @@ class DistributedCell:
         cell's end."""
         last_value = expression("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
-            rank: self._cluster.ranks[rank].apply_async(last_value, result.result().execution_count)
+            rank: self._cluster.ranks[rank].apply_async(last_value, result.result())
             for rank, result in self._results.items()
         }
         return collect(pulled)

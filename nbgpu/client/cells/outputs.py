@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
@@ -71,8 +72,6 @@ class CellOutput:
     def __init__(self, arrivals: Arrivals, ranks: Collection[int], max_lines: int) -> None:
         self._arrivals = arrivals
         self._ranks = tuple(sorted(ranks))
-        self._screens = {rank: {name: Screen() for name in _STREAMS} for rank in self._ranks}
-        self._merger = Merger(self._ranks)
         self._ended: set[int] = set()
         self._values: dict[int, Item] = {}
         self._view: TextView | None = None
@@ -88,6 +87,15 @@ class CellOutput:
         """The time when the first such text came; 0 while there is none."""
         self._has_taken = False
         self._closed = False
+
+    # Made when the first output is looked at: of many ranks they take longer to make than an empty cell.
+    @cached_property
+    def _screens(self) -> dict[int, dict[str, Screen]]:
+        return {rank: {name: Screen() for name in _STREAMS} for rank in self._ranks}
+
+    @cached_property
+    def _merger(self) -> Merger:
+        return Merger(self._ranks)
 
     def show_new(self) -> None:
         """Show what arrived since the last update. May be called at any rate; updates at most ten times a

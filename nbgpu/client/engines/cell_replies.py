@@ -7,9 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.protocol.records import CellOutputs
@@ -28,11 +26,14 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._came: deque[tuple[int, Message]] = deque()
-        self._quiet = threading.Condition()
-        self._ends: dict[int, Future[None]] = {}
+        self._news = threading.Condition()
+        """Notified when a rank has answered or all of its output is here. One for all ranks, because a lock
+        takes longer to make than the request takes to send."""
+        self._answers: dict[int, Answer] = {}
         self._num_came: dict[int, int] = {}
         self._num_in_all: dict[int, int] = {}
         """The number of messages of each rank that has answered."""
+        self._ended: set[int] = set()
 
     def take(self) -> list[tuple[int, Message]]:
         """Return a pair (rank, message) for each message that has come since the last call."""
@@ -49,26 +50,21 @@ class Arrivals:
 
         The result may overtake the output, which takes another socket.
         """
-        give_up_s = time.monotonic() + patience_s
-        with self._quiet:
-            self._quiet.wait_for(
-                lambda: all(self.has_ended(rank) for rank in ranks), max(0.0, give_up_s - time.monotonic())
-            )
+        with self._news:
+            self._news.wait_for(lambda: self._ended.issuperset(ranks), patience_s)
 
     def has_ended(self, rank: int) -> bool:
         """Return whether everything that the rank printed in the cell is here."""
-        return rank in self._ends and self._ends[rank].done()
+        return rank in self._ended
 
     def close(self) -> None:
         """Stop expecting output, so that ipyparallel may forget the cell even if a rank died in it."""
-        with self._quiet:
-            for end in self._ends.values():
-                _resolve(end)
+        for rank in self._answers.keys() - self._ended:
+            self._end(rank)
 
-    def _expect(self, rank: int) -> Future[None]:
-        self._ends[rank] = Future()
+    def _expect(self, rank: int, answer: Answer) -> None:
+        self._answers[rank] = answer
         self._num_came[rank] = 0
-        return self._ends[rank]
 
     def _receive(self, rank: int, message: Message) -> None:
         kind = message["header"]["msg_type"]
@@ -79,84 +75,135 @@ class Arrivals:
         elif kind == "status" and message["content"]["execution_state"] == "idle":
             self._end(rank)
 
-    @contextmanager
-    def _settling(self) -> Iterator[None]:
-        """Hold the lock that protects ipyparallel's own record of pending messages.
-
-        The answer and the output that belongs to it may come on two threads, and that record is made for one.
-        """
-        with self._quiet:
-            yield
-
-    def _is_answered(self, rank: int, answer: Message) -> None:
-        # A rank that refused the cell gives no number, and says that it is idle.
-        if CellOutputs.NUM in answer["metadata"]:
-            self._num_in_all[rank] = answer["metadata"][CellOutputs.NUM]
-            self._end_if_all_came(rank)
+    def _is_answered(self, rank: int, num_outputs: int) -> None:
+        self._num_in_all[rank] = num_outputs
+        self._end_if_all_came(rank)
 
     def _end_if_all_came(self, rank: int) -> None:
         if rank in self._num_in_all and self._num_came[rank] >= self._num_in_all[rank]:
             self._end(rank)
 
     def _end(self, rank: int) -> None:
-        with self._quiet:
-            _resolve(self._ends[rank])
-            self._quiet.notify_all()
+        with self._news:
+            self._ended.add(rank)
+            self._news.notify_all()
+        self._answers[rank].forget_if_over()
 
 
 class Answer:
-    """A rank's pending answer to a cell, with as much of ipyparallel's AsyncResult as cells need.
+    """A rank's pending answer to a cell: what cells need of ipyparallel's AsyncResult, and what its client
+    needs of the future that it keeps for a request.
 
     An AsyncResult has seven locks, and takes longer to make than the request takes to send.
 
     Args:
-        future: ipyparallel's future.
+        rank: the rank that is to answer.
+        arrivals: the object that gets what the rank publishes.
         gathered: what ipyparallel knows of the request.
         socket: the socket on which the answer comes, unless it comes to ipyparallel's thread.
+        forget: a function that makes ipyparallel forget the request.
     """
 
-    def __init__(self, future: Any, gathered: Message, socket: CellSocket | None) -> None:
-        self._future = future
-        self._socket = socket
+    def __init__(
+        self,
+        rank: int,
+        arrivals: Arrivals,
+        gathered: Message,
+        socket: CellSocket | None,
+        forget: Callable[[], None],
+    ) -> None:
         self.metadata = gathered
+        self.iopub_callbacks = [self._receive]
+        """ipyparallel calls these with each message that the rank publishes."""
+        self._rank = rank
+        self._arrivals = arrivals
+        self._socket = socket
+        self._forget = forget
+        self._news = arrivals._news
+        self._outcome: Any = None
+        self._is_here = False
+        self._to_tell: deque[Callable[[Answer], object]] = deque()
+        arrivals._expect(rank, self)
 
     def ready(self) -> bool:
         """Return whether the rank has answered."""
-        return self.wait(0.0)
+        if not self._is_here and self._socket is not None and self._socket.is_of_this_thread:
+            self._socket.poll()
+        return self._is_here
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the answer, at most `timeout_s`; return whether it came."""
+        if self._is_here:
+            return True
         if self._socket is None or not self._socket.is_of_this_thread:
-            return bool(self._future.wait(timeout_s))
+            with self._news:
+                return self._news.wait_for(lambda: self._is_here, timeout_s)
         give_up_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._future.done():
+        while not self._is_here:
             left_s = max(0.0, give_up_s - time.monotonic())
             # Wait in slices, because the news that the engine has died arrives on ipyparallel's thread.
             self._socket.poll(min(left_s, _POLL_PERIOD_S))
             if not left_s:
                 break
-        return bool(self._future.done())
+        return self._is_here
 
     def result(self) -> Any:
-        """Return ipyparallel's reply; raise the cell's exception."""
+        """Return IPython's number of the cell on the rank; raise the cell's exception."""
         self.wait()
-        answer = self._future.result()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
 
     def exception(self) -> Exception | None:
         """Wait for the answer and return the cell's exception."""
         self.wait()
-        answer = self._future.result()
-        return answer if isinstance(answer, Exception) else None
+        return self._outcome if isinstance(self._outcome, Exception) else None
 
     def add_done_callback(self, tell: Callable[[Answer], object]) -> None:
         """Call `tell` when the answer is there, on the thread that receives it, or at once if it is there
         already."""
-        self._future.add_done_callback(lambda _: tell(self))
+        self._to_tell.append(tell)
+        if self._is_here:
+            self._tell_all()
 
+    def take(self, outcome: Any, num_outputs: int | None) -> None:
+        """Take the answer.
 
-def _resolve(end: Future[None]) -> None:
-    if not end.done():
-        end.set_result(None)
+        Args:
+            outcome: IPython's number of the cell on the rank, or an exception.
+            num_outputs: the number of messages with output that the rank has published in the cell; None for
+                a rank that refused the cell, which says that it is idle.
+        """
+        if num_outputs is not None:
+            self._arrivals._is_answered(self._rank, num_outputs)
+        self.set_result(outcome)
+
+    def set_result(self, outcome: Any) -> None:
+        """Take the outcome; ipyparallel calls this with an error when the engine has died. Later calls do
+        nothing."""
+        with self._news:
+            if self._is_here:
+                return
+            self._outcome, self._is_here = outcome, True
+            self._news.notify_all()
+        self._tell_all()
+        self.forget_if_over()
+
+    def _tell_all(self) -> None:
+        while self._to_tell:
+            try:
+                tell = self._to_tell.popleft()
+            except IndexError:
+                return  # another thread, which does the same at this moment, has taken the last
+            tell(self)
+
+    def forget_if_over(self) -> None:
+        """Have the request forgotten if the answer and all output is here."""
+        if self._is_here and self._arrivals.has_ended(self._rank):
+            self._forget()
+
+    def _receive(self, message: Message) -> None:
+        # The text that ipyparallel gathers would grow for as long as the rank prints.
+        self.metadata["stdout"] = self.metadata["stderr"] = ""
+        self.metadata["outputs"].clear()
+        self._arrivals._receive(self._rank, message)

@@ -8,68 +8,21 @@ good. ipyparallel also stops gathering when an error's reply overtakes the outpu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import ipyparallel as ipp
 import zmq
-from tornado.ioloop import IOLoop
-from tornado.platform.asyncio import AsyncIOLoop
 
 from nbgpu.client.engines.cell_replies import Answer, Arrivals, Message
 from nbgpu.client.engines.cell_socket import CellSocket
 from nbgpu.protocol.plain_cells import are_plain
-from nbgpu.protocol.records import CellOptions, Remains
+from nbgpu.protocol.records import CellOptions, CellOutputs, Remains
 
-_POLL_PERIOD_S = 0.1
 _CURVE_KEYS = ("serverkey", "publickey", "secretkey")
-
-
-_listener: ContextVar[tuple[Arrivals, int] | None] = ContextVar("nbgpu_listener", default=None)
-
-
-class _Loop(AsyncIOLoop):
-    """The loop of ipyparallel's thread, which can be woken once for several requests.
-
-    If it were woken for the first of several requests, the thread would hold up the thread that prepares the
-    others, and the last rank would begin late.
-    """
-
-    @contextmanager
-    def at_once(self, here: bool) -> Iterator[None]:
-        """Hold back the callbacks that the calling thread adds to the loop, and run them at the end without a
-        pause.
-
-        The callbacks run in the loop or, with `here`, in the calling thread. After an exception none of them
-        runs.
-        """
-        held: list[Callable[[], object]] = []
-        token = _held.set(held)
-        try:
-            yield
-        finally:
-            _held.reset(token)
-        if here:
-            for callback in held:
-                callback()
-        else:
-            super().add_callback(lambda: [callback() for callback in held])
-
-    def add_callback(self, callback: Callable[..., object], *args: Any, **options: Any) -> None:
-        """Add a callback, or hold it back within `at_once`; ipyparallel and pyzmq call this."""
-        held = _held.get()
-        if held is None:
-            super().add_callback(callback, *args, **options)
-        else:
-            held.append(partial(callback, *args, **options))
-
-
-_held: ContextVar[list[Callable[[], object]] | None] = ContextVar("nbgpu_held", default=None)
+_OF_A_CELL = "-cell-"
+"""Part of the id of each request to run a cell."""
 
 
 class Client(ipp.Client):  # type: ignore[misc]
@@ -109,20 +62,49 @@ class Client(ipp.Client):  # type: ignore[misc]
         # way.
         takes_own_way = is_awaited and not self.outstanding and not are_plain()
         socket = self._socket_of_this_loop() if takes_own_way else None
-        metadata = {CellOptions.METADATA: asdict(options)}
+        request = self.session.msg(
+            "execute_request",
+            content={"code": code, "silent": False, "user_expressions": {}},
+            metadata={CellOptions.METADATA: asdict(options)},
+        )
+        # All ranks get the same message, except for its id: it is made and packed once.
+        delimiter, _, header, *rest = self.session.serialize(request)
         idents, _ = self._build_targets(list(engines.values()))
-        answers = {}
-        with self._io_loop.at_once(here=socket is not None):
-            for rank, ident in zip(engines, idents, strict=True):
-                token = _listener.set((arrivals, rank))
-                try:
-                    future = self.send_execute_request(
-                        socket or self._mux_stream, code, silent=False, metadata=metadata, ident=ident
-                    )
-                finally:
-                    _listener.reset(token)
-                answers[rank] = Answer(future, self.metadata[future.msg_id], socket)
+        answers, messages = {}, []
+        for (rank, engine), ident in zip(engines.items(), idents, strict=True):
+            message_id = f"{request['msg_id']}{_OF_A_CELL}{rank}"
+            own_header = header.replace(request["msg_id"].encode(), message_id.encode(), 1)
+            signature = self.session.sign([own_header, *rest])
+            messages.append([ident, delimiter, signature, own_header, *rest])
+            answers[rank] = self._expect(message_id, rank, arrivals, socket)
+            answers[rank].metadata["engine_id"] = engine
+            self._outstanding_dict[ident.decode()].add(message_id)
+
+        if socket is not None:
+            socket.send(messages)
+            return answers
+
+        def send() -> None:
+            for message in messages:
+                self._mux_stream.send_multipart(message)
+
+        # The thread is woken once, for all ranks: woken for the first of several requests, it would hold up
+        # the thread that prepares the others.
+        self._io_loop.add_callback(send)
         return answers
+
+    def _expect(self, message_id: str, rank: int, arrivals: Arrivals, socket: CellSocket | None) -> Answer:
+        """Make the pending answer of an engine, where ipyparallel looks for it when the engine publishes
+        something or dies."""
+
+        def forget() -> None:
+            for known in (self._futures, self.metadata, self.results):
+                known.pop(message_id, None)
+
+        answer = Answer(rank, arrivals, self.metadata[message_id], socket, forget)
+        self._futures[message_id] = answer
+        self.outstanding.add(message_id)
+        return answer
 
     def _socket_of_this_loop(self) -> CellSocket:
         """Return the socket of the running event loop; make it for the first awaited cell, as other cells do
@@ -137,11 +119,11 @@ class Client(ipp.Client):  # type: ignore[misc]
             self._cell_sockets[loop] = CellSocket(socket, self._take_answer)
         return self._cell_sockets[loop]
 
-    def _take_answer(self, parts: list[zmq.Frame]) -> None:
+    def _take_answer(self, parts: list[bytes]) -> None:
         """Unpack an answer. ipyparallel's own way of unpacking looks up each time how its method is
         called."""
-        _, message = self.session.feed_identities(parts, copy=False)
-        self._handle_execute_reply(self.session.deserialize(message, copy=False))
+        _, message = self.session.feed_identities(parts)
+        self._handle_execute_reply(self.session.deserialize(message))
 
     def close(self, linger: int | None = None) -> None:
         """Close the client as ipyparallel does, and the sockets of cells."""
@@ -161,59 +143,48 @@ class Client(ipp.Client):  # type: ignore[misc]
             self._query_socket.close(linger=0)
             raise
 
-    def _make_io_loop(self) -> IOLoop:
-        """Make the loop of ipyparallel's thread; ipyparallel calls this."""
-        loop: IOLoop = _Loop(make_current=False)
-        return loop
-
-    def create_message_futures(
-        self, msg_id: str, header: Message, async_result: bool = False, **options: Any
-    ) -> list[Future[Any]]:
-        """Make the futures of a request; ipyparallel calls this just before it sends the request."""
-        listener = _listener.get()
-        # An AsyncResult has a second future, which waits for 'idle'; the listener's own future replaces it.
-        futures: list[Future[Any]] = super().create_message_futures(
-            msg_id, header, async_result=async_result and listener is None, **options
-        )
-        if listener is None:
-            return futures
-        futures[0].listener = arrivals, rank = listener  # type: ignore[attr-defined]
-        gathered = self.metadata[msg_id]
-
-        def receive(message: Message) -> None:
-            # The text that ipyparallel gathers would grow for as long as the rank prints.
-            gathered["stdout"] = gathered["stderr"] = ""
-            gathered["outputs"].clear()
-            arrivals._receive(rank, message)
-
-        futures[0].iopub_callbacks.append(receive)  # type: ignore[attr-defined]
-        # ipyparallel goes on listening until all of these futures are done.
-        return [*futures, arrivals._expect(rank)]
-
     def _extract_metadata(self, msg: Message) -> Message:
         """Extract an answer's metadata; ipyparallel, which gave the name, calls this with each answer of a
-        cell or a call."""
+        call."""
         metadata: Message = super()._extract_metadata(msg)
-        remains = msg["metadata"].get(Remains.METADATA)
-        if remains is not None or self.without_group:
-            self._note_remains(metadata["engine_id"], Remains(**(remains or {})))
+        # None of an engine that is unregistered already.
+        if (engine := metadata.get("engine_id")) is not None:
+            self._note_remains(engine, msg["metadata"])
         return metadata
 
-    def _note_remains(self, engine: int, remains: Remains) -> None:
-        if remains.group_ended:
+    def _note_remains(self, engine: int, said: Message) -> None:
+        """Note what a cell or a call left broken on its engine, by the metadata of the answer."""
+        remains = said.get(Remains.METADATA)
+        if remains is None and not self.without_group:
+            return
+        left = Remains(**(remains or {}))
+        if left.group_ended:
             self.without_group.add(engine)
         else:
             self.without_group.discard(engine)
-        for name in remains.signals:
+        for name in left.signals:
             self.taken_signals.setdefault(name, set()).add(engine)
 
     def _handle_execute_reply(self, msg: Message) -> None:
         """Handle an answer; ipyparallel, which gave the name, calls this on its thread with each answer."""
-        future = self._futures.get(msg["parent_header"]["msg_id"])
-        if (listener := getattr(future, "listener", None)) is None:
+        message_id = msg["parent_header"]["msg_id"]
+        if _OF_A_CELL not in message_id:
             super()._handle_execute_reply(msg)
             return
-        arrivals, rank = listener
-        with arrivals._settling():
-            arrivals._is_answered(rank, msg)
-            super()._handle_execute_reply(msg)
+        said, content = msg["metadata"], msg["content"]
+        self.outstanding.discard(message_id)
+        self._outstanding_dict[said.get("engine")].discard(message_id)
+        # An engine that was given up may answer all the same.
+        if (answer := self._futures.get(message_id)) is not None:
+            self._note_remains(answer.metadata["engine_id"], said)
+            answer.take(_outcome(message_id, content), said.get(CellOutputs.NUM))
+
+
+def _outcome(message_id: str, content: Message) -> Any:
+    match content["status"]:
+        case "ok":
+            return content["execution_count"]
+        case "aborted":
+            return ipp.error.TaskAborted(message_id)
+        case _:
+            return ipp.error.unwrap_exception(content)

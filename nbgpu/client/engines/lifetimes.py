@@ -12,7 +12,7 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.host.host import Glance
-from nbgpu.machine.processes import EngineProcess
+from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt
 
 if TYPE_CHECKING:
@@ -77,6 +77,16 @@ class Lifetimes:
         """Return how a process ended, in words that follow its name, or None while it lives."""
         ended = self._processes.how_ended(process, self._config.debug)
         return None if ended is None else self._why_ended.get(process, ended)
+
+    def core_uses(self, processes: Mapping[int, EngineProcess]) -> dict[int, CoreUse]:
+        """Return the core time that processes have used and waited for, with the keys under which they are
+        given; one that has ended is left out."""
+        found = {
+            EngineProcess(host, pid): used
+            for host, pids in by_host(processes.values()).items()
+            for pid, used in self._processes.hosts[host].core_uses(pids).items()
+        }
+        return {key: found[process] for key, process in processes.items() if process in found}
 
     def end(self, process: EngineProcess, name: str, why: str = "") -> None:
         """End a process, and wait until it has ended.

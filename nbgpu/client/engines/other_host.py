@@ -227,13 +227,13 @@ class OtherHost:
             return None
         return used
 
-    def core_use(self, pid: int) -> CoreUse | None:
-        """The core time that a process has used and waited for; None if it has ended."""
+    def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
+        """The core time that each process has used and waited for; one that has ended is left out."""
         try:
-            used = self._ask("core_use", pid, patience_s=_QUICK_PATIENCE_S)
+            found = self._ask("core_uses", list(pids), patience_s=_QUICK_PATIENCE_S)
         except OSError:
-            return None
-        return None if used is None else CoreUse(*used)
+            return {}
+        return {pid: CoreUse(*used) for pid, used in found.items()}
 
     def stacks(self) -> _Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""

@@ -289,11 +289,10 @@ class Ranks(ChangingRanks):
         process = self.seating.processes[rank]
         return self._processes.host_of(process).resident_bytes(process.pid)
 
-    def core_use(self, rank: int) -> CoreUse | None:
-        """Return the core time that a rank's process has used and waited for so far, or None if the process
-        is gone."""
-        process = self.seating.processes[rank]
-        return self._processes.host_of(process).core_use(process.pid)
+    def core_uses(self, ranks: Iterable[int]) -> dict[int, CoreUse]:
+        """Return the core time that the process of each rank has used and waited for so far; a process that
+        is gone is left out."""
+        return self._lifetimes.core_uses({rank: self.seating.processes[rank] for rank in ranks})
 
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""

@@ -59,7 +59,7 @@ class RankWatch:
         """Ranks of a rejoined run that were back before: the run's previous owner may have freed them."""
         self._freed_mono_s: float | None = None
         self._interrupted_mono_s = 0.0
-        self._use_when_freed: dict[int, CoreUse | None] = {}
+        self._use_when_freed: dict[int, CoreUse] = {}
         self._news = threading.Event()
         for result in results.values():
             result.add_done_callback(lambda _: self._news.set())
@@ -91,17 +91,17 @@ class RankWatch:
         ):
             return []
         pending = self.pending()
-        if since_s <= _GIVE_UP_AT_LAST_S and not all(self._had_its_time(rank, since_s) for rank in pending):
-            return []
+        if since_s <= _GIVE_UP_AT_LAST_S:
+            uses = self._ranks.core_uses(pending)
+            if not all(self._had_its_time(rank, uses.get(rank), since_s) for rank in pending):
+                return []
         return pending
 
-    def _had_its_time(self, rank: int, since_s: float) -> bool:
+    def _had_its_time(self, rank: int, used: CoreUse | None, since_s: float) -> bool:
         """Return whether a rank has had enough time to come back, even on a host where many threads share few
         cores."""
-        if self._ranks.is_ending(rank):
-            return False
-        used, before = self._ranks.core_use(rank), self._use_when_freed.get(rank)
-        if used is None or before is None:
+        before = self._use_when_freed.get(rank)
+        if self._ranks.is_ending(rank) or used is None or before is None:
             return False
         waited_s = used.waited_s - before.waited_s
         return used.had_s - before.had_s > _GIVE_UP_AFTER_CPU_S or since_s - waited_s > _GIVE_UP_AFTER_S
@@ -136,8 +136,8 @@ class RankWatch:
         self._freed = set(self.pending())
         self._freed_mono_s = time.monotonic()
         self._ranks.sever()
-        # Of a rank on another host this takes a message there and back.
-        self._use_when_freed = {rank: self._ranks.core_use(rank) for rank in self._freed}
+        # Of the ranks on another host this takes a message there and back.
+        self._use_when_freed = self._ranks.core_uses(self._freed)
 
     @uninterrupted()
     def stop(self) -> None:
