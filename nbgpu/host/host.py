@@ -8,7 +8,7 @@ from typing import Protocol
 from nbgpu.host.endings import Ending
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
-from nbgpu.protocol.records import MainThreadState
+from nbgpu.protocol.records import MainThreadState, Question
 
 
 class Glance(Protocol):
@@ -35,6 +35,18 @@ class Stacks(Protocol):
     def standstill(self, pid: int) -> str: ...
 
     def cell_line(self, pid: int) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class Questions(Protocol):
+    """Takes the questions of ranks, as `nbgpu.host.questions.Listener` does on its own host."""
+
+    def look(self, soon: bool = False) -> dict[int, Question]: ...
+
+    def answer(self, number: int, text: str) -> None: ...
+
+    def refuse(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -95,6 +107,9 @@ class Host(Protocol):
 
     def stacks(self) -> Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""
+
+    def questions(self) -> Questions:
+        """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""

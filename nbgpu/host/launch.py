@@ -111,7 +111,7 @@ def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> 
     parent = _fork_server(folder, variables) if not ip else None
     if parent is not None:
         launched.children["fork server"] = parent
-    lives_with = (str(folder), str(os.getpid()), str(parent.pid if parent is not None else os.getpid()))
+    lives_with = (str(folder), str(os.getpid()), str(parent.pid if parent is not None else 0))
     command = interpreter.command(
         "nbgpu.client.engines.controller", *lives_with, f"--ip={ip or LOOPBACK}", *_CONTROLLER_OPTIONS
     )

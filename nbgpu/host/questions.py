@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +12,40 @@ from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import Question
 
 _MOST_AT_ONCE = 128
+_REQUEST_BYTES = 65536
+
+
+class _Asker:
+    """A rank that waits for an answer."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.connection = connection
+        self.request = b""
+
+    def still_asks(self) -> bool:
+        """Read the part of the question that has come; return False if the rank has given up."""
+        try:
+            part = self.connection.recv(_REQUEST_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            part = b""
+        self.request += part
+        return bool(part)
+
+    def question(self) -> Question | None:
+        """The question; None until all of it has come."""
+        return Question(**json.loads(self.request)) if self.request.endswith(b"\n") else None
 
 
 class Listener:
-    """The socket on which ranks ask their questions, open from the first cell in which somebody can answer.
+    """Takes the questions of this host's ranks. No method waits.
+
+    It is open from the first cell in which somebody can answer.
 
     Args:
-        folder: the cluster's folder.
+        folder: the cluster's folder on this host.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,18 +56,44 @@ class Listener:
             self._socket.bind(str(short / Question.SOCKET))
         self._socket.listen(_MOST_AT_ONCE)
         self._socket.setblocking(False)
+        self._numbers = itertools.count()
+        self._askers: dict[int, _Asker] = {}
 
-    def take(self) -> list[socket.socket]:
-        """Return the connections of ranks that have come since the last call."""
-        connections: list[socket.socket] = []
+    def look(self, soon: bool = False) -> dict[int, Question]:
+        """Return the open questions, in the order in which they came, by a number of each.
+
+        Args:
+            soon: whether there is a new question, as is known from elsewhere.
+        """
+        self._accept()
+        for number, asker in list(self._askers.items()):
+            if not asker.still_asks():
+                self._askers.pop(number).connection.close()
+        return {number: asked for number, asker in self._askers.items() if (asked := asker.question())}
+
+    def _accept(self) -> None:
         if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up
-            return connections
+            return
         with suppress(BlockingIOError):
             while True:
-                connections.append(self._socket.accept()[0])
-        return connections
+                self._askers[next(self._numbers)] = _Asker(self._socket.accept()[0])
+
+    def answer(self, number: int, text: str) -> None:
+        """Answer a question."""
+        asker = self._askers.pop(number, None)
+        if asker is not None:
+            with asker.connection, suppress(OSError):  # the rank may have been stopped
+                asker.connection.sendall(json.dumps(text).encode() + b"\n")
+
+    def refuse(self) -> None:
+        """End the open questions, with an EOFError on their ranks."""
+        self._accept()
+        for asker in self._askers.values():
+            asker.connection.close()
+        self._askers.clear()
 
     def close(self) -> None:
         """Close the socket; afterwards a question is an error on its rank."""
+        self.refuse()
         self._socket.close()
         self._path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from nbgpu.host import endings, forking, giving_up, logs, signalling
 from nbgpu.host.endings import Ending, Endings
 from nbgpu.host.logs import Whose
+from nbgpu.host.questions import Listener
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine import processes
 from nbgpu.machine.processes import CoreUse, Glance
@@ -82,6 +83,10 @@ class ThisHost:
     def stacks(self) -> Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""
         return Stacks(self._folder)
+
+    def questions(self) -> Listener:
+        """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
+        return Listener(self._folder)
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""

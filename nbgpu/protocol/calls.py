@@ -66,6 +66,7 @@ class Call(StrEnum):
     FORK_ON_HOST = "nbgpu.engine.process.host_calls:fork"
     LOOK_ON_HOST = "nbgpu.engine.process.host_calls:look"
     CELL_LINE_ON_HOST = "nbgpu.engine.process.host_calls:cell_line"
+    QUESTIONS_ON_HOST = "nbgpu.engine.process.host_calls:questions"
     CONTENT_ON_HOST = "nbgpu.engine.process.host_calls:content_of"
     END_HOST_SOON = "nbgpu.engine.process.host:end_soon"
 

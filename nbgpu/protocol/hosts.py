@@ -31,6 +31,8 @@ class JoinFile:
     """The variables of the engines beside the host's own."""
     interface: str
     """The interface of the notebook's host at which the controller listens."""
+    working_folder: str = ""
+    """The notebook's, in which the ranks are where a host has it."""
 
     def as_json(self) -> str:
         """The content of the file."""
@@ -40,6 +42,18 @@ class JoinFile:
     def read(cls, file: Path) -> JoinFile:
         """Read the file."""
         return cls(**json.loads(file.read_text()))
+
+
+@dataclass(frozen=True)
+class JoinedHost:
+    """A host of a cluster, as the next owner of the cluster must know it."""
+
+    name: str
+    """Unique in the cluster."""
+    engine: int
+    """ipyparallel's number of its engine."""
+    description: Mapping[str, Any]
+    """The fields of its `HostDescription`."""
 
 
 @dataclass(frozen=True)

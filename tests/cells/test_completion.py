@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
@@ -18,7 +19,7 @@ BOUND_S = 20
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         started.run(
             "%%distributed\nimport fractions as fr\nx = torch.zeros(2, 3)\nsettings = {'alpha': 1, 'beta': 2}\n"
             "def blend(first, second=0.5):\n    'Mixes two.'\nonly_here = rank\n"
@@ -242,7 +243,7 @@ def test_where_no_rank_can_answer() -> None:
     with kernel() as notebook:
         notebook.run("%load_ext nbgpu\nimport nbgpu\nhere = 1")
         assert "here" in complete(notebook, "%%distributed\nhe")["matches"]  # there is no cluster
-        assert notebook.run("%nbgpu start --gpus none --ranks 1").status == "ok"
+        assert notebook.run(f"%nbgpu start {launching.flags(1)}").status == "ok"
         notebook.run("busy = nbgpu.current().submit('import time; time.sleep(60)')")
         assert complete(notebook, "%%distributed\nworl")["matches"] == []
         # What the old rank owes is not waited for.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
@@ -59,7 +60,7 @@ def recursive(n):
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         assert started.run(f"scale, start = 3, 10\n{DEFINITIONS}").status == "ok"
         yield started
         started.run("%nbgpu stop")
@@ -241,7 +242,7 @@ def test_autoreload_loads_what_was_edited_before_it_was_switched_on(notebook: Ke
 @pytest.mark.long
 def test_without_imports_sync_says_so() -> None:
     with kernel() as notebook:
-        notebook.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 1")
+        notebook.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags(1)}")
         assert notebook.run("%nbgpu sync").stdout == "the notebook has no imports to repeat\n"
         assert notebook.run("import sys\n'torch' in sys.modules").value == "False"
         notebook.run("%nbgpu stop")

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
@@ -25,7 +26,7 @@ def without_files_of_torch() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         started.run(
             "%%distributed\nloss = 0.5\nif rank == 1: second = 3\ndef train(rank, world_size): pass\n"
             "import fractions"

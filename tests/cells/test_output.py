@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from itertools import zip_longest
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
-START = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2 --max-output-lines 25000"
+START = f"%load_ext nbgpu\n%nbgpu start {launching.flags()} --max-output-lines 25000"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launching
 import pytest
 from kernel import kernel
 
@@ -33,7 +34,7 @@ head_start._Begun.__init__ = note
 def test_the_switch_leaves_all_of_it_out(switch: str) -> None:
     is_quick = not switch
     with kernel(environment={"NBGPU_PLAIN_CELLS": switch}) as notebook:
-        notebook.run("import nbgpu\n%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2")
+        notebook.run(f"import nbgpu\n%load_ext nbgpu\n%nbgpu start {launching.flags()}")
         assert notebook.run(IN_THE_NOTEBOOK).status == "ok"
         assert notebook.run(ON_THE_RANKS).stdout == f"[0] {is_quick} {is_quick} {is_quick}\n"
         told = notebook.run("print(len(sent_ahead), len(sockets))").stdout

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 
 import nbgpu
@@ -86,7 +87,7 @@ GOES_ON = "print(train(), train(1), [digest(p) for p in net.parameters()])"
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, str]:
     """(a folder, what two ranks held, how they went on, what the save has printed)."""
     folder = tmp_path_factory.mktemp("shards") / "held"
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         cluster.execute(MADE)
         report = str(cluster.save(folder))
         held = cluster.execute(SHOWN)
@@ -112,7 +113,7 @@ def test_what_cannot_be_saved_is_named_with_its_line(saved: Any) -> None:
 
 def test_training_goes_on_to_the_same_bits(saved: Any) -> None:
     folder, held, goes_on, _ = saved
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         loaded = cluster.load(folder, trust=True)
         assert not loaded.left_out
         assert cluster.execute(SHOWN) == held
@@ -128,7 +129,7 @@ def test_training_goes_on_to_the_same_bits(saved: Any) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_has_the_same_tensors_in_other_parts(saved: Any, ranks: int) -> None:
     folder, held, *_ = saved
-    with nbgpu.Cluster(gpus="none", ranks=ranks) as cluster:
+    with nbgpu.Cluster(**launching.settings(ranks)) as cluster:
         loaded = cluster.load(folder, trust=True)
         assert {line.partition(":")[0] for line in loaded.left_out} == {"hybrid", "one_by_two", "x"}
         assert f"one_by_two: its mesh is 1 x 2, for 2 ranks and not for {ranks}" in str(loaded)
@@ -146,7 +147,7 @@ def test_a_damaged_part_of_another_rank_is_found(saved: Any) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:
-        with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
+        with nbgpu.Cluster(**launching.settings(1)) as cluster:
             with pytest.raises(nbgpu.RankError, match=r"rank-1/tensors\.safetensors is damaged"):
                 cluster.load(folder, ["rows"])
             assert cluster.execute("print('rows' in globals())") == {0: "False\n"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import launching
 import pytest
 import safetensors.torch
 import torch
@@ -111,7 +112,7 @@ print(globals().get("only_here"), isinstance(net, Net), scaled(2))
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str], str]:
     """(a folder with what two ranks held, what they go on with by rank, what the save has printed)."""
     folder = tmp_path_factory.mktemp("variables") / "held"
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         cluster.execute(DEFINITIONS)
         cluster.execute(STATE)
         report = str(cluster.save(folder))
@@ -122,7 +123,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str
 @pytest.fixture
 def new_ranks(saved: Any) -> Iterator[nbgpu.Cluster]:
     """As many ranks as have saved."""
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         yield cluster
 
 
@@ -172,7 +173,7 @@ def test_names_can_be_chosen_and_random_numbers_stay(new_ranks: nbgpu.Cluster, s
 
 def test_on_another_number_of_ranks_what_was_equal_comes_back(saved: Any) -> None:
     folder, *_ = saved
-    with nbgpu.Cluster(gpus="none", ranks=3) as cluster:
+    with nbgpu.Cluster(**launching.settings(3)) as cluster:
         loaded = cluster.load(folder, trust=True)
         assert {line.partition(":")[0] for line in loaded.left_out} == {"nested", "only_here", "own", "x"}
         assert "own: 2 ranks saved values that differ, and there are 3 now" in str(loaded)
@@ -201,7 +202,7 @@ def test_tensors_are_where_other_tools_find_them(saved: Any) -> None:
 
 def test_the_magics_say_what_they_did(tmp_path: Path) -> None:
     with kernel() as notebook:
-        assert notebook.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert notebook.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         assert notebook.run("%%distributed\na, b = 1, rank\nclass C: pass\nc = C()").status == "ok"
         folder = tmp_path / "with a space"
         done = notebook.run(f"%nbgpu save '{folder}'")
@@ -247,7 +248,7 @@ def test_a_kernel_that_is_killed_while_it_saves(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     process.wait()
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         assert cluster.load(folder).names == ["first"]
         assert cluster.execute("print(first)") == {0: "0\n", 1: "1\n"}
         # What the killed save had written is removed by the next one.

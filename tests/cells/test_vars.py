@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import launching
 import pytest
 from kernel import Done, Kernel, kernel
 
@@ -69,7 +70,7 @@ broken, broken_list = Broken(), BrokenList()
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         assert started.run(CELL).status == "ok"
         yield started
         started.run("%nbgpu stop")

@@ -16,6 +16,7 @@ from pathlib import Path
 from select import select
 from typing import Any
 
+import launching
 import nbformat
 import pytest
 from kernel import Kernel, kernel, rest_after_error
@@ -23,7 +24,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import v4
 
-START = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2"
+START = f"%load_ext nbgpu\n%nbgpu start {launching.flags()}"
 FAILS_ON_RANK_1 = "%%distributed\nif rank == 1:\n    raise ValueError('on purpose')\ndist.barrier()"
 
 

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Iterator
 
+import launching
 import pytest
 from kernel import Kernel, kernel
 
@@ -21,7 +22,7 @@ def step():
 @pytest.fixture
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         yield started
 
 

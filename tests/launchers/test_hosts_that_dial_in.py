@@ -105,10 +105,10 @@ def test_large_values_travel_both_ways(site: hosts.Site) -> None:
     assert site.notebook.run(f"print({same})") == "True\n"
 
 
-def test_input_says_that_nobody_can_answer_from_another_host(site: hosts.Site) -> None:
+def test_input_without_a_notebook_says_that_nobody_can_answer(site: hosts.Site) -> None:
     failed, said = site.notebook.fails("cluster.execute('if rank == 2: input()')")
     assert failed == "RankError"
-    assert "rank 2 called input()" in said
+    assert "rank 2 called input(), and there is nobody to answer" in said
 
 
 def test_a_folder_that_one_host_does_not_share_is_refused(site: hosts.Site) -> None:

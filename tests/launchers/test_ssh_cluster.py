@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +204,23 @@ def test_the_notebooks_end_leaves_nothing_on_any_host(test_ssh: hosts.SecureShel
         assert all(left_on(test_ssh.hosts[name]) for name in ("n1", "n2"))
         hosts.Host.send_signal(notebook.process, signal.SIGKILL)
         require_nothing_left(test_ssh)
+
+
+def test_a_kept_cluster_outlives_its_notebook_and_nbgpu_stop_ends_it_on_all_hosts(
+    test_ssh: hosts.SecureShell,
+) -> None:
+    laptop = test_ssh.hosts["laptop"]
+    with FarPython(laptop, PATIENCE_S) as first:
+        first.run(start(test_ssh, keep=True))
+        first.run("c.execute('kept = 7 * rank')")
+        hosts.Host.send_signal(first.process, signal.SIGKILL)
+    with FarPython(laptop, PATIENCE_S) as second:
+        second.run("import nbgpu; c = nbgpu.attach()")
+        assert second.value("c.pull('kept', rank=3)") == 21
+        assert second.run(SUM) == RIGHT
+        hosts.Host.send_signal(second.process, signal.SIGKILL)
+    listed = laptop.run([sys.executable, "-m", "nbgpu.cli", "ps"]).stdout
+    assert re.search(r"n1 CPU, n2 CPU +kept", listed), listed
+    said = laptop.run([sys.executable, "-m", "nbgpu.cli", "stop", "--all"]).stdout
+    assert "4 rank(s) on host(s) n1, n2" in said
+    require_nothing_left(test_ssh)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -64,7 +65,7 @@ LIMIT_BYTES = 2**30
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbgpu.Cluster]:
-    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit=LIMIT_BYTES) as cluster:
+    with nbgpu.Cluster(**launching.settings(), memory_limit=LIMIT_BYTES) as cluster:
         yield cluster
 
 

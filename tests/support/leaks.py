@@ -225,6 +225,11 @@ def _restore(environment: Mapping[str, str]) -> None:
     os.environ.update({n: v for n, v in environment.items() if n not in _PASSING_VARIABLES})
 
 
+def seen_by_ranks() -> Path:
+    """A folder of the session for small files, which ranks see also where they are on test hosts."""
+    return Path(tempfile.gettempdir()) / "seen-by-ranks"
+
+
 def _begin_session() -> Path:
     """Gives this session a marker and a temporary folder of its own, which engines inherit too."""
     # pytest's own folders stay where they always are, so that a failed test's tmp_path can be looked at.
@@ -236,6 +241,7 @@ def _begin_session() -> Path:
     compiler_cache = folder / "torchinductor"
     compiler_cache.mkdir()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_cache)
+    seen_by_ranks().mkdir()
     # The person's own clusters are no test's business.
     state = folder / "state"
     state.mkdir()

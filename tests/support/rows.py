@@ -20,12 +20,12 @@ import fcntl
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import leaks
 import psutil
 import pytest
 
@@ -49,7 +49,7 @@ def row(fault: str, promise: str, bound_s: float | None, runs_on: str = "CPU, gl
 def moment() -> Path:
     """The file in which a rank notes when its fault happened; the clock is the same for all processes of a
     host."""
-    return Path(tempfile.gettempdir()) / f"moment-of-the-fault-{os.getpid()}"
+    return leaks.seen_by_ranks() / f"moment-of-the-fault-{os.getpid()}"
 
 
 class Measured:

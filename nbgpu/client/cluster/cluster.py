@@ -127,7 +127,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self._choices = planning.Choices()
         self._planned = None
         self._last_seen = {}
-        self._listens = None
+        self._listens = []
         self._release = None
         self._why_ended = ""
 
@@ -255,6 +255,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             self._use_transport(find_transport(self._ranks, self._transports, self.config))
             if self.config.launcher == "slurm":
                 self._time_limit = time_limit.watch_over(self, launcher)
+            if self.config.keep:
+                processes.keep()
             at_the_end()
         except BaseException:
             self.stop()
@@ -269,9 +271,15 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         there = entry.devices[: len(entry.seating.engines)]
         cluster._describe(entry.config, there, entry.chosen_transport)
         cluster._entry = entry
-        cluster._processes = Processes(entry.folder, entry.leaders)
+        cluster._processes = processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
-        cluster._client = cluster._processes.connect(num_engines, entry.config.start_timeout_s)
+        cluster._client = processes.connect(num_engines, entry.config.start_timeout_s)
+        if entry.hosts:
+            cluster._launcher = launcher = launcher_of(entry.config)
+            launcher.take_over(entry.job, entry.launched)
+            processes.use(hosts.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
+            if entry.config.launcher == "slurm":
+                cluster._time_limit = time_limit.watch_over(cluster, launcher)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
         cluster._ranks.end_leaving()
         cluster._become_current()

@@ -27,7 +27,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError, RunError
-from nbgpu.host.questions import Listener
+from nbgpu.host.host import Questions as QuestionsOfHost
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
@@ -72,7 +72,8 @@ class ClusterParts:
     _planned: Plan | None
     """The latest plan."""
     _last_seen: dict[int, Sighting]
-    _listens: Listener | None
+    _listens: list[QuestionsOfHost]
+    """The hosts' questions; empty while nobody takes them."""
     _release: IdleRelease | None
     _why_ended: str
     """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
@@ -160,20 +161,19 @@ class ClusterParts:
         """Make the object that takes the ranks' questions to the person. The caller closes it."""
         if self._processes is None:
             raise NoClusterError(_NOT_RUNNING)
-        return Questions(self._listener)
+        return Questions(self._listen)
 
-    def _listener(self) -> Listener:
-        """The listener to which the ranks bring their questions."""
+    def _listen(self) -> list[QuestionsOfHost]:
+        """Take the questions of the ranks from now on."""
         assert self._processes is not None
-        if self._listens is None:
-            self._listens = Listener(self._processes.folder)
+        if not self._listens:
+            self._listens = [host.questions() for host in self._processes.with_ranks]
         return self._listens
 
     def stop_listening(self) -> None:
         """Take no more questions of the ranks to the person, until somebody asks for them again."""
-        if self._listens is not None:
-            self._listens.close()
-            self._listens = None
+        while self._listens:
+            self._listens.pop().close()
 
     def restore_group(
         self, watch: RankWatch, results: Mapping[int, Reply], failed: Sequence[int] = ()
@@ -209,6 +209,8 @@ class ClusterParts:
             "chosen_transport": self.chosen_transport,
             "devices": self.devices,
             "job": "" if self._launcher is None else self._launcher.job,
+            "launched": {} if self._launcher is None else self._launcher.record(),
+            "hosts": tuple(host.joined for host in self._processes.others),
         }
         if self._ranks is not None:
             seating = self._ranks.seating

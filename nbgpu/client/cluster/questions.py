@@ -3,20 +3,15 @@ answer."""
 
 from __future__ import annotations
 
-import json
-import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from nbgpu.client.engines.cell_replies import Answer
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
-from nbgpu.host.questions import Listener
+from nbgpu.host.host import Questions as QuestionsOfHost
 from nbgpu.protocol.records import Question
 
-_REQUEST_BYTES = 65536
 _END_OF_INPUT = "\x04"
 
 
@@ -29,30 +24,19 @@ class _Person(Protocol):
         """Return the text that was typed, or None as long as there is none."""
 
 
-@dataclass
-class _Asker:
-    """A rank that waits for an answer."""
-
-    connection: socket.socket
-    request: bytes = b""
-    question: Question | None = None
-    """The question, or None until all of it has come."""
-
-
 class Questions:
     """The ranks' questions in one cell. No method waits, so that the cell is watched meanwhile.
 
     Args:
-        listen: a function that returns the socket on which the ranks ask. If nobody can answer, it is not
-            called, and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own
-            kernel.
+        listen: a function that returns the questions of each host. If nobody can answer, it is not called,
+            and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
     """
 
-    def __init__(self, listen: Callable[[], Listener]) -> None:
-        self._askers: list[_Asker] = []
-        self._asked: _Asker | None = None
+    def __init__(self, listen: Callable[[], Sequence[QuestionsOfHost]]) -> None:
+        self._asked: tuple[QuestionsOfHost, int] | None = None
+        self._num_published = 0
         self._person = _person()
-        self._listener = None if self._person is None else listen()
+        self._hosts = () if self._person is None else tuple(listen())
 
     @property
     def are_answered(self) -> bool:
@@ -68,65 +52,49 @@ class Questions:
             show_above: a function that is called with the rank before the question is asked, to show that
                 output.
         """
-        if self._listener is None or self._person is None:
+        if self._person is None:
             return
-        for connection in self._listener.take():
-            connection.setblocking(False)
-            self._askers.append(_Asker(connection))
-        self._askers = [asker for asker in self._askers if self._still_asks(asker)]
+        published = sum(_newest(result) for result in results.values())
+        is_new, self._num_published = published > self._num_published, published
+        found = [
+            (host, number, question) for host in self._hosts for number, question in host.look(is_new).items()
+        ]
         if self._asked is not None and (answer := self._person.answer()) is not None:
-            asker, self._asked = self._asked, None
-            if asker in self._askers:
-                self._askers.remove(asker)
-                with asker.connection, suppress(OSError):  # the rank may have been stopped
-                    asker.connection.sendall(json.dumps(answer).encode() + b"\n")
-        if self._asked is not None and self._asked not in self._askers:
+            host, number = self._asked
+            host.answer(number, answer)
+            found = [each for each in found if each[:2] != self._asked]
+        if self._asked is not None and self._asked not in [each[:2] for each in found]:
             self._asked = None
         if self._asked is None:
-            self._ask_next(results, show_above, self._person)
-
-    def _still_asks(self, asker: _Asker) -> bool:
-        """Read the part of a question that has come; return False if its rank has given up."""
-        try:
-            part = asker.connection.recv(_REQUEST_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            part = b""
-        if not part:
-            asker.connection.close()
-            return False
-        asker.request += part
-        if asker.request.endswith(b"\n"):
-            asker.question = Question(**json.loads(asker.request))
-        return True
+            self._ask_next(found, results, show_above, self._person)
 
     def _ask_next(
-        self, results: Mapping[int, Answer], show_above: Callable[[int], None], person: _Person
+        self,
+        found: Sequence[tuple[QuestionsOfHost, int, Question]],
+        results: Mapping[int, Answer],
+        show_above: Callable[[int], None],
+        person: _Person,
     ) -> None:
-        for asker in self._askers:
-            question = asker.question
-            if question is None:
-                continue
+        for host, number, question in found:
             result = results.get(question.rank)
             # A thread that an earlier cell has started asks on that cell's behalf.
-            if (
-                result is None
-                or result.ready()
-                or result.metadata["data"].get(Question.NEWEST, 0) >= question.number
-            ):
-                self._asked = asker
+            if result is None or result.ready() or _newest(result) >= question.number:
+                self._asked = host, number
                 show_above(question.rank)
                 person.ask(f"rank {question.rank}: {question.prompt}", question.password)
                 return
 
     def close(self) -> None:
         """Accept no more questions; open questions end with an EOFError on their ranks."""
-        if self._listener is not None:
-            for connection in [*self._listener.take(), *(asker.connection for asker in self._askers)]:
-                connection.close()
-            self._listener = None
-        self._askers.clear()
+        for host in self._hosts:
+            host.refuse()
+        self._hosts = ()
+
+
+def _newest(result: Answer) -> int:
+    """The number of the question that a rank has published last in this cell; 0 if there is none."""
+    number: int = result.metadata["data"].get(Question.NEWEST, 0)
+    return number
 
 
 def _person() -> _Person | None:

@@ -4,7 +4,7 @@ process, the place where the ranks meet.
     python -m nbgpu.client.engines.controller CLUSTER_FOLDER OWNER_PID FORK_SERVER_PID [ARGUMENTS]
 
 The engines have a sentinel for that, but while a cluster starts there are no engines yet. Where all ranks are
-on other hosts there is no fork server here, and its pid is the owner's.
+on other hosts there is no fork server here, and its pid is 0.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import shutil
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from nbgpu.machine.lifetime import LifetimeWatch, end_with
 from nbgpu.protocol.cluster_processes import engine_host, engine_pid
 from nbgpu.protocol.hosts import FIRST_NUMBER
 
+_ABANDONED_S = 600.0
+"""A kept cluster on other hosts has ended when no host was there for so long, as after a job's time limit."""
+_LOOK_PERIOD_S = 2.0
 _FAREWELL_S = 1.0
 """An engine's last messages take another path than the news of its end, and must not arrive after it."""
 
@@ -35,12 +40,15 @@ def main() -> None:
     folder = Path(sys.argv.pop(1))
     owner_pid, fork_server_pid = (int(sys.argv.pop(1)) for _ in range(2))
     watched.show(folder)
-    lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), [fork_server_pid])
+    others = [fork_server_pid] if fork_server_pid else []
+    lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), others)
 
     def end_with_the_others() -> None:
-        while not lifetime.over(select.select(lifetime.fds, [], [])[0]):
+        while lifetime.fds and not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
-        if fork_server_pid == owner_pid:
+        if not lifetime.fds:
+            wait_until_abandoned(lambda: Controller.instance().hub.engines)
+        if not fork_server_pid:
             # There is no fork server here to remove it, as the last process of the cluster.
             shutil.rmtree(folder, ignore_errors=True)
         # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
@@ -86,6 +94,15 @@ def main() -> None:
             unregister_engines_that_end(self.hub, folder)
 
     Controller.launch_instance()
+
+
+def wait_until_abandoned(engines: Callable[[], object]) -> None:
+    """Wait until a kept cluster, whose engines are on other hosts, has had none for some minutes."""
+    last_mono_s = time.monotonic()
+    while time.monotonic() - last_mono_s < _ABANDONED_S:
+        if engines():
+            last_mono_s = time.monotonic()
+        time.sleep(_LOOK_PERIOD_S)
 
 
 def hold_port(ip: str = LOOPBACK) -> socket.socket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinFile
+from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinedHost, JoinFile
 from nbgpu.protocol.meeting import MEETING, MeetingPlace
+from nbgpu.protocol.plain_cells import VARIABLE as PLAIN_CELLS
+from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import Device
 
 if TYPE_CHECKING:
@@ -49,8 +51,19 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     # The host's own GPUs are visible there, and its ranks share its own cores.
     of_each_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
     there = {name: value for name, value in environment.items() if name not in of_each_host}
-    write_whole(path, JoinFile(connection, meeting, there, interface).as_json(), mode=0o600)
+    if are_plain():
+        there[PLAIN_CELLS] = "1"
+    join = JoinFile(connection, meeting, there, interface, working_folder())
+    write_whole(path, join.as_json(), mode=0o600)
     return path
+
+
+def working_folder() -> str:
+    """The folder of this process; empty where it has been removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return ""
 
 
 def gather(
@@ -153,6 +166,20 @@ def _require_same_versions(descriptions: list[HostDescription]) -> None:
             f"{'; '.join(wrong)}: all hosts need the versions of the notebook. Install them there, or start the "
             "notebook with theirs"
         )
+
+
+def take_over(client: Client, joined: Iterable[JoinedHost], seating: Seating) -> list[OtherHost]:
+    """Return the hosts of a cluster that another process has started."""
+    numbers = {process: engine for engine, process in seating.spares.items()}
+    numbers |= {seating.processes[rank]: engine for rank, engine in seating.engines.items()}
+    taken = [number for number in (*client.ids, *numbers.values()) if number < FIRST_NUMBER]
+    free = itertools.count(max(taken, default=-1) + 1)
+    hosts = []
+    for each in joined:
+        host = OtherHost(client, each.engine, HostDescription(**each.description), each.name, free)
+        host.take_over({process.pid: n for process, n in numbers.items() if process.host == host.name})
+        hosts.append(host)
+    return hosts
 
 
 def devices_of(hosts: list[OtherHost]) -> list[tuple[str, Device]]:

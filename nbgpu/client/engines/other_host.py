@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
+from nbgpu.client.engines.other_hosts_questions import OtherHostsQuestions
 from nbgpu.host.endings import Ending
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.hosts import HostDescription
+from nbgpu.protocol.hosts import HostDescription, JoinedHost
 from nbgpu.protocol.records import MainThreadState
 
 if TYPE_CHECKING:
@@ -68,6 +71,19 @@ class OtherHost:
         host._number_of = dict(self._number_of)
         host._endings = {pid: self._endings.get(pid, Ending(None)) for pid in self._number_of}
         return host
+
+    @property
+    def joined(self) -> JoinedHost:
+        """What the cluster's next owner must know of it."""
+        return JoinedHost(self.name, self._engine, asdict(self.description))
+
+    def take_over(self, numbers: Mapping[int, int]) -> None:
+        """Take over the host's engines, by pid, which another process has had forked."""
+        self._number_of |= numbers
+        self._came |= set(numbers)
+        # They were asked of somebody who is gone.
+        if self.is_there:
+            self.tell(Call.QUESTIONS_ON_HOST, "refuse")
 
     @property
     def is_there(self) -> bool:
@@ -166,7 +182,7 @@ class OtherHost:
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out: its host tells of the end by itself."""
-        if self._number_of[pid] in self._client.ids:
+        if self._number_of.get(pid) in self._client.ids:
             self._came.add(pid)
             return False
         return pid in self._came or not self.is_there
@@ -179,7 +195,7 @@ class OtherHost:
         """How an engine ended; None while it lives."""
         if pid in self._endings:
             return self._endings[pid]
-        if self._number_of[pid] in self._client.ids:
+        if self._number_of.get(pid) in self._client.ids:
             self._came.add(pid)
             return None
         try:
@@ -223,6 +239,10 @@ class OtherHost:
         """Make an object that asks ranks where they are. The caller closes it."""
         return _Stacks(self)
 
+    def questions(self) -> OtherHostsQuestions:
+        """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
+        return OtherHostsQuestions(self)
+
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""
         try:
@@ -255,6 +275,7 @@ class _Stacks:
 
     def __init__(self, host: OtherHost) -> None:
         self._host = host
+        self._name = secrets.token_hex(8)
         self._asked: Any = None
         self._asked_mono_s: dict[int, float] = {}
         self._last: dict[int, Any] = {}
@@ -264,7 +285,7 @@ class _Stacks:
             return
         for pid in pids:
             self._asked_mono_s.setdefault(pid, time.monotonic())
-        self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S)
+        self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S, self._name)
 
     def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
         if self._asked is None or not self._asked.wait(patience_s):

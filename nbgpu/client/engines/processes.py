@@ -169,11 +169,11 @@ class Processes:
         """Ask the fork server to import what later engines need to train with these recipes, and return
         at once."""
         with self._answering():
-            for host in self._with_ranks:
+            for host in self.with_ranks:
                 host.prepare_to_train(recipes)
 
     @property
-    def _with_ranks(self) -> list[Host]:
+    def with_ranks(self) -> list[Host]:
         """The hosts that have ranks: the others if there are others."""
         return [*self.others] or [self.this_host]
 

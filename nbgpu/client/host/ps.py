@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbgpu.client.host import registry
-from nbgpu.client.host.registry import Footprint
+from nbgpu.client.host.registry import Entry, Footprint
+from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
@@ -80,6 +81,8 @@ def _end(entry: Footprint) -> str:
         raise ClusterError(f"cluster {entry.describe()}: {error}") from None
     registry.remove(entry)
     registry.remove_cluster_folder(entry.folder)
+    if isinstance(entry, Entry) and entry.hosts and not entry.job:
+        return f"ended cluster {entry.describe()}: {_end_hosts(entry)}"
     num_ranks = len(set(ended) & set(entry.engines.values()))
     named = ", ".join(str(process.pid) for process in ended)
     if not entry.job:
@@ -87,6 +90,17 @@ def _end(entry: Footprint) -> str:
     # Its hosts would end by themselves, some seconds later.
     Slurm().cancel(entry.job)
     return f"ended cluster {entry.describe()}: job {entry.job}, process(es) {named}"
+
+
+def _end_hosts(entry: Entry) -> str:
+    """End the hosts of a cluster that no job has, and say which."""
+    launcher = launcher_of(entry.config)
+    launcher.take_over(entry.job, entry.launched)
+    launcher.end()
+    named = ", ".join(host.name for host in entry.hosts)
+    # A launcher that has started them has ended them, and others hear the controller no more.
+    by_themselves = "" if entry.launched else ", each within some seconds"
+    return f"{len(entry.seating.engines)} rank(s) on host(s) {named}{by_themselves}"
 
 
 def _job(number: str) -> str:

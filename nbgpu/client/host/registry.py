@@ -31,6 +31,7 @@ from nbgpu.machine.clock import boot_id
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.transports import ChosenTransport
+from nbgpu.protocol.hosts import JoinedHost
 from nbgpu.protocol.records import Device
 from nbgpu.version import VERSION
 
@@ -118,6 +119,10 @@ class Entry(Footprint):
     """The transport of the ranks, and those that were tried before. The key in the file is that of earlier
     versions."""
     seating: Seating = Seating()
+    hosts: tuple[JoinedHost, ...] = ()
+    """The hosts of the ranks; empty where these are on this one."""
+    launched: dict[str, Any] = {}
+    """What the launcher of the hosts has to know to end them."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -131,7 +136,11 @@ class Entry(Footprint):
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
 
     def device_names(self) -> list[str]:
-        return [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
+        names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
+        if not self.hosts:
+            return names
+        processes = self.seating.processes
+        return [f"{processes[rank].host} {name}" for rank, name in enumerate(names) if rank in processes]
 
     def is_to_be_kept(self) -> bool:
         return self.config.keep

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import interfaces
@@ -98,6 +99,18 @@ class Launcher(ABC):
     def time_left_s(self) -> float | None:
         """The time until the hosts are taken away; None where no such time is known."""
         return None
+
+    def record(self) -> dict[str, Any]:
+        """Return what `take_over` needs, for JSON."""
+        return {}
+
+    def take_over(self, job: str, record: Mapping[str, Any]) -> None:  # noqa: B027 - a launcher may need nothing
+        """Stand for the launcher that has started the hosts of a kept cluster, which is gone.
+
+        Args:
+            job: its `job`.
+            record: what its `record` returned.
+        """
 
     def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""

@@ -9,8 +9,10 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.client.launchers.slurm import Slurm
@@ -177,6 +179,16 @@ class SlurmLauncher(Launcher):
             return self._quick_slurm.state(self.job).time_left_s
         except ClusterError:
             return None  # it is asked again
+
+    def record(self) -> dict[str, Any]:
+        """Return the job's folder."""
+        return {"folder": str(self._folder)}
+
+    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
+        """Take over the job, to look at it and to cancel it."""
+        self.job = job
+        self._folder = Path(record.get("folder", self._folder))
+        self._request = replace(self._request, output=self._folder / "job.log")
 
     @uninterrupted()
     def end(self) -> None:

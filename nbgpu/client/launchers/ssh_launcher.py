@@ -6,8 +6,10 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
@@ -121,6 +123,14 @@ class SshLauncher(Launcher):
     def when_lost(self) -> str:
         """All hosts are started again."""
         return "%nbgpu restart starts it again, on all hosts"
+
+    def record(self) -> dict[str, Any]:
+        """Return the hosts' programs."""
+        return {"started": [asdict(process) for process in self._started]}
+
+    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
+        """Take over the hosts' programs, to end them."""
+        self._started = [RemoteProcess(**process) for process in record.get("started", [])]
 
     @uninterrupted()
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """`input()` on a rank: the notebook asks the person, and the answer comes back to this rank.
 
-In ipyparallel an engine cannot ask a person. The notebook listens in the cluster's private folder, and says
-with each cell whether somebody can answer.
+In ipyparallel an engine cannot ask a person. The notebook, or on another host the host's engine in its stead,
+listens in the cluster's private folder, and the notebook says with each cell whether somebody can answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import builtins
 import getpass
 import itertools
 import json
-import os
 import socket
 import sys
 from dataclasses import asdict
@@ -20,7 +19,6 @@ from typing import Any
 from IPython.core.error import StdinNotImplementedError
 
 from nbgpu.machine.unix_sockets import short_path
-from nbgpu.protocol.cluster_processes import HOST_FOLDER
 from nbgpu.protocol.records import Question
 
 _END_OF_INPUT = "\x04"
@@ -75,10 +73,6 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
 
 
 def _nobody(rank: int) -> StdinNotImplementedError:
-    if HOST_FOLDER in os.environ:
-        return StdinNotImplementedError(
-            f"rank {rank} called input(), and a question does not reach the notebook from another host: push the value"
-        )
     return StdinNotImplementedError(
         f"rank {rank} called input(), and there is nobody to answer: it works in a cell that runs in a notebook's page"
     )

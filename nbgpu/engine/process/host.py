@@ -55,12 +55,15 @@ _to_remove: list[Path] = []
 def main() -> None:
     """Dial in, and serve until the cluster is over."""
     global _here, _folder, _fork_server
-    file = Path(sys.argv.pop(1))
+    file = Path(sys.argv.pop(1)).absolute()
     join = _join_file(file)
     if sys.argv[1:] == ["--remove-folder"]:
         _to_remove.append(file.parent)
         sys.argv.pop(1)
     address = _reach(join)
+    if join.working_folder:
+        with suppress(OSError):  # a host need not have it, and a person may have chosen another
+            os.chdir(join.working_folder)
     _folder = launch.new_folder()
     _here = ThisHost(_folder, from_start=True)
     _fork_server = launch.launch_fork_server(_folder, join.environment)

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
+from nbgpu.host.questions import Listener
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import devices, watched
@@ -26,10 +27,14 @@ from nbgpu.protocol.records import Device, MainThreadState
 OBITUARY_PATIENCE_S = 0.15
 """An engine's last messages take another path than the news of its end."""
 
+_MOST_ASKERS = 4
+
 _here: ThisHost
 _folder: Path
 _address: tuple[str, str]
-_stacks: Stacks | None = None
+_stacks: dict[str, Stacks] = {}
+"""Those who ask ranks where they are, by the name of the asker, the newest last."""
+_listener: Listener | None = None
 forked: set[int] = set()
 """The numbers of the engines of ranks here, also of those that have ended."""
 
@@ -131,21 +136,45 @@ def call(method: str, *args: Any) -> Any:
     return getattr(_here, method)(*args)
 
 
-def _own_stacks() -> Stacks:
-    global _stacks
-    if _stacks is None:
-        _stacks = _here.stacks()
-    return _stacks
+def _stacks_for(asker: str) -> Stacks:
+    """What asks for one asker: a rank may owe another one an answer, and gives it of an earlier moment."""
+    stacks = _stacks.pop(asker, None) or _here.stacks()
+    _stacks[asker] = stacks
+    while len(_stacks) > _MOST_ASKERS:
+        _stacks.pop(next(iter(_stacks))).close()
+    return stacks
 
 
-def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
+def questions(method: str, *args: Any) -> Any:
+    """Call a method of the object that takes the questions of the ranks here: 'look', 'answer', 'refuse' or
+    'close'. 'open' makes it, and ends the questions that a notebook which is gone has left unanswered."""
+    global _listener
+    if method == "open":
+        if _listener is not None:
+            _listener.close()
+        _listener = Listener(_folder)
+        return None
+    if _listener is None:
+        return {}
+    found = getattr(_listener, method)(*args)
+    if method == "close":
+        _listener = None
+    return {number: asdict(question) for number, question in found.items()} if method == "look" else None
+
+
+def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
     """Ask ranks where they are.
+
+    Args:
+        pids: the ranks' processes.
+        patience_s: for how long their answers are waited for.
+        asker: the name of the one for whom they are asked, also in later calls.
 
     Returns:
         By pid, the fields of the answer (None if it owes one), then whether it computes, whether it waits in
         the system, and why it stands still.
     """
-    stacks = _own_stacks()
+    stacks = _stacks_for(asker)
     stacks.ask(pids)
     answers: dict[int, MainThreadState] = stacks.collect(patience_s)
     found = {}
@@ -163,4 +192,4 @@ def look(pids: Sequence[int], patience_s: float) -> dict[int, Any]:
 
 def cell_line(pid: int) -> int | None:
     """The line of the cell that a rank is at."""
-    return _own_stacks().cell_line(pid)
+    return _here.stacks().cell_line(pid)

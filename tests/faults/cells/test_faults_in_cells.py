@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import faults
+import launching
 import pytest
 from kernel import Kernel, kernel
 from rows import Measured, row
@@ -33,7 +34,7 @@ WAITS = {
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
         started.run("%load_ext nbgpu")
-        assert started.run(f"%nbgpu start --gpus none --ranks {NUM_RANKS}").status == "ok"
+        assert started.run(f"%nbgpu start {launching.flags(NUM_RANKS)}").status == "ok"
         yield started
         started.run("%nbgpu stop")
 

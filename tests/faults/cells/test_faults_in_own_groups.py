@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import faults
+import launching
 import pytest
 from kernel import Kernel, kernel
 from rows import Measured, row
@@ -60,7 +61,7 @@ WHEN = {
 def notebook(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     with kernel() as started:
         started.run("%load_ext nbgpu")
-        assert started.run(f"%nbgpu start --gpus none --ranks {request.param}").status == "ok"
+        assert started.run(f"%nbgpu start {launching.flags(request.param)}").status == "ok"
         yield started
         started.run("%nbgpu stop")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import launching
 import pytest
 import torch
 from rows import moment
@@ -31,7 +32,7 @@ def nothing_is_left(cluster2: nbgpu.Cluster) -> Iterator[None]:
     assert cluster2.execute("print(int(kept.sum()))") == {0: "1000000\n", 1: "1000000\n"}
     del pulled
     cluster2.execute("del kept")
-    for pid in (os.getpid(), *cluster2.pids.values()):
+    for pid in (os.getpid(), *cluster2.ranks.pids_here.values()):
         assert not open_memory(pid)
         assert "memfd:nbgpu" not in Path(f"/proc/{pid}/maps").read_text()
 
@@ -46,14 +47,14 @@ def test_a_rank_that_dies_while_it_sends(cluster2: nbgpu.Cluster) -> None:
     cluster2.execute(faults.when_pickled(1, "kill"))
     with pytest.raises(nbgpu.RankError, match="the process of rank 1 is gone"):
         cluster2.pull("unlucky", ranks="all")
-    with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):
+    with pytest.raises(nbgpu.ClusterError, match=f"{launching.called(1)} was killed by SIGKILL"):
         cluster2.execute("1")
 
 
 def test_a_rank_that_dies_while_it_receives(cluster2: nbgpu.Cluster) -> None:
     with pytest.raises(nbgpu.RankError, match="the process of rank 0 is gone"):
         cluster2.push([0], x=[torch.zeros(10**6), faults.WhenUnpickled("kill")])
-    with pytest.raises(nbgpu.ClusterError, match="rank 0 was killed by SIGKILL"):
+    with pytest.raises(nbgpu.ClusterError, match=f"{launching.called(0)} was killed by SIGKILL"):
         cluster2.execute("1")
 
 

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import launching
 import leaks
 import pytest
 from kernel import Kernel, kernel
@@ -62,7 +63,7 @@ finally:
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
-        assert started.run("%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2").status == "ok"
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags()}").status == "ok"
         assert started.run(TRAP).status == "ok"
         yield started
         started.run("threading.Condition.__enter__ = enter\n%nbgpu stop")

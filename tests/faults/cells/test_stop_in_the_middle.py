@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import launching
 import leaks
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from rows import row
 
 BOUND_S = 60
 SETTLED_S = 5
-STARTS = "%nbgpu start --gpus none --ranks 2"
+STARTS = f"%nbgpu start {launching.flags()}"
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"
 HELD = """
 import gc, os, threading
@@ -226,7 +227,7 @@ for it."""
 def test_a_stop_while_ranks_connect(notebook: Kernel) -> None:
     """gloo decides by chance who of two ranks waits for the other. With four ranks three times in four one
     waits for rank 1."""
-    assert notebook.run("%nbgpu start --gpus none --ranks 4").status == "ok"
+    assert notebook.run(f"%nbgpu start {launching.flags(4)}").status == "ok"
     try:
         assert notebook.run(f"%%distributed\nkept = 5 + rank\n{DALLIES}").status == "ok"
         done = run_and_stop(notebook, "import nbgpu\nnbgpu.current().ranks.regroup()", 1)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import faults
+import launching
 import pytest
 from kernel import Done, Kernel, kernel
 from rows import Measured, row
@@ -19,7 +20,7 @@ MAKE_DDP = "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
         started.run("%load_ext nbgpu")
-        command = f"%nbgpu start --gpus none --ranks 2 --notice-after-s {NOTICE_AFTER_S}"
+        command = f"%nbgpu start {launching.flags()} --notice-after-s {NOTICE_AFTER_S}"
         assert started.run(command).status == "ok"
         made = started.run(f"%%distributed\nimport time\n{MAKE_DDP}")
         assert made.status == "ok"
@@ -170,6 +171,7 @@ def test_status_in_the_middle_of_a_cell_shows_each_ranks_line(notebook: Kernel) 
     assert [line.split()[-1] for line in idle[2:]] == ["idle", "idle"]
 
 
+@pytest.mark.one_host("the notebook stops the process of a rank, which is on its own host for that")
 def test_a_rank_whose_process_is_stopped_is_told_from_one_in_c_code(notebook: Kernel) -> None:
     pid = int(notebook.run("%distributed __import__('os').getpid()").stdout.split("[1] ")[1])
     code = (

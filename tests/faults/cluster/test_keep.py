@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import faults
+import launching
 import psutil
 import pytest
 from kernel import Kernel, kernel
@@ -39,7 +40,7 @@ def nothing_is_kept() -> Iterator[None]:
 def start(notebook: Kernel, flags: str = "") -> Entry:
     """Starts a cluster of two ranks in a notebook; returns what the registry says of it."""
     notebook.run("import nbgpu\n%load_ext nbgpu")
-    done = notebook.run(f"%nbgpu start --gpus none --ranks 2 {flags}")
+    done = notebook.run(f"%nbgpu start {launching.flags()} {flags}")
     assert done.status == "ok", done.error
     (entry,) = registry.entries()
     return entry
@@ -84,7 +85,7 @@ def test_a_start_beside_a_kept_cluster_of_the_notebook_says_that_it_is_there() -
         kill(first)
     with kernel() as second:
         second.run("import nbgpu\n%load_ext nbgpu")
-        done = second.run("%nbgpu start --gpus none --ranks 2")
+        done = second.run(f"%nbgpu start {launching.flags()}")
         assert done.status == "ok", done.error
         assert f"cluster {entry.id} of this notebook has gone on since" in done.stderr
         assert (
@@ -113,7 +114,7 @@ def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
     with kernel() as second:
         second.run("import nbgpu\n%load_ext nbgpu")
         done = second.run("%nbgpu attach")
-        assert "2 CPU ranks, gloo" in done.stdout, done.error
+        assert launching.described() in done.stdout, done.error
         assert "training" in done.stdout
         before = int(second.run("run = nbgpu.current().run\nmin(s.step for s in run.statuses())").value)
         wait_for_step(second, before + 5)
@@ -225,11 +226,11 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", done.error
         kill(second)
     (entry,) = registry.entries()
-    entry.engines[1].send(signal.SIGKILL)
-    wait_until(lambda: not entry.engines[1].alive(), lambda: entry.engines[1])
+    launching.kill(entry.seating.pids[1], signal.SIGKILL, rank=1)
+    wait_until(lambda: not any(engine.alive() for engine in [*entry.engines.values()][1:]), registry.entries)
     with kernel() as third:
         third.run("import nbgpu\ncluster = nbgpu.attach()")
-        assert "rank 1 was killed by SIGKILL" in third.run("cluster.execute('1')").error
+        assert f"{launching.called(1)} was killed by SIGKILL" in third.run("cluster.execute('1')").error
         assert third.run("cluster.pull('kept', rank=0)").value == "5"
 
 
@@ -273,11 +274,17 @@ ranks.regroup()
 
 @pytest.mark.long
 @row("The {leader} is killed", "The cell or run ends and says so; no process is left", bound_s=2)
-@pytest.mark.parametrize("leader", ["controller", "fork server"])
+@pytest.mark.parametrize(
+    "leader",
+    [
+        "controller",
+        pytest.param("fork server", marks=pytest.mark.one_host("no fork server is the notebook's there")),
+    ],
+)
 def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
     leader: str, tmp_path: Path, measured: Measured
 ) -> None:
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    with nbgpu.Cluster(**launching.settings()) as cluster:
         (entry,) = registry.entries()
         train_settings = {
             "data": "phantoms",

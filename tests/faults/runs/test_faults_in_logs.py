@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import launching
 import leaks
 import pandas as pd
 import psutil
@@ -37,7 +38,7 @@ def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with (
-        nbgpu.Cluster(gpus="none", ranks=2) as cluster,
+        nbgpu.Cluster(**launching.settings()) as cluster,
         leaks.holding_family_of(psutil.Process(cluster.pids[0]).ppid()),
     ):
         # Late enough for some of it to be in the logs already, which are written once a second.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import launching
 import leaks
 import pytest
 from kernel import Kernel, kernel
@@ -29,7 +30,7 @@ SUM_AND_VARIABLE = f"{faults.MEND}\ntotal = torch.ones(1); dist.all_reduce(total
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
     with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
-        command = "%load_ext nbgpu\n%nbgpu start --gpus none --ranks 2 --notice-after-s 1"
+        command = f"%load_ext nbgpu\n%nbgpu start {launching.flags()} --notice-after-s 1"
         assert started.run(command).status == "ok"
         yield started
         started.run("%nbgpu stop")

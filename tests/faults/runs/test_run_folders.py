@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import launching
 import leaks
 import pytest
 from conftest import fork_server
@@ -28,7 +29,7 @@ SUM = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[nbgpu.Cluster]:
-    with nbgpu.Cluster(gpus="none", ranks=2) as cluster, leaks.holding_family_of(fork_server(cluster)):
+    with nbgpu.Cluster(**launching.settings()) as cluster, leaks.holding_family_of(fork_server(cluster)):
         cluster.execute("kept = 5")
         yield cluster
 

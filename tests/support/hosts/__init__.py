@@ -10,7 +10,7 @@ else of this machine, which gives it the checkout and its Python.
 """
 
 from hosts.far_python import FarPython
-from hosts.namespaces import Host, Hosts, make_hosts
+from hosts.namespaces import Host, Hosts, leave_the_network, make_hosts
 from hosts.namespaces import why_not as why_no_hosts
 from hosts.secure_shell import SecureShell, secure_shell
 from hosts.secure_shell import why_not as why_no_ssh
@@ -25,6 +25,7 @@ __all__ = [
     "SecureShell",
     "Site",
     "Slurm",
+    "leave_the_network",
     "make_hosts",
     "secure_shell",
     "slurm",

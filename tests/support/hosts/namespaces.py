@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ _FIRST_ADDRESS = 10
 _NAMESPACES = ("net", "uts", "ipc", "mnt", "pid")
 _PRIVATE = ("/tmp", "/run", "/dev/shm")
 _ALONE_S = 30.0
+_CLONE_NEWNET = 0x40000000
 _PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"}
 
 
@@ -195,7 +197,12 @@ class Hosts(Mapping[str, Host]):
 
 @contextmanager
 def make_hosts(
-    names: Sequence[str], folder: Path, *, shared: Sequence[Path] = (), private: Sequence[Path] = ()
+    names: Sequence[str],
+    folder: Path,
+    *,
+    shared: Sequence[Path] = (),
+    private: Sequence[Path] = (),
+    desk: str = "",
 ) -> Iterator[Hosts]:
     """Make hosts that reach each other by name and nothing else; call where `why_not` is empty.
 
@@ -206,9 +213,11 @@ def make_hosts(
         folder: an empty folder for what they need, which all of them see.
         shared: more folders that all of them see where they lie in a private one, such as in /tmp.
         private: folders that each of them has for itself, beside /tmp, /run and /dev/shm.
+        desk: the name by which they reach this process, which has called `leave_the_network`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(names, _FIRST_ADDRESS)}
+    named = [*names, *([desk] if desk else [])]
+    addresses = {name: f"{_NETWORK}.{number}" for number, name in enumerate(named, _FIRST_ADDRESS)}
     hosts_file = folder / "hosts"
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
     hosts_file.write_text("\n".join(lines) + "\n")
@@ -234,9 +243,12 @@ def make_hosts(
                 name: Host(name, addresses[name], process, int(_line(process)), switch_pid)
                 for name, process in processes.items()
             }
-            _connect(hosts.values(), switch_pid)
+            _connect({name: (addresses[name], host.pid) for name, host in hosts.items()}, switch_pid)
             return hosts
 
+        if desk:
+            _connect({desk: (addresses[desk], os.getpid())}, switch_pid)
+            stack.callback(_in_network, os.getpid(), ["ip", "link", "delete", "eth0"])
         yield Hosts(begin, names)
 
 
@@ -270,19 +282,32 @@ def _host_command(description: Mapping[str, Any]) -> list[str]:
     return ["unshare", *spaces, "--", sys.executable, "-I", "-S", str(first), json.dumps(description)]
 
 
-def _connect(hosts: Iterable[Host], switch_pid: int) -> None:
-    """Give every host its interface, the other end of which is a port of the switch."""
+def _connect(hosts: Mapping[str, tuple[str, int]], switch_pid: int) -> None:
+    """Give every host its interface, the other end of which is a port of the switch.
+
+    Args:
+        hosts: the address of each, by name, and a process in its network.
+        switch_pid: a process in the switch's.
+    """
     ports = []
-    for host in hosts:
-        port = _port(host.name)
+    for name, (address, pid) in hosts.items():
+        port = _port(name)
         # A host that is on again has the hardware that it had, and nobody need ask for it.
-        hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in host.address.split("."))
-        ports.append(f"link add {port} type veth peer name eth0 address {hardware} netns {host.pid}")
+        hardware = "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
+        ports.append(f"link add {port} type veth peer name eth0 address {hardware} netns {pid}")
         ports.append(f"link set {port} master br0 up")
     _in_network(switch_pid, ["ip", "-batch", "-"], "\n".join(ports) + "\n")
-    for host in hosts:
-        lines = f"addr add {host.address}/24 dev eth0\nlink set eth0 up\nlink set lo up\n"
-        _in_network(host.pid, ["ip", "-batch", "-"], lines)
+    for address, pid in hosts.values():
+        lines = f"addr add {address}/24 dev eth0\nlink set eth0 up\nlink set lo up\n"
+        _in_network(pid, ["ip", "-batch", "-"], lines)
+
+
+def leave_the_network() -> None:
+    """Give this process, which has one thread, and those that it will start a network of their own, with
+    nothing in it. Test hosts can then be made for which this process is another host."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "no network of its own can be made for this process")
 
 
 def _in_network(pid: int, command: Sequence[str], stdin: str = "") -> None:
