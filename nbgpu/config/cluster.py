@@ -116,12 +116,14 @@ class ClusterConfig(Settings):
         description="what the cluster does when a host is lost: 'shrink' goes on at once with the ranks of the other hosts, "
         "which keep their variables, and with more ranks when a host comes back; 'wait' has the next cell, or the run, "
         "wait until the host is back; 'stop' runs no more cells. A run goes on from its newest checkpoint",
+        json_schema_extra=control("Hosts", "When a host is lost"),
     )
     host_patience_s: float = Field(
         600.0,
         gt=0,
         le=7 * 86_400,
         description="seconds for which on_host_lost='wait' waits for a host that is lost; Stop ends the wait",
+        json_schema_extra=control("Hosts", "Wait for a host", unit="s"),
     )
     backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
         "auto",

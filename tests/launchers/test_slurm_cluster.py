@@ -261,7 +261,15 @@ def test_a_profile_of_ipyparallel_starts_the_hosts(notebook: FarPython, test_slu
 
 
 def test_a_job_that_waits_says_why_and_stop_cancels_it(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
-    busy = ["sbatch", "--nodes=2", "--exclusive", "--time=0:20:00", "--wrap", "srun sleep 600"]
+    busy = [
+        "sbatch",
+        "--output=/dev/null",
+        "--nodes=2",
+        "--exclusive",
+        "--time=0:20:00",
+        "--wrap",
+        "srun sleep 600",
+    ]
     test_slurm.run(busy)
     wait_until(lambda: "RUNNING" in jobs(test_slurm), PATIENCE_S, test_slurm.logs)
     notebook.send(start(launcher_options={"exclusive": True}))

@@ -278,6 +278,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             cluster._launcher = launcher = launcher_of(entry.config)
             launcher.take_over(entry.job, entry.launched)
             processes.use(hosts.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
+            join_file = entry.folder / "join.json"
+            cluster._returning = ReturningHosts(cluster._client, processes, entry.config, launcher, join_file)
             if entry.config.launcher == "slurm":
                 cluster._time_limit = time_limit.watch_over(cluster, launcher)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)

@@ -87,7 +87,7 @@ class RankChanges(ClusterParts):
 
     def hosts_cannot_return(self) -> bool:
         """Whether no lost host can come back, and the others end too, as at the end of a job."""
-        return self._returning is None or self._returning.are_hopeless
+        return self._returning is not None and self._returning.are_hopeless
 
     def obstacles_to_return(self) -> Sequence[str]:
         """Sentences that say why hosts do not come back."""
