@@ -12,6 +12,8 @@ from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.fields import Field
 
 _GROUP = "Hosts"
+_DECIDING = ("launcher", "on_host_lost")
+"""The settings beside which others count."""
 _ANY_COMPUTE_CAPABILITY = 100.0
 
 
@@ -24,7 +26,8 @@ class HostControls:
         self.gpus = Field(ClusterConfig, "gpus")
         """The GPUs of every other host, whose devices no card shows."""
         self._show_what_counts()
-        self.fields["launcher"].observe(lambda _: self._show_what_counts(), "value")
+        for name in _DECIDING:
+            self.fields[name].observe(lambda _: self._show_what_counts(), "value")
 
     @property
     def is_local(self) -> bool:
@@ -38,10 +41,9 @@ class HostControls:
         return self.is_local or (is_valid and bool(self.fields["gpus_per_node"].draft))
 
     def counts(self, name: str) -> bool:
-        """Whether a setting counts with the chosen launcher."""
-        launcher = self.fields["launcher"].value
-        decisive = [each for each in conditions(ClusterConfig, name) if each.name == "launcher"]
-        return all(condition.holds(launcher) for condition in decisive)
+        """Whether a setting counts with the chosen launcher, and beside what is chosen of the others."""
+        decisive = [each for each in conditions(ClusterConfig, name) if each.name in _DECIDING]
+        return all(each.holds(self.fields[each.name].value) and self.counts(each.name) for each in decisive)
 
     def _show_what_counts(self) -> None:
         for name, field in self.fields.items():

@@ -68,8 +68,11 @@ def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: Settin
         "setup",
         "gpus_per_node",
         "interface",
+        "on_host_lost",
         "gpus",
     ]
+    hosts["on_host_lost"].value = "wait"
+    assert "host_patience_s" in shown(area, "Hosts")
     assert shown(area, "Cluster") == ["memory_limit", "release_after_s"]
     assert "names no host on which launcher='ssh' could start ranks" in problems(area)["hosts"]
     assert area.devices.gpus.layout.display == "none"
