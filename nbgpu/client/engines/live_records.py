@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,45 +28,49 @@ class LiveRecords:
 
     Args:
         folder: the run's folder, which the hosts see.
-        ranks: the ranks on each host.
+        ranks_of: a function that returns the present ranks on each host, which may be lost or come back.
         reader: gets the records.
     """
 
-    def __init__(self, folder: Path, ranks: Mapping[OtherHost, Sequence[int]], reader: Reader) -> None:
+    def __init__(
+        self, folder: Path, ranks_of: Callable[[], Mapping[OtherHost, Sequence[int]]], reader: Reader
+    ) -> None:
         self._folder = folder
-        self._ranks = ranks
+        self._ranks_of = ranks_of
         self._reader = reader
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="nbgpu-live-records", daemon=True)
-        if ranks:
+        self._is_needed = bool(ranks_of())
+        if self._is_needed:
             self._thread.start()
 
     def close(self) -> None:
         """Ask no more."""
         self._closing.set()
-        if self._ranks:
+        if self._is_needed:
             self._thread.join()
 
     def _follow(self) -> None:
-        asked: dict[OtherHost, Any] = {}
-        due_mono_s = dict.fromkeys(self._ranks, 0.0)
+        asked: dict[OtherHost, tuple[Any, Sequence[int]]] = {}
+        due_mono_s: dict[OtherHost, float] = {}
         while not self._closing.wait(_POLL_PERIOD_S if asked else _PERIOD_S):
-            for host in [host for host, reply in asked.items() if reply.wait(0) or not host.is_there]:
-                reply = asked.pop(host)
+            for host in [host for host, (reply, _) in asked.items() if reply.wait(0) or not host.is_there]:
+                reply, ranks = asked.pop(host)
                 if reply.wait(0) and reply.successful():
-                    self._take(host, reply.get())
+                    self._take(ranks, reply.get())
                 due_mono_s[host] = time.monotonic() + _PERIOD_S
-            for host, ranks in self._ranks.items():
-                if host in asked or time.monotonic() < due_mono_s[host] or not host.is_there:
+            for host, ranks in self._ranks_of().items():
+                is_due = time.monotonic() >= due_mono_s.get(host, 0.0)
+                if host in asked or not is_due or not host.is_there:
                     continue
                 files = {
                     str(record_path(self._folder, rank)): self._reader.offset_bytes(rank) for rank in ranks
                 }
                 try:
-                    asked[host] = host.tell(Call.NEW_LINES_ON_HOST, files, _MOST_BYTES)
+                    asked[host] = host.tell(Call.NEW_LINES_ON_HOST, files, _MOST_BYTES), ranks
                 except ConnectionError:
                     continue  # whoever watches over the ranks says so
 
-    def _take(self, host: OtherHost, new: Mapping[str, bytes]) -> None:
-        for rank in self._ranks[host]:
+    def _take(self, ranks: Sequence[int], new: Mapping[str, bytes]) -> None:
+        for rank in ranks:
             self._reader.hear(rank, new.get(str(record_path(self._folder, rank)), b""))

@@ -89,8 +89,10 @@ class Run:
         self._info_written_ns = 0
         self._host = host
         self._ending: Ending[RunState] = Ending(folder.name, _log)
-        self._watch = RunWatch(folder, config, host, results, self.statuses, self._take_ranks)
         self._served = served or Served(folder, [])
+        self._watch = RunWatch(
+            folder, config, host, results, self.statuses, self._take_ranks, self._served.is_needed
+        )
         self._live = serving.follow(self._served, folder, config, self.reader, host)
         self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 from nbgpu.client.engines.live_records import LiveRecords
+from nbgpu.client.engines.other_host import OtherHost
 from nbgpu.client.engines.served import Served
 from nbgpu.client.runs.watch import Host
 from nbgpu.config import TrainConfig
+from nbgpu.errors import ConfigError
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder.commands import COMMANDS, CommandWatch
 from nbgpu.run_folder.rank_files import record_path
@@ -41,10 +43,18 @@ def begin(folder: Path, host: Host) -> Served:
 
     Raises:
         ClusterError: a host is lost, or cannot write.
+        ConfigError: a cluster that is to be kept has hosts that do not see the folder.
     """
     try:
         checkpoints = _needed(folder)
-        served = host.serve(folder).begin(keep=[path.parents[1] for path in checkpoints])
+        served = host.serve(folder)
+        if served.is_needed and host.config.keep:
+            raise ConfigError(
+                f"{' and '.join(f'host {name}' for name in served.hosts)} cannot see {folder.parent}, and with keep=True nobody "
+                "would bring the run's files from there while no notebook is connected. Give runs_dir a folder that all hosts "
+                "share, or start the cluster without keep"
+            )
+        served.begin(keep=[path.parents[1] for path in checkpoints])
         for path in sorted(folder.iterdir()):
             if path.is_file():
                 served.give(path.name)
@@ -110,17 +120,20 @@ def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader, ho
         for rank in ranks_of.get(name, []):
             reader.hear(rank)
 
+    def on_seeing_hosts() -> dict[OtherHost, list[int]]:
+        present = _ranks_of(host)
+        seeing = [each for each in host.other_hosts if each.name not in served.hosts]
+        return {each: present[each.name] for each in seeing if each.name in present}
+
     served.follow(note, remove_old, heard_of)
-    seeing = [each for each in host.other_hosts if each.name not in served.hosts]
-    return LiveRecords(
-        folder, {each: ranks_of[each.name] for each in seeing if each.name in ranks_of}, reader
-    )
+    return LiveRecords(folder, on_seeing_hosts, reader)
 
 
 def _ranks_of(host: Host) -> dict[str, list[int]]:
     """The ranks on each host, by its name."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, process in host.ranks.seating.processes.items():
+    # A copy: another thread may replace ranks meanwhile.
+    for rank, process in dict(host.ranks.seating.processes).items():
         ranks_of.setdefault(process.host, []).append(rank)
     return ranks_of
 

@@ -99,6 +99,8 @@ class RunWatch:
         statuses: a function that returns the last known status of every rank.
         take_ranks: a function that is called with the settings of a run that goes on with another number of
             ranks.
+        is_served: whether a host does not see the run's folder. Then the run does not go on on other hosts:
+            what a lost one has not sent is missing.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -117,6 +119,7 @@ class RunWatch:
         results: Mapping[int, Reply],
         statuses: Callable[[], list[RankStatus]],
         take_ranks: Callable[[TrainConfig], None],
+        is_served: bool = False,
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
@@ -129,6 +132,7 @@ class RunWatch:
         self._results = results
         self._statuses = statuses
         self._take_ranks = take_ranks
+        self._is_served = is_served
         self._commands = CommandWatch(folder, host.folder)
         self._commands.newest()  # what was asked of an earlier kernel has had its effect
         self._num_stops_asked = 0
@@ -294,6 +298,11 @@ class RunWatch:
         """Return whether ranks died, which can be replaced, and nothing else went wrong."""
         if not watch.gone:
             return False
+        if self._is_served and self._host.lost_hosts():
+            self._add_to_failures(
+                "the run ends here, because not all hosts see its folder. resume='auto' goes on from its newest checkpoint"
+            )
+            return False
         if len(watch.gone) + len(watch.stuck()) == len(self._results) and not self._waits_for_hosts():
             return False
         if any(failure.rank not in watch.gone for failure in self.failures):
@@ -367,7 +376,7 @@ class RunWatch:
 
     def _can_take_host_back(self) -> bool:
         """Return whether a host has come back, and the run has written a checkpoint since."""
-        if not self._host.hosts_dialled_in() or self._num_stops_asked:
+        if self._is_served or not self._host.hosts_dialled_in() or self._num_stops_asked:
             self._checkpoint_before = None
             return False
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
