@@ -27,6 +27,8 @@ _FORK_PATIENCE_S = 70.0
 _POLL_PERIOD_S = 0.05
 _LOOK_S = 0.2
 _LINE_PATIENCE_S = 1.0
+_HOST_SILENT_S = 2.0
+"""A host that is heard answers within a fraction of a second where its ranks are."""
 _QUICK_PATIENCE_S = 1.0
 """For answers that the notebook can do without: the host may be lost, which is known some seconds later."""
 
@@ -277,6 +279,8 @@ class _Stacks:
         self._host = host
         self._name = secrets.token_hex(8)
         self._asked: Any = None
+        self._sent_mono_s = 0.0
+        """When the host was asked last."""
         self._asked_mono_s: dict[int, float] = {}
         self._last: dict[int, Any] = {}
 
@@ -286,6 +290,7 @@ class _Stacks:
         for pid in pids:
             self._asked_mono_s.setdefault(pid, time.monotonic())
         self._asked = self._host.tell(Call.LOOK_ON_HOST, list(pids), _LOOK_S, self._name)
+        self._sent_mono_s = time.monotonic()
 
     def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
         if self._asked is None or not self._asked.wait(patience_s):
@@ -310,6 +315,10 @@ class _Stacks:
         return pid in self._last and bool(self._last[pid][2])
 
     def standstill(self, pid: int) -> str:
+        silent_s = time.monotonic() - self._sent_mono_s
+        if self._asked is not None and silent_s > _HOST_SILENT_S:
+            # Of the rank nothing is known then.
+            return f"host {self._host.name} is not heard for {silent_s:.0f} s"
         return str(self._last[pid][3]) if pid in self._last else ""
 
     def cell_line(self, pid: int) -> int | None:

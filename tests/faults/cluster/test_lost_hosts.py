@@ -235,13 +235,15 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
     site.notebook.run(f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})")
     site.notebook.run("import time\nwhile run.statuses()[0].step < 12: time.sleep(0.05)")
-    site.hosts["n2"].power_off()
+    site.hosts["n1"].power_off()
     train = "while not run.over and not (len(run.statuses()) == {0} == run.info.world_size and run.statuses()[0].state == 'training'): time.sleep(0.05)"
     site.notebook.run(train.format(2))
+    # The ranks that are left have other numbers now, and are heard under these.
+    site.notebook.run("while max(status.silent_s for status in run.statuses()) > 2: time.sleep(0.05)")
     batch = "[run.info.global_batch_size, run.config.batch_size, run.config.accumulate]"
     assert site.notebook.value(batch) == [4, 1, 2]
-    site.hosts.power_on("n2")
-    site.dial_in("n2")
+    site.hosts.power_on("n1")
+    site.dial_in("n1")
     site.notebook.run(train.format(4))
     site.notebook.run("while not run.over and 'is back' not in str(run.notes()): time.sleep(0.05)")
     assert site.notebook.value(batch) == [4, 1, 1]
@@ -249,9 +251,35 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     assert site.notebook.value("[run.status, run.info.world_size]") == ["stopped", 4]
     notes = site.notebook.run("print(run.notes())")
     assert "A step has 4 samples as before, with batch_size=1 and accumulate=2" in notes
-    assert "Host n2 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in notes
+    assert "Host n1 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in notes
     site.notebook.run("cluster.news.clear()")
     assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
+
+
+@pytest.mark.long
+def test_a_run_in_a_folder_that_the_lost_host_did_not_see_ends_and_can_be_resumed(site: hosts.Site) -> None:
+    settings = (
+        "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, val_every=0, checkpoint_every=2"
+    )
+    runs_dir = f"/tmp/runs-{time.monotonic_ns()}"
+    site.notebook.run(f"run = cluster.train('autoencoder', {settings}, steps=100_000, runs_dir={runs_dir!r})")
+    site.notebook.run(
+        "import time\nwhile not list(run.folder.glob('checkpoints/step-*/manifest.json')): time.sleep(0.05)"
+    )
+    name = site.notebook.value("cluster.ranks.seating.processes[3].host")
+    site.hosts[name].power_off()
+    failed, said = site.notebook.fails(f"run.wait({PATIENCE_S}, progress=False)")
+    assert failed == "RankError"
+    assert "the run ends here, because not all hosts see its folder" in said
+    _, said = site.notebook.fails("cluster.execute('1')")
+    assert "the cluster goes on with 2 ranks" in said
+    site.notebook.run(
+        f"run = cluster.train('autoencoder', {settings}, steps=4, runs_dir={runs_dir!r}, resume='auto')"
+    )
+    site.notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
+    assert site.notebook.value("run.status") == "finished"
+    assert site.notebook.value("'going on from' in str(run.notes())")
+    come_back(site, name)
 
 
 WAITS = {"on_host_lost": "wait", "host_patience_s": 120}
