@@ -279,6 +279,7 @@ def test_a_run_in_a_folder_that_the_lost_host_did_not_see_ends_and_can_be_resume
     site.notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
     assert site.notebook.value("run.status") == "finished"
     assert site.notebook.value("'going on from' in str(run.notes())")
+    site.hosts.power_on(name)
     come_back(site, name)
 
 
