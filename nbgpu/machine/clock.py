@@ -1,8 +1,27 @@
-"""The clock by which the processes of a host tell moments, and the boot since which it runs."""
+"""The clocks by which the processes of a host tell moments, and the boot since which it runs."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+_ahead_s = 0.0
+
+
+def keep_time_with(ahead_s: float) -> None:
+    """Have `notebooks_time_s` correct this host's clock from now on.
+
+    Args:
+        ahead_s: how far it is ahead of that of the notebook's host, in seconds.
+    """
+    global _ahead_s
+    _ahead_s = ahead_s
+
+
+def notebooks_time_s() -> float:
+    """Return the time in seconds since the epoch, by the clock of the notebook's host also where this is
+    another one."""
+    return time.time() - _ahead_s
 
 
 def boot_id() -> str:

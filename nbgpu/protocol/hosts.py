@@ -54,6 +54,8 @@ class JoinedHost:
     """ipyparallel's number of its engine."""
     description: Mapping[str, Any]
     """The fields of its `HostDescription`."""
+    clock_ahead_s: float = 0.0
+    """How far its clock is ahead of the notebook's host's, as its ranks were told."""
 
 
 @dataclass(frozen=True)

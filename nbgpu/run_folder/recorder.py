@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from nbgpu.machine import clock
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import RunState
 from nbgpu.run_folder.rank_files import HEARTBEAT, HEARTBEAT_PERIOD_S, endpoint_path, record_path
@@ -126,7 +127,7 @@ class Recorder:
         self._file.close()
 
     def _append(self, step: int | None, fields: dict[str, Any], time_s: float | None = None) -> None:
-        time_s = time.time() if time_s is None else time_s
+        time_s = clock.notebooks_time_s() if time_s is None else time_s
         with self._lock:
             if step is None:
                 step = self._step or 0

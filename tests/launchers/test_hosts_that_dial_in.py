@@ -164,8 +164,37 @@ def test_nothing_is_left_on_any_host_after_the_end(site: hosts.Site) -> None:
     assert len(site.hosts["desk"].pids()) <= 2
 
 
-def test_hosts_end_with_a_notebook_that_is_killed(site: hosts.Site) -> None:
+AHEAD = """import time
+right = time.time
+time.time = lambda: right() + 100
+"""
+
+
+def test_times_are_by_the_notebooks_clock(site: hosts.Site) -> None:
+    (site.folder / "clock").mkdir()
+    (site.folder / "clock" / "sitecustomize.py").write_text(AHEAD)
+    site.environment_of["n2"] = {"PYTHONPATH": str(site.folder / "clock")}
     site.start()
+    assert (
+        site.notebook.value("len(set(cluster.execute('import time; print(int(time.time() / 50))').values()))")
+        >= 2
+    )
+    status = site.notebook.run("print(cluster.status())")
+    assert re.search(r"the clock of host n2 is 1 min (39|40|41) s ahead of this host's", status), status
+    assert "host n1 is" not in status
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=2, val_every=0"
+    runs_dir = str(site.folder / "runs")
+    site.notebook.run(
+        f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r}).wait({PATIENCE_S})"
+    )
+    newest_s = site.notebook.value("list(run.metrics().groupby('rank').time_s.max())")
+    assert len(newest_s) == 4
+    assert max(newest_s) - min(newest_s) < 50
+
+
+def test_hosts_end_with_a_notebook_that_is_killed(site: hosts.Site) -> None:
+    if not site.notebook.value("cluster.running"):
+        site.start()
     assert site.cell(SUM) == RIGHT
     site.notebook.process.kill()
     site.wait_for_all_to_end(*site.hosts.values())

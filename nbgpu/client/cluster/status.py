@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbgpu.client.faults.stacks import Lookout, described
+from nbgpu.text.durations import duration
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
 
 _LOOK_PATIENCE_S = 0.7
+_WORTH_SAYING_S = 0.1
 
 
 def table(cluster: Cluster, lookout: Lookout) -> str:
@@ -28,7 +30,17 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
         state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
         host = [seating.processes[rank].host] if with_hosts else []
         rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, state))
-    return "\n".join([cluster.describe(), *aligned(rows)])
+    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster)])
+
+
+def _clocks(cluster: Cluster) -> list[str]:
+    """Sentences about clocks that differ from this host's by more than a person would overlook."""
+    return [
+        f"the clock of host {host.name} is {duration(abs(host.clock_ahead_s))} "
+        f"{'ahead of' if host.clock_ahead_s > 0 else 'behind'} this host's: times of its ranks are corrected by that"
+        for host in cluster.other_hosts
+        if abs(host.clock_ahead_s) >= _WORTH_SAYING_S
+    ]
 
 
 def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:

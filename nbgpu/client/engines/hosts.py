@@ -177,6 +177,7 @@ def take_over(client: Client, joined: Iterable[JoinedHost], seating: Seating) ->
     hosts = []
     for each in joined:
         host = OtherHost(client, each.engine, HostDescription(**each.description), each.name, free)
+        host.clock_ahead_s = each.clock_ahead_s
         host.take_over({process.pid: n for process, n in numbers.items() if process.host == host.name})
         hosts.append(host)
     return hosts

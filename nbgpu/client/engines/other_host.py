@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
@@ -27,6 +28,7 @@ _FORK_PATIENCE_S = 70.0
 _POLL_PERIOD_S = 0.05
 _LOOK_S = 0.2
 _LINE_PATIENCE_S = 1.0
+_NUM_CLOCK_MESSAGES = 5
 _HOST_SILENT_S = 2.0
 """A host that is heard answers within a fraction of a second where its ranks are."""
 _QUICK_PATIENCE_S = 1.0
@@ -77,7 +79,7 @@ class OtherHost:
     @property
     def joined(self) -> JoinedHost:
         """What the cluster's next owner must know of it."""
-        return JoinedHost(self.name, self._engine, asdict(self.description))
+        return JoinedHost(self.name, self._engine, asdict(self.description), self.clock_ahead_s)
 
     def take_over(self, numbers: Mapping[int, int]) -> None:
         """Take over the host's engines, by pid, which another process has had forked."""
@@ -86,6 +88,25 @@ class OtherHost:
         # They were asked of somebody who is gone.
         if self.is_there:
             self.tell(Call.QUESTIONS_ON_HOST, "refuse")
+
+    @cached_property
+    def clock_ahead_s(self) -> float:
+        """How far its clock is ahead of this host's, in seconds; 0 where they agree within what can be told.
+
+        It is measured once, by messages there and back, of which the quickest counts: the clock there was
+        read at some moment in between (Cristian 1989, "Probabilistic clock synchronization").
+        """
+        found = []
+        try:
+            for _ in range(_NUM_CLOCK_MESSAGES):
+                asked_s = time.time()
+                there_s = self.answer(self.tell(Call.CLOCK_OF_HOST))
+                answered_s = time.time()
+                found.append(((answered_s - asked_s) / 2, there_s - (asked_s + answered_s) / 2))
+        except OSError:
+            return 0.0  # a host that is lost has no ranks whose times count
+        error_s, ahead_s = min(found)
+        return ahead_s if abs(ahead_s) > error_s else 0.0
 
     @property
     def is_there(self) -> bool:

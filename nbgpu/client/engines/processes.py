@@ -53,6 +53,8 @@ class Place(NamedTuple):
     meeting_file: str
     num_cores: int | None
     """None for those of this host."""
+    clock_ahead_s: float = 0.0
+    """How far its clock is ahead of this host's."""
 
 
 class Processes:
@@ -216,7 +218,8 @@ class Processes:
         for other in self.others:
             if other.name == host:
                 there = other.description
-                return Place(host, there.interface, there.folder, there.meeting_file, there.num_cores)
+                place = Place(host, there.interface, there.folder, there.meeting_file, there.num_cores)
+                return place._replace(clock_ahead_s=other.clock_ahead_s)
         return Place(host, "", str(self.folder), str(self.meeting_file), None)
 
     @contextmanager

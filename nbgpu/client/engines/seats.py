@@ -61,6 +61,7 @@ def of_ranks(
                 "memory_limit_bytes": devices.memory_limit_bytes(config, device, devices_here),
                 "cell_seed": config.cell_seed,
                 "link": asdict(link) if link is not None else None,
+                "clock_ahead_s": place.clock_ahead_s,
                 "slow_factor": config.slow_factors.get(rank, 1.0),
                 "simulated": config.simulated,
             }

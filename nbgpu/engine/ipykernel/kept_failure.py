@@ -4,20 +4,20 @@
 from __future__ import annotations
 
 import sys
-import time
 from traceback import walk_tb
 from types import FrameType
 
 from nbgpu.engine.memory import usage as memory
+from nbgpu.machine.clock import notebooks_time_s
 
 _kept: tuple[float, BaseException] | None = None
-"""The time at which the last cell failed, and its error."""
+"""The time at which the last cell failed, by the notebook's clock, and its error."""
 
 
 def keep(error: BaseException) -> None:
     """Keep the error that a cell has just raised."""
     global _kept
-    _kept = time.time(), error
+    _kept = notebooks_time_s(), error
 
 
 def make_last() -> None:

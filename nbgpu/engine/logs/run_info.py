@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group.group import Membership
+from nbgpu.machine.clock import notebooks_time_s
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import Device, RunInfo
 from nbgpu.run_folder import folder as runs
@@ -54,7 +54,7 @@ def write(
         steps_per_epoch=steps_per_epoch,
         batch_size=config.batch_size,
         global_batch_size=config.samples_per_step(member.world_size),
-        started_s=earlier.started_s if earlier else time.time(),
+        started_s=earlier.started_s if earlier else notebooks_time_s(),
         resumed_from=resume.Beginning.read(folder).checkpoint,
         data=(*runs.read_chosen(folder).words, *data),
         epochs_from=(*sections, (*began, steps_per_epoch)),

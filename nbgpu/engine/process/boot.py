@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.engine.process import resizing
-from nbgpu.machine import descendants, interpreter
+from nbgpu.machine import clock, descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.links import Link
@@ -194,6 +194,8 @@ class Seat:
     """The seed of the random numbers that cells draw, as in `ClusterConfig`."""
     link: Mapping[str, Any] | None
     """The fields of the simulated `machine.links.Link`; None for the link that is there."""
+    clock_ahead_s: float
+    """How far its host's clock is ahead of that of the notebook's host."""
     slow_factor: float
     """How many times as long this rank works, to be a slow one; 1 for a rank like the others."""
     simulated: str
@@ -328,6 +330,7 @@ def _take(seat: Seat) -> Seat:
 
     _taken = seat
     _settle_variables(seat)
+    clock.keep_time_with(seat.clock_ahead_s)
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
     randomness.seed_cells(seat.cell_seed, seat.rank)

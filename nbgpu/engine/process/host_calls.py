@@ -90,6 +90,11 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
     )
 
 
+def clock_s() -> float:
+    """The time by this host's clock, in seconds since the epoch."""
+    return time.time()
+
+
 def content_of(file: str) -> str | None:
     """The text of a small file as this host sees it; None if it sees none."""
     try:

@@ -36,6 +36,7 @@ from nbgpu.engine.training.step_clock import StepClock, is_detailed
 from nbgpu.engine.training.step_metrics import Readings, StepRecord
 from nbgpu.engine.workload.recipe import Evaluated, Recipe
 from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
+from nbgpu.machine.clock import notebooks_time_s
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.planning.suitability import without_gpus
 from nbgpu.protocol import served
@@ -538,7 +539,7 @@ class Trainer(Loop):
         """Record each step one step late, so that reading a loss never makes the GPU wait for the CPU."""
         self._flush()
         self._unrecorded = StepRecord(
-            self.step, time.time(), Readings(tensors), numbers, clock, Readings(inputs)
+            self.step, notebooks_time_s(), Readings(tensors), numbers, clock, Readings(inputs)
         )
         if self.recorder is not None:
             self.recorder.at(self.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ class Site:
         self.names = [name for name in made if name != "desk"]
         self.notebook = FarPython(made["desk"], patience_s)
         self.dialled: list[subprocess.Popen[Any]] = []
+        self.environment_of: dict[str, Mapping[str, str]] = {}
+        """More variables of what runs on a host, by its name."""
 
     @property
     def nodes(self) -> list[Host]:
@@ -66,8 +69,11 @@ class Site:
     def dial_in(self, name: str) -> None:
         """Have a host dial in, and return at once."""
         command = [sys.executable, "-m", "nbgpu.cli", "host", "--join", str(self.folder / "join.json")]
+        environment = self.environment_of.get(name)
         with (self.folder / f"{name}.log").open("a") as log:
-            self.dialled.append(self.hosts[name].popen(command, stdout=log, stderr=log))
+            self.dialled.append(
+                self.hosts[name].popen(command, environment=environment, stdout=log, stderr=log)
+            )
 
     def own_pids(self) -> set[int]:
         """The processes by which this one has started programs on the hosts."""
