@@ -190,11 +190,12 @@ def test_times_are_by_the_notebooks_clock(site: hosts.Site) -> None:
     newest_s = site.notebook.value("list(run.metrics().groupby('rank').time_s.max())")
     assert len(newest_s) == 4
     assert max(newest_s) - min(newest_s) < 50
+    site.notebook.run("cluster.stop()")
+    site.wait_for_all_to_end(site.hosts["n1"], site.hosts["n2"])
 
 
 def test_hosts_end_with_a_notebook_that_is_killed(site: hosts.Site) -> None:
-    if not site.notebook.value("cluster.running"):
-        site.start()
+    site.start()
     assert site.cell(SUM) == RIGHT
     site.notebook.process.kill()
     site.wait_for_all_to_end(*site.hosts.values())
