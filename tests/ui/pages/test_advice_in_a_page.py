@@ -37,12 +37,13 @@ def files_are_written(lab: Lab, page: Page) -> None:
     page.get_by_label("Time limit", exact=True).fill("soon")
     page.get_by_label("Folder for the files", exact=True).fill("leave")
     button(page, "Write files").click()
-    expect(page.get_by_text("time_limit = 'soon': give [DAYS-]HH:MM:SS")).to_be_visible()
+    wrong = page.get_by_text("time_limit = 'soon': give [DAYS-]HH:MM:SS")
+    expect(wrong).to_be_visible(timeout=PATIENCE_MS)
     assert not (lab.root / "leave").exists()
     screenshot(page, "export-dark-900")
     page.get_by_label("Time limit", exact=True).fill("1:00:00")
     button(page, "Write files").click()
-    expect(page.get_by_text("wrote job.sbatch, run.toml")).to_be_visible()
+    expect(page.get_by_text("wrote job.sbatch, run.toml")).to_be_visible(timeout=PATIENCE_MS)
     script = (lab.root / "leave" / "job.sbatch").read_text()
     assert "#SBATCH --nodes=2" in script
     assert "#SBATCH --time=1:00:00" in script
