@@ -218,8 +218,8 @@ class Processes:
         for other in self.others:
             if other.name == host:
                 there = other.description
-                place = Place(host, there.interface, there.folder, there.meeting_file, there.num_cores)
-                return place._replace(clock_ahead_s=other.clock_ahead_s)
+                place = there.interface, there.folder, there.meeting_file, there.num_cores
+                return Place(host, *place, other.clock_ahead_s)
         return Place(host, "", str(self.folder), str(self.meeting_file), None)
 
     @contextmanager
