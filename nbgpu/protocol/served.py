@@ -2,7 +2,7 @@
 
 The ranks are given the paths of the notebook's host. On a host that does not see such a folder, its copy
 stands in the cluster's private folder under the same path, so that paths between two folders are the same in
-their copies. The notebook's side brings the files to and fro (client/engines/served.py).
+their copies. The notebook's side brings the files to and fro (client/engines/other_hosts/served.py).
 """
 
 from __future__ import annotations

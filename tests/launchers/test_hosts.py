@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import nbgpu
-from nbgpu.client.engines import hosts
+from nbgpu.client.engines.other_hosts import joining
 from nbgpu.config import ClusterConfig
 from nbgpu.host import versions
 
@@ -173,7 +173,7 @@ def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch
     descriptions = [host.description for host in two.cluster._processes.others]  # type: ignore[union-attr]
     monkeypatch.setattr(versions, "here", lambda: dict(descriptions[0].versions) | {"torch": "0.1"})
     with pytest.raises(nbgpu.ClusterError, match=rf"host {descriptions[0].name} has torch .* and not 0\.1"):
-        hosts._require_same_versions(descriptions)
+        joining._require_same_versions(descriptions)
 
 
 def test_a_host_too_many_gets_no_ranks_and_ends_by_ctrl_c(two: TwoHosts, tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.cluster.release import IdleRelease, tell_in_next_cell
 from nbgpu.client.cluster.run_calls import RunCalls
 from nbgpu.client.cluster.variable_calls import VariableCalls
-from nbgpu.client.engines import environment, hosts
+from nbgpu.client.engines import environment
+from nbgpu.client.engines.other_hosts import joining
+from nbgpu.client.engines.other_hosts.returning import ReturningHosts
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.returning import ReturningHosts
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
@@ -100,7 +101,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen or hosts.UNKNOWN)[0]
+        best = transports.candidates(config, chosen or joining.UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -108,7 +109,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or hosts.UNKNOWN)
+        self._transports = transports.candidates(config, chosen or joining.UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -231,7 +232,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
-            variables = environment.of_engines(self.config, hosts.UNKNOWN)
+            variables = environment.of_engines(self.config, joining.UNKNOWN)
             with uninterrupted():
                 processes.launch(variables, ip)
                 entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
@@ -240,15 +241,15 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
                 self._note()
             self._client = processes.connect(0, self.config.start_timeout_s)
             where = f"{interface} ({ip})"
-            self.join_file = hosts.write_join_file(processes.folder, variables, where)
+            self.join_file = joining.write_join_file(processes.folder, variables, where)
             launcher.start(self.join_file, where)
             self._note()
-            there = hosts.gather(self._client, self.config, launcher, check)
+            there = joining.gather(self._client, self.config, launcher, check)
             launcher.joined()
             processes.use(there, launcher.when_lost)
             self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
-            seating = hosts.start_ranks(self._client, there, self.config, check)
-            self.devices = self._wanted = tuple(device for _, device in hosts.devices_of(there))
+            seating = joining.start_ranks(self._client, there, self.config, check)
+            self.devices = self._wanted = tuple(device for _, device in joining.devices_of(there))
             self._transports = transports.candidates(self.config, self.devices)
             self.chosen_transport = ChosenTransport(self._transports[0])
             self._ranks = self._sit_down(processes, seating)
@@ -277,7 +278,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         if entry.hosts:
             cluster._launcher = launcher = launcher_of(entry.config)
             launcher.take_over(entry.job, entry.launched)
-            processes.use(hosts.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
+            processes.use(joining.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
             join_file = entry.folder / "join.json"
             cluster._returning = ReturningHosts(cluster._client, processes, entry.config, launcher, join_file)
             if entry.config.launcher == "slurm":

@@ -11,12 +11,12 @@ from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
 from nbgpu.client.cluster.time_limit import TimeLimitWatch
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.returning import ReturningHosts
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.returning import ReturningHosts
-from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch

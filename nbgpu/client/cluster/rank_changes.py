@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nbgpu.client.cluster.parts import ClusterParts
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import transports

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from traitlets.log import get_logger
 
 from nbgpu.client.engines import preloading
-from nbgpu.client.engines.other_host import HostLostError, OtherHost
+from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import launch
 from nbgpu.host.host import Host

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.config import ClusterConfig

@@ -1,1 +1,1 @@
-"""How hosts are had from what gives them: Slurm's jobs, and ssh. Nothing here knows of ranks."""
+"""What starts hosts: ssh, Slurm, or one of ipyparallel's launchers. Nothing here knows of ranks."""

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.runs.serving import give_checkpoint

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
-from nbgpu.client.engines.served import Served
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import ProgressLine
 from nbgpu.client.runs import explaining, serving

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from nbgpu.client.engines.live_records import LiveRecords
-from nbgpu.client.engines.other_host import OtherHost
-from nbgpu.client.engines.served import Served
+from nbgpu.client.engines.other_hosts.live_records import LiveRecords
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.runs.watch import Host
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError

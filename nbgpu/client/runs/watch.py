@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
-from nbgpu.client.engines.served import Served
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.lost_hosts import Waiting
 from nbgpu.client.faults.recovery import Recovery

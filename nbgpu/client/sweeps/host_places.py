@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbgpu.client.engines.hosts import UNKNOWN
+from nbgpu.client.engines.other_hosts.joining import UNKNOWN
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu import saved_folder
+from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.served import Served
 from nbgpu.client.variables.transfer import answers
 from nbgpu.errors import DataError
 from nbgpu.machine import folder_lock

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.client.engines.arriving_files import ArrivingFiles
+from nbgpu.client.engines.other_hosts.arriving_files import ArrivingFiles
 from nbgpu.protocol.served import Piece
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig

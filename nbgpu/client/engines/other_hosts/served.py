@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from nbgpu.client.engines.arriving_files import ArrivingFiles
-from nbgpu.client.engines.other_host import HostLostError, OtherHost
+from nbgpu.client.engines.other_hosts.arriving_files import ArrivingFiles
+from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
 from nbgpu.errors import ClusterError
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.protocol.calls import Call
 from nbgpu.run_folder.rank_files import record_path
 from nbgpu.run_folder.reader import Reader

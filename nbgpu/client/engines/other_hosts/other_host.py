@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
-from nbgpu.client.engines.other_hosts_questions import OtherHostsQuestions
+from nbgpu.client.engines.other_hosts.questions import OtherHostsQuestions
 from nbgpu.host.endings import Ending
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse

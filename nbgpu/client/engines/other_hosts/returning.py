@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbgpu.client.engines import hosts
-from nbgpu.client.engines.other_host import OtherHost
+from nbgpu.client.engines.other_hosts import joining
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
@@ -92,7 +92,7 @@ class ReturningHosts:
             if not (missing := self.missing()):
                 break
             try:
-                description = hosts.describe_one(
+                description = joining.describe_one(
                     self._client, engine, self._config, self._processes.require_reachable
                 )
             except NbgpuError as error:

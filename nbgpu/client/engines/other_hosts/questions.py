@@ -10,7 +10,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Question
 
 if TYPE_CHECKING:
-    from nbgpu.client.engines.other_host import OtherHost
+    from nbgpu.client.engines.other_hosts.other_host import OtherHost
 
 _LOOK_PERIOD_S = 1.0
 """A rank says that it asks; but a thread of an earlier cell says so to that cell."""

@@ -1,0 +1,1 @@
+"""Other hosts of a cluster: how they join, are reached and come back, and how their files come here."""
