@@ -33,7 +33,7 @@ class Launcher(ABC):
     job = ""
     """The number of Slurm's job that has the hosts; empty where there is none."""
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         self._config = config
         self._tell = tell
 

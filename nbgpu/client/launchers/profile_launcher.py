@@ -10,24 +10,30 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import secrets
 import shlex
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
-from nbgpu.client.launchers.launcher import Launcher, print_at_once
+from nbgpu.client.launchers import shared_folder
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
-from nbgpu.machine.files import write_whole
-from nbgpu.machine.signals import uninterrupted
+from nbgpu.machine.signals import take_interrupt, uninterrupted
 
 _CONFIGURATION = "ipcluster_config.py"
 _NUM_LINES = 20
+_START_PATIENCE_S = 60.0
+_END_PATIENCE_S = 10.0
+_IDLE_PATIENCE_S = 1.0
+"""For a thread that has nothing to do. One in a command that hangs is left there."""
+_POLL_PERIOD_S = 0.05
 
 _log = logging.getLogger("nbgpu.cluster")
 
@@ -44,12 +50,11 @@ class ProfileLauncher(Launcher):
             ipyparallel's own programs.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         super().__init__(config, tell)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._python = options.get("python", sys.executable)
-        shared = Path(options.get("folder", Path.home())).expanduser().absolute()
-        self._folder = shared / f".nbgpu-hosts-{secrets.token_hex(6)}"
+        self._folder = shared_folder.new_folder(options, ".nbgpu-hosts-")
         self._profile = _profile(config.ipython_profile)
         self._name = self._profile.engine_launcher_class.__name__
         if "SSH" in self._name or "WindowsHPC" in self._name:
@@ -65,16 +70,8 @@ class ProfileLauncher(Launcher):
 
     def start(self, join_file: Path, interface: str) -> None:
         """Submit the job, or start the processes."""
-        file = self._folder / "join.json"
-        try:
-            (self._folder / "log").mkdir(mode=0o700, parents=True)
-            self._folder.chmod(0o700)
-            write_whole(file, join_file.read_text(), mode=0o600)
-        except OSError as error:
-            raise ClusterError(
-                f"no folder for the hosts can be made: {error}. launcher_options={{'folder': ...}} names another place, which "
-                "all hosts see"
-            ) from None
+        file = shared_folder.make(self._folder, join_file)
+        (self._folder / "log").mkdir()
         engines = self._profile.engine_launcher_class(
             parent=self._profile,
             work_dir=str(self._folder),
@@ -91,30 +88,39 @@ class ProfileLauncher(Launcher):
             )
             self._thread.start()
             self._engines = engines
-            try:
-                started = self._do(lambda: engines.start(self._config.nodes))
-            except CalledProcessError as error:
-                said = (error.output or b"").decode(errors="replace").strip()
-                raise ClusterError(
-                    f"{shlex.join(error.cmd)} of {self._name} failed with exit code {error.returncode}"
-                    f"{f': {said}' if said else ''}. The script is in {self._folder}"
-                ) from None
-            except Exception as error:
-                raise ClusterError(f"{self._name} could not start the hosts: {error}") from error
+            started = self._started(self._ask(lambda: engines.start(self._config.nodes)))
         job = f": job {started}" if isinstance(started, str) else ""
         self._tell(
             f"{self._name} of the profile {self._config.ipython_profile} starts {self._config.nodes} host(s){job}"
         )
 
-    def _do(self, call: Callable[[], Any]) -> Any:
-        """Call a method of ipyparallel's launcher on the loop's thread; some are coroutines."""
+    def _ask(self, call: Callable[[], Any]) -> Future[Any]:
+        """Call a method of ipyparallel's launcher, which may be a coroutine, on the loop's thread."""
         assert self._loop is not None, "start has made it"
 
         async def done() -> Any:
             answer = call()
             return await answer if inspect.isawaitable(answer) else answer
 
-        return asyncio.run_coroutine_threadsafe(done(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(done(), self._loop)
+
+    def _started(self, asked: Future[Any]) -> Any:
+        """Return what starting has returned. A Stop ends the wait for a command that hangs."""
+        give_up_s = time.monotonic() + _START_PATIENCE_S
+        while not wait([asked], _POLL_PERIOD_S).done:
+            take_interrupt()
+            if time.monotonic() > give_up_s:
+                raise ClusterError(f"{self._name} has not started the hosts within {_START_PATIENCE_S:g} s")
+        error = asked.exception()
+        if isinstance(error, CalledProcessError):
+            said = (error.output or b"").decode(errors="replace").strip()
+            raise ClusterError(
+                f"{shlex.join(error.cmd)} of {self._name} failed with exit code {error.returncode}"
+                f"{f': {said}' if said else ''}"
+            )
+        if error is not None:
+            raise ClusterError(f"{self._name} could not start the hosts: {error}") from error
+        return asked.result()
 
     def check(self) -> None:
         """Raise ClusterError if all that was started has ended."""
@@ -134,10 +140,9 @@ class ProfileLauncher(Launcher):
         written = []
         for path in sorted((self._folder / "log").glob("*")):
             written += path.read_text(errors="replace").strip().splitlines()
-        if outputs := getattr(self._engines, "outputs", {}):
-            # ipyparallel has read and removed the files of processes that have ended.
-            for output in outputs.values():
-                written += output.strip().splitlines()
+        # ipyparallel has read and removed the files of processes that have ended.
+        for output in getattr(self._engines, "outputs", {}).values():
+            written += output.strip().splitlines()
         return "\n".join(["The hosts' output ends with:", *written[-_NUM_LINES:]]) if written else ""
 
     def when_lost(self) -> str:
@@ -148,16 +153,18 @@ class ProfileLauncher(Launcher):
     def end(self) -> None:
         """Have the launcher end what it has started, and remove its folder."""
         if self._engines is not None and self._engines.state == "running":
-            try:
-                self._do(self._engines.stop)
-            except Exception as error:  # noqa: BLE001 - a site's launcher may raise anything
-                # The hosts end with the cluster, and a job that has ended cannot be cancelled.
+            asked = self._ask(self._engines.stop)
+            # The hosts end with the cluster in any case, and a job that has ended cannot be cancelled.
+            if not wait([asked], _END_PATIENCE_S).done:
+                _log.warning("%s has not ended its job within %g s", self._name, _END_PATIENCE_S)
+            elif error := asked.exception():
                 _log.info("%s: %s", self._name, error)
         self._engines = None
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._thread.join(_IDLE_PATIENCE_S)
+            if not self._thread.is_alive():
+                self._loop.close()
             self._loop = self._thread = None
         shutil.rmtree(self._folder, ignore_errors=True)
 

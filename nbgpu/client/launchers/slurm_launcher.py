@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import socket
 import sys
@@ -14,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.launchers.launcher import Launcher, print_at_once
+from nbgpu.client.launchers import shared_folder
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
 from nbgpu.client.launchers.slurm_state import JobState
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.machine import interfaces
-from nbgpu.machine.files import write_whole
 from nbgpu.machine.signals import uninterrupted
 
 _LOOK_PATIENCE_S = 3.0
@@ -46,14 +45,12 @@ class SlurmLauncher(Launcher):
         ConfigError: an option is not one of sbatch, or is not the user's to give.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         super().__init__(config, tell)
         options = dict(config.options_of_launcher)
         own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
         self._python = own.get("python", sys.executable)
-        # On most sites the home folder is on all nodes.
-        shared = Path(own.get("folder", Path.home())).expanduser().absolute()
-        self._folder = shared / f".nbgpu-job-{secrets.token_hex(6)}"
+        self._folder = shared_folder.new_folder(own, ".nbgpu-job-")
         if options.get("requeue"):
             raise ConfigError(
                 "launcher_options: 'requeue' cannot be given, because a job that starts again has lost the ranks' variables"
@@ -93,14 +90,7 @@ class SlurmLauncher(Launcher):
 
     def start(self, join_file: Path, interface: str) -> None:
         """Submit the job."""
-        try:
-            self._folder.mkdir(mode=0o700)
-            write_whole(self._folder / "join.json", join_file.read_text(), mode=0o600)
-        except OSError as error:
-            raise ClusterError(
-                f"no folder for the job can be made: {error}. launcher_options={{'folder': ...}} names another place, which "
-                "all nodes see"
-            ) from None
+        shared_folder.make(self._folder, join_file)
         with uninterrupted():
             self.job = self._slurm.submit(self._script())
         self._say(f"job {self.job} is submitted")

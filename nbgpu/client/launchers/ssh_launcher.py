@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.launchers.launcher import Launcher, print_at_once
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
@@ -41,7 +41,7 @@ class SshLauncher(Launcher):
 
     starts_again = True
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> None:
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         super().__init__(config, tell)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._settings = SshSettings(

@@ -197,7 +197,9 @@ class _Controls:
                 self._settings.judge()
                 self._say(str(error), is_error=True)
                 return
-            waits_for_hosts = self._existing_cluster() is None and not self._devices.hosts.is_local
+            existing = self._existing_cluster()
+            is_started = existing is not None and existing.running
+            waits_for_hosts = not is_started and not self._settings.is_local
             self._cancel = threading.Event() if can_cancel or waits_for_hosts else None
             self._busy = True
             self._say(said)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import conditions
@@ -34,12 +33,6 @@ class HostControls:
         """Whether the ranks are on the notebook's host."""
         return self.fields["launcher"].value == "local"
 
-    @property
-    def is_number_known(self) -> bool:
-        """Whether the number of ranks is known before other hosts have said what they have."""
-        is_valid = not any(field.problem for field in self.fields.values())
-        return self.is_local or (is_valid and bool(self.fields["gpus_per_node"].draft))
-
     def counts(self, name: str) -> bool:
         """Whether a setting counts with the chosen launcher, and beside what is chosen of the others."""
         decisive = [each for each in conditions(ClusterConfig, name) if each.name in _DECIDING]
@@ -51,15 +44,11 @@ class HostControls:
         self.gpus.layout.display = "none" if self.is_local else ""
 
 
-def stand_ins(values: Mapping[str, Any]) -> tuple[Device, ...]:
+def stand_ins(config: ClusterConfig) -> tuple[Device, ...]:
     """Devices that stand for those of hosts that have not dialled in, and on which every setting works.
 
-    Args:
-        values: the valid settings among those of the cluster. Where the number of a host's ranks is not
-            known, each host has one.
+    Where the number of a host's ranks is not known, each host has one.
     """
-    hosts = [name for name in values.get("hosts", "").split(",") if name]
-    num_hosts = len(hosts) if values["launcher"] == "ssh" else values.get("nodes", 1)
-    num_ranks = max(1, num_hosts) * (values.get("gpus_per_node") or 1)
-    kind: Literal["cpu", "cuda"] = "cpu" if values.get("gpus") == "none" else "cuda"
+    kind: Literal["cpu", "cuda"] = "cpu" if config.gpus == "none" else "cuda"
+    num_ranks = config.num_hosts * (config.gpus_per_node or 1)
     return tuple(Device(kind, "", "", index, 0, _ANY_COMPUTE_CAPABILITY) for index in range(num_ranks))

@@ -152,6 +152,12 @@ class SettingsArea:
         )
         return of_cluster, config
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a run has its ranks on this host: those of the present cluster, or of a new one."""
+        existing = self._existing_cluster()
+        return self.devices.hosts.is_local if existing is None else existing.config.launcher == "local"
+
     def go_to(self, field: Field) -> None:
         """Bring a field to the front, and move the keyboard there."""
         for index, members in enumerate(self._groups.values()):
@@ -214,11 +220,12 @@ class SettingsArea:
         with self._lock:
             cluster, chosen = self._present_cluster()
             config = self.form.judge(chosen)
-            existing = self._existing_cluster()
-            hosts = self.devices.hosts
-            is_local = hosts.is_local if existing is None else existing.config.launcher == "local"
+            is_local = self.is_local
             if (batch := self.fields.get("batch_size")) is not None:
-                is_known = existing is not None or hosts.is_number_known
+                has_ranks = self._existing_cluster() is not None
+                is_known = (
+                    is_local or has_ranks or (cluster is not None and cluster.gpus_per_node is not None)
+                )
                 batch.note = global_batch(config, len(chosen)) if config is not None and is_known else ""
             if self._memory is not None:
                 # Nothing is known of other hosts' memory.
@@ -266,6 +273,7 @@ class SettingsArea:
                 )
             else:
                 launcher_of(config)  # refuses what it cannot do
+                chosen = stand_ins(config)
         except ConfigError as error:
             for line in str(error).splitlines():
                 named = next(
@@ -277,9 +285,7 @@ class SettingsArea:
                     self._wrong_devices.append(line)
         for name, field in self.devices.fields.items():
             field.problem = bad.get(name, "")
-        if not self.devices.hosts.is_local:
-            chosen = stand_ins(typed)
-        elif chosen is None:
+        if chosen is None:
             chosen = devices.choose("none", typed.get("ranks"))
         if bad or self._wrong_devices or config is None:
             return None, chosen

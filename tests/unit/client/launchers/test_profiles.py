@@ -73,6 +73,11 @@ def test_settings_that_do_not_count_beside_a_profile(
 def test_what_does_not_start_says_why_and_leaves_nothing(profile: Path, tmp_path: Path) -> None:
     profile.write_text("c = get_config()\nc.Cluster.engine_launcher_class = 'pbs'\n")
     place = tmp_path / "shared"
+    with pytest.raises(
+        ClusterError, match=r"no folder for the hosts can be made: .*No such file or directory"
+    ):
+        cluster(launcher_options={"folder": place}).start_beside()
+    place.mkdir()
     with pytest.raises(ClusterError, match=r"PBSEngineSetLauncher could not start the hosts: .*'qsub'"):
         cluster(launcher_options={"folder": place}).start_beside()
     profile.write_text(
