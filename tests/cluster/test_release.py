@@ -42,6 +42,18 @@ def wait_until_it_is_gone() -> None:
         time.sleep(0.1)
 
 
+def shown_until(notebook: Kernel, begin: str) -> str:
+    """Return the next text that is shown, also in another one's place, and begins with `begin`; with an empty
+    `begin` the next text is removed."""
+    give_up_s = time.monotonic() + HANG_S
+    while time.monotonic() < give_up_s:
+        message = notebook.client.get_iopub_msg(timeout=HANG_S)
+        text = message["content"].get("data", {}).get("text/plain")
+        if text is not None and (text.startswith(begin) if begin else not text):
+            return str(text)
+    raise AssertionError(f"nothing that begins with {begin!r} was shown")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: Path) -> None:
@@ -63,6 +75,9 @@ def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: 
     assert notebook.run("assert not run.over; run.stop(); run.wait(60)").status == "ok"
     assert is_there()
 
+    shown = shown_until(notebook, "The cluster ends at")
+    assert "because nothing uses it (release_after_s). Any cell or typing keeps it" in shown
+    assert shown_until(notebook, "") == "", "the warning goes with the cluster"
     wait_until_it_is_gone()
     done = notebook.run("1 + 1")
     assert done.value == "2"

@@ -14,6 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from nbgpu.client.ipykernel import shell as ipython_shell
+from nbgpu.client.ipykernel.notice import Notice
+
+_LONGEST_WARNING_S = 60.0
+_SHARE_OF_WARNING = 0.2
 
 
 class IdleRelease:
@@ -30,6 +34,10 @@ class IdleRelease:
 
     def __init__(self, after_s: float, is_working: Callable[[], bool], release: Callable[[], None]) -> None:
         self._after_s = after_s
+        self._warning_s = min(_LONGEST_WARNING_S, _SHARE_OF_WARNING * after_s)
+        """How long before the end the person is warned."""
+        self._notice = Notice()
+        self._showing = threading.Lock()
         self._is_working = is_working
         self._release = release
         self._lock = threading.RLock()
@@ -49,6 +57,7 @@ class IdleRelease:
         """Note that the cluster is used now. Wait while it is being ended."""
         with self._lock:
             self._used_mono_s = time.monotonic()
+        self._show("")
 
     def close(self) -> None:
         """End the watch; later calls do nothing."""
@@ -60,6 +69,7 @@ class IdleRelease:
             self._shell.events.unregister("post_run_cell", self._cell_ends)
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._show("")
 
     def _cell_begins(self, info: Any) -> None:
         self._cell_runs = True
@@ -76,14 +86,29 @@ class IdleRelease:
     def _left_s(self) -> float:
         return self._used_mono_s + self._after_s - time.monotonic()
 
+    def _show(self, text: str) -> None:
+        with self._showing:
+            self._notice.show(text)
+
     def _watch(self) -> None:
-        while not self._closing.wait(max(0.0, self._left_s)):
-            if self._left_s > 0:
+        is_warned = False
+        while not self._closing.wait(max(0.0, self._left_s - (0.0 if is_warned else self._warning_s))):
+            if self._left_s > self._warning_s:
+                is_warned = False
                 continue
             if self._cell_runs or self._is_working():
                 # Do not take the lock: the thread that holds it may be ending the cluster, and waiting for
                 # this thread.
                 self._used_mono_s = time.monotonic()
+                self._show("")
+            elif not is_warned:
+                is_warned = True
+                end = time.strftime("%H:%M:%S", time.localtime(time.time() + self._left_s))
+                self._show(
+                    f"The cluster ends at {end}, because nothing uses it (release_after_s). Any cell or typing keeps it"
+                )
+            elif self._left_s > 0:
+                continue
             elif self._loop is None or self._loop.is_closed():
                 self._release_if_unused()
             else:
