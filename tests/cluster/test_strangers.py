@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import strangers
 import zmq
 
 import nbgpu
@@ -29,18 +29,6 @@ RUN: dict[str, Any] = {
     "steps": 50,
     "val_every": 0,
 }
-ANSWER_PATIENCE_S = 0.5
-GREETING_BYTES = 64
-"""What ZMTP sends to whoever connects: its version, and 'CURVE', the name of what it asks for."""
-
-SAYINGS = {
-    "nothing, and stays": b"",
-    "random bytes": os.urandom(256),
-    "a huge length": b"\xff" * 8 + b"\x00" * 8,
-    "the first number that gloo expects": (0).to_bytes(8, "little"),
-    "HTTP": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "half of a ZMTP greeting": b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03",
-}
 
 
 def listening_ports(cluster: nbgpu.Cluster) -> dict[int, str]:
@@ -52,55 +40,6 @@ def listening_ports(cluster: nbgpu.Cluster) -> dict[int, str]:
             if connection.status == psutil.CONN_LISTEN:
                 found[connection.laddr.port] = connection.laddr.ip
     return found
-
-
-def heard_over_tcp(ports: Iterator[int] | list[int]) -> dict[tuple[int, str], bytes]:
-    """What each port answers to each saying."""
-    with ExitStack() as stack:
-        connections = {}
-        for port in ports:
-            for name, saying in SAYINGS.items():
-                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
-                connection.sendall(saying)
-                connections[port, name] = connection
-        time.sleep(ANSWER_PATIENCE_S)
-        return {key: _received(connection) for key, connection in connections.items()}
-
-
-def _received(connection: socket.socket) -> bytes:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1 << 16)
-    except (BlockingIOError, ConnectionResetError):
-        return b""
-
-
-def heard_over_zmq(ports: list[int], context: zmq.Context[Any]) -> list[tuple[int, str, bytes]]:
-    """What each port sends to ZMQ sockets without security, and to ones with a key that is not the
-    cluster's."""
-    heard = []
-    with ExitStack() as stack:
-        poller = zmq.Poller()
-        whose = {}
-        for port in ports:
-            for kind in (zmq.SUB, zmq.DEALER, zmq.REQ):
-                for secured in (False, True):
-                    stranger = stack.enter_context(closing(context.socket(kind)))
-                    stranger.linger = 0
-                    if secured:
-                        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
-                        stranger.curve_serverkey, _ = zmq.curve_keypair()
-                    if kind == zmq.SUB:
-                        stranger.subscribe(b"")
-                    stranger.connect(f"tcp://127.0.0.1:{port}")
-                    if kind != zmq.SUB:
-                        stranger.send(b"hello")
-                    poller.register(stranger, zmq.POLLIN)
-                    whose[stranger] = (port, f"{kind.name}, {'wrong key' if secured else 'no security'}")
-        give_up_s = time.monotonic() + 2 * ANSWER_PATIENCE_S
-        while time.monotonic() < give_up_s:
-            heard += [(*whose[s], s.recv()) for s, _ in poller.poll(50)]
-    return heard
 
 
 def losses(run: nbgpu.Run) -> dict[tuple[int, int], float]:
@@ -122,13 +61,10 @@ def test_a_stranger_gets_nothing_and_upsets_nothing(cluster2: nbgpu.Cluster, tmp
     # ipyparallel's, a telemetry socket for each rank, and gloo's for three groups with those of DDP.
     assert len(ports) > 10
     assert set(ports.values()) == {"127.0.0.1"}
-    for (port, saying), heard in heard_over_tcp(list(ports)).items():
-        assert len(heard) <= GREETING_BYTES, f"port {port} answered to {saying}: {heard!r}"
-        if heard:
-            assert heard[:1] == b"\xff", f"port {port} answered to {saying}: {heard!r}"
-            assert b"NULL" not in heard
+    for (port, saying), heard in strangers.heard_over_tcp(ports).items():
+        assert strangers.is_nothing(heard), f"port {port} answered to {saying}: {heard!r}"
     with zmq.Context() as context:
-        assert heard_over_zmq(list(ports), context) == []
+        assert strangers.heard_over_zmq(ports, context) == []
         context.destroy(linger=0)
     assert losses(run.wait(120)) == undisturbed
     assert cluster2.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))") == {

@@ -10,6 +10,7 @@ from pathlib import Path
 import hosts
 import leaks
 import pytest
+import strangers
 from hosts.namespaces import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
@@ -53,6 +54,29 @@ def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: hos
         beyond = {address for address, _ in host.listening() if not address.startswith("127.")}
         assert beyond <= {host.address}
     assert any(address == site.hosts["desk"].address for address, _ in site.hosts["desk"].listening())
+
+
+STRANGER = """
+import sys
+sys.path.insert(0, {support!r})
+import strangers, zmq
+told = [(name, heard) for name, heard in strangers.heard_over_tcp({ports}, {address!r}).items() if not strangers.is_nothing(heard)]
+with zmq.Context() as context:
+    told += strangers.heard_over_zmq({ports}, context, {address!r})
+    context.destroy(linger=0)
+print(told)
+"""
+
+
+def test_a_stranger_on_another_host_gets_nothing(site: hosts.Site) -> None:
+    support = str(Path(strangers.__file__).parent)
+    for name, whence in (("desk", "n1"), ("n1", "n2"), ("n2", "desk")):
+        address = site.hosts[name].address
+        ports = [port for at, port in site.hosts[name].listening() if at == address]
+        assert ports
+        code = STRANGER.format(support=support, ports=ports, address=address)
+        assert site.hosts[whence].python(code) == "[]\n"
+    assert site.cell(SUM) == RIGHT
 
 
 def test_no_key_is_in_an_environment_a_command_line_or_a_log(site: hosts.Site) -> None:
