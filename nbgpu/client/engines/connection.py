@@ -8,12 +8,14 @@ good. ipyparallel also stops gathering when an error's reply overtakes the outpu
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import ipyparallel as ipp
 import zmq
+from ipyparallel.client.client import Metadata
 
 from nbgpu.client.engines.cell_replies import Answer, Arrivals, Message
 from nbgpu.client.engines.cell_socket import CellSocket
@@ -36,6 +38,7 @@ class Client(ipp.Client):  # type: ignore[misc]
         self.taken_signals: dict[str, set[int]] = {}
         """By the name of a signal, the engines on which a cell has replaced its handler."""
         super().__init__(*args, **options)
+        self.metadata = _Requests(Metadata)
 
     def send_cell(
         self,
@@ -101,7 +104,7 @@ class Client(ipp.Client):  # type: ignore[misc]
             for known in (self._futures, self.metadata, self.results):
                 known.pop(message_id, None)
 
-        answer = Answer(rank, arrivals, self.metadata[message_id], socket, forget)
+        answer = Answer(rank, arrivals, self.metadata.add(message_id), socket, forget)
         self._futures[message_id] = answer
         self.outstanding.add(message_id)
         return answer
@@ -178,6 +181,22 @@ class Client(ipp.Client):  # type: ignore[misc]
         if (answer := self._futures.get(message_id)) is not None:
             self._note_remains(answer.metadata["engine_id"], said)
             answer.take(_outcome(message_id, content), said.get(CellOutputs.NUM))
+
+
+class _Requests(defaultdict[str, Message]):
+    """What ipyparallel knows of each request, by the request's id.
+
+    ipyparallel adds the request of each message that it does not know. It would keep a cell for good of which
+    a message comes after the cell is forgotten, such as that of its error, which no output follows.
+    """
+
+    def add(self, message_id: str) -> Message:
+        """Add a request of which nothing is known yet."""
+        self[message_id] = Metadata()
+        return self[message_id]
+
+    def __missing__(self, message_id: str) -> Message:
+        return Metadata() if _OF_A_CELL in message_id else self.add(message_id)
 
 
 def _outcome(message_id: str, content: Message) -> Any:
