@@ -236,6 +236,44 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_sl
     test_slurm.wait_until_idle(90)
 
 
+def test_a_run_goes_on_after_its_job_was_preempted(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    notebook.run(start(on_host_lost="wait", host_patience_s=300, launcher_options={"requeue": True}))
+    job = notebook.value("c._launcher.job")
+    settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 20, "steps": 100_000, "val_every": 0}
+    settings |= {"checkpoint_every": 5, "runs_dir": str(test_slurm.folder / "runs")}
+    notebook.run(f"""
+import time
+def trained_until(run, step):
+    while run.statuses()[0].step < step:
+        time.sleep(0.02)
+run = c.train('autoencoder', **{settings!r})
+trained_until(run, 12)
+""")
+    urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+    test_slurm.run(["sbatch", *urgent])
+    wait_until(lambda: f"{job} PENDING" in jobs(test_slurm), 60, test_slurm.logs)
+    step = notebook.value("max(each.step for each in run.statuses())")
+    # Slurm lets a job that was requeued wait for two minutes. It is not started at once, because Slurm kills
+    # a job that starts within the second in which its last start was revoked.
+    test_slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"])
+    notebook.run(f"trained_until(run, {step} + 10); run.stop(); run.wait({PATIENCE_S}, progress=False)")
+    assert "Training goes on after step" in notebook.value("' '.join(run.notes())")
+    notebook.run(f"unhurt = c.train('autoencoder', **{settings!r}); trained_until(unhurt, {step} + 10)")
+    notebook.run(f"unhurt.stop(); unhurt.wait({PATIENCE_S}, progress=False)")
+    notebook.run(f"""
+import pandas as pd
+def losses(run):
+    table = pd.read_csv(run.folder / 'metrics.csv', usecols=['step', 'rank', 'loss']).dropna()
+    return table[table.step <= {step} + 10].pivot(index='step', columns='rank', values='loss')
+""")
+    assert notebook.value("losses(run).shape") == [step + 10, 2]
+    assert notebook.value("losses(run).equals(losses(unhurt))")
+    assert notebook.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+    notebook.run("c.stop()")
+    require_nothing_left(test_slurm)
+    assert not list(Path(test_slurm.environment["HOME"]).glob(".nbgpu-*"))
+
+
 PROFILE = """c = get_config()
 c.Cluster.engine_launcher_class = "slurm"
 c.SlurmEngineSetLauncher.batch_template = '''#!/bin/sh

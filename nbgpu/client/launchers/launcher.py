@@ -80,6 +80,11 @@ class Launcher(ABC):
         """Whether no lost host can come back, and the others end too, as at the end of a job."""
         return False
 
+    def obstacle(self) -> str:
+        """Say why lost hosts are not back yet, in a sentence without its full stop; nothing where the
+        launcher does not know."""
+        return ""
+
     def start_again(self, join_file: Path) -> str:
         """Start those hosts again whose programs have ended, as far as that is possible now; return what
         keeps others from it, in words. Called on a thread of its own, again and again while a host is lost.

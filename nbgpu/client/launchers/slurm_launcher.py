@@ -51,9 +51,11 @@ class SlurmLauncher(Launcher):
         own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
         self._python = own.get("python", sys.executable)
         self._folder = shared_folder.new_folder(own, ".nbgpu-job-")
-        if options.get("requeue"):
+        self._is_requeued = bool(options.get("requeue"))
+        if self._is_requeued and config.on_host_lost != "wait":
             raise ConfigError(
-                "launcher_options: 'requeue' cannot be given, because a job that starts again has lost the ranks' variables"
+                "launcher_options: 'requeue' needs on_host_lost='wait', because a job that is requeued loses all of its "
+                "hosts at once, and the cluster has to wait for them"
             )
         self._partition = options.get("partition", options.get("p", ""))
         self._request = SlurmRequest(
@@ -74,7 +76,8 @@ class SlurmLauncher(Launcher):
 
     def _script(self) -> str:
         join_file = str(self._folder / "join.json")
-        command = [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, "--remove-folder"]
+        removal = "--remove-folder-unless-signalled" if self._is_requeued else "--remove-folder"
+        command = [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, removal]
         return batch_script(self._request, command)
 
     def listen_at(self) -> tuple[str, str]:
@@ -149,7 +152,18 @@ class SlurmLauncher(Launcher):
                 return False  # it is asked again
             self._checked_mono_s = time.monotonic()
         state = self._state
-        return state is not None and (state.phase in ("ended", "unknown") or state.state == "COMPLETING")
+        if state is None:
+            return False
+        # A job that is requeued is COMPLETING, too, before it waits again.
+        is_ending = state.state == "COMPLETING" and not self._is_requeued
+        return is_ending or state.phase in ("ended", "unknown")
+
+    def obstacle(self) -> str:
+        """Say that the job waits to start again, and why."""
+        if self._state is None or self._state.phase != "waiting":
+            return ""
+        words = self._state.in_words()
+        return words[0].upper() + words[1:]
 
     def when_lost(self) -> str:
         """Say what has become of the job, and that there can be another one."""

@@ -1,6 +1,6 @@
 """The process by which a host belongs to a cluster: it dials in, serves, and ends.
 
-    python -m nbgpu.engine.process.host JOIN_FILE [--remove-folder]
+    python -m nbgpu.engine.process.host JOIN_FILE [--remove-folder | --remove-folder-unless-signalled]
 
 It launches the host's own fork server and is an engine of ipyparallel itself, through which the client does
 all that only a process of this host can do to the ranks there (host_calls.py). It never runs a person's
@@ -50,16 +50,18 @@ _leaving = threading.Lock()
 _leaver: threading.Thread | None = None
 _to_remove: list[Path] = []
 """The folder that a launcher has made for the join file and the log of this process."""
+_stays_when_signalled = False
+"""Whether that folder stays when a signal ends this process, because Slurm may start the job once more."""
 
 
 def main() -> None:
     """Dial in, and serve until the cluster is over."""
-    global _here, _folder, _fork_server
+    global _here, _folder, _fork_server, _stays_when_signalled
     file = Path(sys.argv.pop(1)).absolute()
     join = _join_file(file)
-    if sys.argv[1:] == ["--remove-folder"]:
+    if sys.argv[1:] in (["--remove-folder"], ["--remove-folder-unless-signalled"]):
+        _stays_when_signalled = sys.argv.pop(1) != "--remove-folder"
         _to_remove.append(file.parent)
-        sys.argv.pop(1)
     address = _reach(join)
     if join.working_folder:
         with suppress(OSError):  # a host need not have it, and a person may have chosen another
@@ -163,7 +165,7 @@ def _end_with_fork_server() -> None:
 
 def _end_by(number: signal.Signals) -> None:
     host_calls.say(f"{number.name} ends this host's part of the cluster")
-    _leave(tells=True)
+    _leave(keeps_log=_stays_when_signalled, tells=True)
 
 
 def end() -> None:

@@ -81,8 +81,8 @@ def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: Settin
     hosts["launcher"].value = "slurm"
     assert "nodes" in shown(area, "Hosts")
     assert "hosts" not in shown(area, "Hosts")
-    hosts["launcher_options"].value = "requeue"
-    assert "'requeue' cannot be given" in problems(area)["launcher_options"]
+    hosts["launcher_options"].value = "nodes=3"
+    assert "'nodes' cannot be given" in problems(area)["launcher_options"]
     hosts["launcher_options"].value = "partition=gpu"
     hosts["nodes"].value = "3"
     assert problems(area) == {}

@@ -130,7 +130,7 @@ class ReturningHosts:
     def obstacles(self) -> Sequence[str]:
         """Sentences that say why a host does not come back, as far as that is known."""
         here = [why for engine, why in self._refused.items() if engine in self._client.ids]
-        return [*here, *filter(None, [self._obstacle])]
+        return [*here, *filter(None, [self._obstacle, self._launcher.obstacle()])]
 
     def close(self) -> None:
         """Start no more hosts."""
