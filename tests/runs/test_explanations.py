@@ -82,6 +82,16 @@ def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
     assert said in str(nbgpu.Study(study.folder))
 
 
+@pytest.mark.one_host("a trial has its ranks on the notebook's host")
+def test_an_advice_for_a_run_of_a_kept_cluster_is_tried(cluster2: Any, recipe: str, tmp_path: Path) -> None:
+    settings = {"val_every": 1, "validate_s": 0.03, "compute_s": 0.03, "val_fraction": 0.1, **STEPS}
+    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait()
+    write_toml(run.folder / names.SETTINGS, cluster2.config.changed(keep=True), run.config)
+    study = nbgpu.try_advice(run, studies_dir=str(tmp_path), **TRIAL)
+    study.stop()
+    assert study.wait(BOUND_S).status == "stopped"
+
+
 def test_an_advice_for_ranks_on_other_hosts_is_not_tried_here(
     cluster2: Any, recipe: str, tmp_path: Path
 ) -> None:

@@ -72,11 +72,13 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
         settings["measured_steps"] += -settings["measured_steps"] % value
+    # Its cluster ends with it, also where that of the run outlives its notebook.
+    on = {**cluster.model_dump(), "keep": False}
     return begin(
         config.recipe,
         name,
         [now, value],
-        {**cluster.model_dump(), **train, RANKS: num_ranks, **settings},
+        {**on, **train, RANKS: num_ranks, **settings},
         advice=advice.text,
         promised=_promised(explanation, advice, name),
     )
