@@ -49,10 +49,11 @@ test-long: $(FOR_DEVELOPMENT) ## run the tests that take long; three quarters of
 
 # The areas in which ranks on other hosts are to do as those of one host.
 ON_HOSTS := tests/cells tests/cluster/test_cluster.py tests/faults/cells tests/faults/cluster/test_keep.py \
-	tests/runs/test_run.py tests/runs/test_steering.py tests/runs/test_saves.py tests/runs/test_timelines.py \
-	tests/faults/runs/test_hangs_in_runs.py
+	tests/runs tests/recipes/test_prediction.py tests/faults/runs/test_hangs_in_runs.py \
+	tests/faults/runs/test_faults_in_runs.py tests/faults/runs/test_faults_of_numbers.py \
+	tests/faults/runs/test_faults_of_predictions.py tests/ui/panels/test_controls.py tests/ui/panels/test_advice.py
 
-test-hosts: $(FOR_DEVELOPMENT) ## run the tests of cells, faults and runs with the ranks on test hosts, as root; an hour or so
+test-hosts: $(FOR_DEVELOPMENT) ## run the tests of cells, faults and runs with the ranks on test hosts, as root; an hour and a half or so
 	@$(RUN) -m pytest --launcher=hosts -m "not quality and not browser" $(ON_HOSTS)
 
 quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and hold what it learns to a floor; twenty minutes or so

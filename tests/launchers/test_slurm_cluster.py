@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import hosts
@@ -216,6 +218,90 @@ def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm, measured: Measu
         measured.ended()
 
 
+def end_without_stop(notebook: FarPython) -> None:
+    """End the process of a notebook in good order, as a server does that shuts a kernel down."""
+    notebook.process.stdin.close()
+    notebook.process.wait(PATIENCE_S)
+
+
+def listed_by_a_terminal(slurm: hosts.Slurm) -> str:
+    return slurm.run([sys.executable, "-m", "nbgpu.cli", "ps"]).stdout
+
+
+def test_a_kept_cluster_outlives_its_notebooks_and_nbgpu_stop_ends_its_job(test_slurm: hosts.Slurm) -> None:
+    with FarPython(test_slurm.login, PATIENCE_S) as first:
+        first.run(start(keep=True))
+        job = first.value("c._launcher.job")
+        first.run("c.execute('kept = 7 * rank')")
+        pids = first.value("c.pids")
+        end_without_stop(first)
+    with FarPython(test_slurm.login, PATIENCE_S) as second:
+        second.run("import nbgpu; c = nbgpu.attach()")
+        assert second.value("c.pids") == pids
+        assert second.value("c.pull('kept', ranks='all')") == {"0": 0, "1": 7}
+        assert second.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+        assert f"job {job} runs on n1, n2; 9 min" in second.run("print(c.status())").splitlines()[-1]
+        hosts.Host.send_signal(second.process, signal.SIGKILL)
+    listed = listed_by_a_terminal(test_slurm)
+    assert re.search(r"n1 CPU, n2 CPU +kept", listed), listed
+    assert f"job {job} runs on n1, n2; 9 min" in listed
+    said = test_slurm.run([sys.executable, "-m", "nbgpu.cli", "stop", "--all"]).stdout
+    assert re.search(rf"ended cluster .*: job {job}, process", said), said
+    require_nothing_left(test_slurm)
+    assert listed_by_a_terminal(test_slurm) == "no clusters\n"
+
+
+def test_who_attaches_to_a_kept_cluster_can_stop_it(test_slurm: hosts.Slurm) -> None:
+    with FarPython(test_slurm.login, PATIENCE_S) as first:
+        first.run(start(keep=True))
+        hosts.Host.send_signal(first.process, signal.SIGKILL)
+    with FarPython(test_slurm.login, PATIENCE_S) as second:
+        second.run("import nbgpu; c = nbgpu.attach(); c.stop()")
+        require_nothing_left(test_slurm)
+        assert not left_on(test_slurm.login)
+
+
+def test_a_kept_job_that_somebody_cancels_is_told_to_who_attaches(test_slurm: hosts.Slurm) -> None:
+    with FarPython(test_slurm.login, PATIENCE_S) as first:
+        first.run(start(keep=True))
+        job = first.value("c._launcher.job")
+        end_without_stop(first)
+    test_slurm.run(["scancel", job])
+    require_nothing_left(test_slurm)
+    assert f"job {job} was cancelled" in listed_by_a_terminal(test_slurm)
+    with FarPython(test_slurm.login, PATIENCE_S) as second:
+        second.run("import nbgpu; c = nbgpu.attach()")
+        said = refusal(second, "c.execute('1')")
+        lost = rf"hosts? n1 .*lost.* Job {job} was cancelled.*\. %nbgpu restart submits another job"
+        assert re.search(lost, said), said
+        second.run("c.restart()")
+        assert second.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+        second.run("c.stop()")
+    require_nothing_left(test_slurm)
+    assert listed_by_a_terminal(test_slurm) == "no clusters\n"
+
+
+def test_nbgpu_stop_removes_the_join_file_of_a_kept_job_whose_hosts_were_killed(
+    test_slurm: hosts.Slurm,
+) -> None:
+    """Hosts that end in good order remove it themselves."""
+    home = Path(test_slurm.environment["HOME"])
+    with FarPython(test_slurm.login, PATIENCE_S) as first:
+        first.run(start(keep=True))
+        end_without_stop(first)
+    for node in test_slurm.nodes:
+        for pid in [pid for pid in node.pids() if b"nbgpu.engine" in command_of(pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert list(home.glob(".nbgpu-job-*/join.json"))
+    test_slurm.run([sys.executable, "-m", "nbgpu.cli", "stop", "--all"])
+    assert not list(home.glob(".nbgpu-job-*"))
+    for node in test_slurm.nodes:
+        # The fork server, which removes its host's folder at the end, was killed as well.
+        node.run(["sh", "-c", "rm -rf /tmp/nbgpu-[0-9a-f]*"])
+    require_nothing_left(test_slurm)
+
+
 def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
     notebook.run(start())
     job = notebook.value("c._launcher.job")
@@ -277,7 +363,7 @@ def losses(run):
 PROFILE = """c = get_config()
 c.Cluster.engine_launcher_class = "slurm"
 c.SlurmEngineSetLauncher.batch_template = '''#!/bin/sh
-#SBATCH --nodes={n} --ntasks-per-node=1 --time=0:10:00
+#SBATCH --nodes={n} --ntasks-per-node=1 --time=0:10:00 --output=/dev/null
 srun {program_and_args}
 '''
 """

@@ -9,21 +9,28 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-CHOSEN = [
+OF_CELLS = [
     "cells/test_questions.py",
     "cells/test_debugger.py::test_breakpoint",
     "cells/test_transfer.py",
     "faults/cluster/test_keep.py::test_a_cell_that_was_left_behind_can_be_stopped",
+]
+OF_RUNS = [
+    "runs/test_resume.py::test_auto_passes_over_a_damaged_checkpoint_loudly",
+    "runs/test_resume.py::test_epochs_go_on_from_where_they_were_with_another_batch_size",
+    "ui/panels/test_controls.py::test_a_search_shows_its_pictures_and_has_no_batches",
+    "ui/panels/test_controls.py::test_a_run_that_goes_on_takes_no_half_typed_value",
 ]
 
 
 @pytest.mark.hosts
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_chosen_tests_pass_with_ranks_on_other_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", [OF_CELLS, OF_RUNS], ids=["cells", "runs"])
+def test_chosen_tests_pass_with_ranks_on_other_hosts(chosen: list[str], tmp_path: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", "--launcher=hosts"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *CHOSEN],
+        [sys.executable, "-m", "pytest", *options, *chosen],
         cwd=TESTS,
         capture_output=True,
         text=True,

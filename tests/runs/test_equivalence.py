@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 
 from nbgpu.run_folder import checkpoint_files
 
+pytestmark = pytest.mark.one_host("torchrun starts the ranks")
+
 COMMON: dict[str, Any] = {"steps": 20, "dtype": "float64", "lr": 1e-2, "val_every": 0, "clip_norm": 0.5}
 ONE_RANK: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"batch_size": 8}, "group"),

@@ -11,9 +11,16 @@ import pytest
 from made_runs import CASES, LINK, RECIPE, STEPS, Case
 
 import nbgpu
+from nbgpu.config import ClusterConfig, write_toml
+from nbgpu.run_folder import names
 
 BOUND_S = 120
 TRIAL = {"repeats": 1, "measured_steps": 8, "warm_up_steps": 3}
+
+
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    """Links are simulated between ranks of one host."""
+    return [pytest.mark.one_host("links are simulated on one host")] if case.link else []
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def linked() -> Iterator[nbgpu.Cluster]:
     cluster.stop()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks_of(case)) for case in CASES])
 def test_the_known_bottleneck_is_named(
     cluster2: Any, linked: nbgpu.Cluster, recipe: str, tmp_path: Path, case: Case
 ) -> None:
@@ -53,6 +60,7 @@ def test_the_known_bottleneck_is_named(
     assert (parts["other_s"] / parts["step_s"]).median() < 0.2
 
 
+@pytest.mark.one_host("a trial has its ranks on the notebook's host")
 @pytest.mark.parametrize("name", ["tiny buckets", "a validation after each step"])
 def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
     cluster2: Any, linked: nbgpu.Cluster, recipe: str, tmp_path: Path, name: str
@@ -72,6 +80,28 @@ def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
     assert said in (study.folder / "report.html").read_text()
     # Another process reads the same.
     assert said in str(nbgpu.Study(study.folder))
+
+
+@pytest.mark.one_host("a trial has its ranks on the notebook's host")
+def test_an_advice_for_a_run_of_a_kept_cluster_is_tried(cluster2: Any, recipe: str, tmp_path: Path) -> None:
+    settings = {"val_every": 1, "validate_s": 0.03, "compute_s": 0.03, "val_fraction": 0.1, **STEPS}
+    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait()
+    write_toml(run.folder / names.SETTINGS, cluster2.config.changed(keep=True), run.config)
+    study = nbgpu.try_advice(run, studies_dir=str(tmp_path), **TRIAL)
+    study.stop()
+    assert study.wait(BOUND_S).status == "stopped"
+
+
+def test_an_advice_for_ranks_on_other_hosts_is_not_tried_here(
+    cluster2: Any, recipe: str, tmp_path: Path
+) -> None:
+    settings = {"val_every": 1, "validate_s": 0.03, "compute_s": 0.03, "val_fraction": 0.1, **STEPS}
+    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait()
+    on_hosts = ClusterConfig(launcher="hosts", nodes=2, gpus_per_node=1, gpus="none")
+    write_toml(run.folder / names.SETTINGS, on_hosts, run.config)
+    said = r"notebook's host.*other hosts \(launcher='hosts'\)\. Give the next run there val_every=\d+, and compare"
+    with pytest.raises(nbgpu.ConfigError, match=said):
+        nbgpu.try_advice(run)
 
 
 def test_an_advice_that_cannot_be_tried_is_refused(cluster2: Any, recipe: str, tmp_path: Path) -> None:

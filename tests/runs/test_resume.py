@@ -214,6 +214,7 @@ def test_epochs_go_on_from_where_they_were_with_another_batch_size(
     "a note says so, training goes on, the last good checkpoint stays; at the end it is an error, after the result",
     bound_s=None,
 )
+@pytest.mark.one_host("the ranks do not write on the notebook's disk there")
 def test_on_a_full_disk_training_goes_on_and_says_so(
     cluster2: nbgpu.Cluster, tmp_path: Path, small_disk: Any
 ) -> None:

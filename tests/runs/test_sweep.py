@@ -23,6 +23,8 @@ from nbgpu.client.host import registry
 from nbgpu.run_folder import checkpoint_files, resume
 from nbgpu.ui.sweep import view as sweep_view
 
+pytestmark = pytest.mark.one_host("each trial of a sweep has a cluster of its own here")
+
 SMALL: dict[str, Any] = {
     "gpus": "none",
     "patch_size": 16,

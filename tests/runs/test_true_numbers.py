@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import launching
 import pandas as pd
 import pytest
 from kernel import Kernel, kernel
@@ -148,7 +149,7 @@ def go_on(run: Run, num_steps: int) -> None:
 def heal(cluster: nbgpu.Cluster, run: Run, rank: int) -> None:
     """Kills a rank, and waits until both have gone on and the new one has measured its memory twice."""
     pid = cluster.pids[rank]
-    os.kill(pid, signal.SIGKILL)
+    launching.kill(pid, signal.SIGKILL, rank)
     wait_until(lambda: cluster.pids[rank] != pid, run)
     go_on(run, 60)
 
@@ -303,7 +304,7 @@ def kept_cluster() -> Iterator[Kernel]:
     others = {entry.id for entry in registry.entries()}
     try:
         with kernel() as notebook:
-            well(notebook, "%load_ext nbgpu\nimport nbgpu\n%nbgpu start --gpus none --ranks 2 --keep")
+            well(notebook, f"%load_ext nbgpu\nimport nbgpu\n%nbgpu start {launching.flags()} --keep")
             yield notebook
     finally:
         ps.stop([entry.id for entry in registry.entries() if entry.id not in others])
@@ -327,8 +328,8 @@ def test_what_is_shown_of_a_run_that_was_attached_to_is_what_the_ranks_did(
         with kernel() as second:
             well(second, f"import nbgpu\nrun = nbgpu.attach().run\n{going_on(14)}")
             well(second, f"run.set(lr=1e-5)\n{going_on(20)}")
-            kill = "import os, signal\nos.kill(nbgpu.current().pids[1], signal.SIGKILL)"
-            well(second, f"{kill}\n{going_on(60)}")
+            launching.kill(int(well(second, "print(nbgpu.current().pids[1])")), signal.SIGKILL, rank=1)
+            well(second, going_on(60))
             well(second, "run.stop()\nassert run.wait(60).status == 'stopped'\nnbgpu.current().stop()")
     (folder,) = (tmp_path / "runs").iterdir()
     ledger = ledger_of(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import Entry, Footprint
 from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
@@ -89,18 +90,26 @@ def _end(entry: Footprint) -> str:
         return f"ended cluster {entry.describe()}: {num_ranks} rank(s), process(es) {named}"
     # Its hosts would end by themselves, some seconds later.
     Slurm().cancel(entry.job)
+    if isinstance(entry, Entry):
+        # A host that was killed has not removed the join file.
+        _launcher_of(entry).end()
     return f"ended cluster {entry.describe()}: job {entry.job}, process(es) {named}"
 
 
 def _end_hosts(entry: Entry) -> str:
     """End the hosts of a cluster that no job has, and say which."""
-    launcher = launcher_of(entry.config)
-    launcher.take_over(entry.job, entry.launched)
-    launcher.end()
+    _launcher_of(entry).end()
     named = ", ".join(host.name for host in entry.hosts)
     # A launcher that has started them has ended them, and others hear the controller no more.
     by_themselves = "" if entry.launched else ", each within some seconds"
     return f"{len(entry.seating.engines)} rank(s) on host(s) {named}{by_themselves}"
+
+
+def _launcher_of(entry: Entry) -> Launcher:
+    """What has started the hosts of a cluster, and can end what is left of them."""
+    launcher = launcher_of(entry.config)
+    launcher.take_over(entry.job, entry.launched)
+    return launcher
 
 
 def _job(number: str) -> str:

@@ -35,7 +35,8 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
         settings: settings of the study, such as `repeats`, `measured_steps` and `studies_dir`.
 
     Raises:
-        ConfigError: there is no such advice, or it is not about a setting; nothing was started.
+        ConfigError: there is no such advice, it is not about a setting, or the ranks of the run were on other
+            hosts; nothing was started.
         RunError: nothing can be explained yet.
         ClusterError: a GPU is in use by a cluster.
     """
@@ -55,6 +56,11 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
         config, num_ranks, cluster = point.config, point.ranks, explained.plan.cluster
     advice = _chosen(explanation, number)
     ((name, value),) = advice.settings.items()
+    if cluster.launcher != "local":
+        raise ConfigError(
+            f"advice {number} cannot be tried, because a trial has its ranks on the notebook's host, and those of this run "
+            f"were on other hosts (launcher={cluster.launcher!r}). Give the next run there {name}={value!r}, and compare"
+        )
     now = getattr(config, name)
     left_out = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
     present = defaults_beside(type(config), config.model_dump())
@@ -66,11 +72,13 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
         settings["measured_steps"] += -settings["measured_steps"] % value
+    # Its cluster ends with it, also where that of the run outlives its notebook.
+    on = {**cluster.model_dump(), "keep": False}
     return begin(
         config.recipe,
         name,
         [now, value],
-        {**cluster.model_dump(), **train, RANKS: num_ranks, **settings},
+        {**on, **train, RANKS: num_ranks, **settings},
         advice=advice.text,
         promised=_promised(explanation, advice, name),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
         site = hosts.Site(there, folder, PATIENCE_S)
 
         def is_of_the_site(leftover: leaks.Leftover) -> bool:
+            if leftover.kind == "thread":
+                return site.notebook.reader.name in leftover.text
             return there.have(leftover.pid) or leftover.pid in site.own_pids()
 
         try:
@@ -325,6 +328,28 @@ def test_the_next_cell_waits_for_a_host(site: hosts.Site, measured: Measured) ->
     site.cell("kept = globals().get('kept')")
     assert site.cell(SUM) == right(0, 7, None, None)
     assert site.cell("import socket; print(socket.gethostname())").count("n2") == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("site", [{"keep": True}], indirect=True, ids=["keep"])
+def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) -> None:
+    """The host is no longer on the controller's list when the last notebook attaches."""
+    attach = "import nbgpu, time; cluster = nbgpu.attach()"
+    hosts.Host.send_signal(site.notebook.process, signal.SIGKILL)
+    site.new_notebook()
+    site.notebook.run(attach)
+    site.hosts["n2"].power_off()
+    site.notebook.run("while not cluster._processes.lost_hosts(): time.sleep(0.05)")
+    hosts.Host.send_signal(site.notebook.process, signal.SIGKILL)
+    site.new_notebook()
+    site.notebook.run(attach)
+    failed, said = site.notebook.fails("cluster.execute('1')")
+    assert failed == "ClusterError"
+    assert "host n2 is lost, and the cluster goes on with 2 ranks. Rank 0-1 kept all variables" in said
+    assert site.cell(SUM) == right(0, 7)
+    site.hosts.power_on("n2")
+    come_back(site, "n2")
+    site.notebook.run("cluster.stop()")
 
 
 def require_nothing_left(site: hosts.Site, *nodes: hosts.Host) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import faults
+import launching
 import pytest
 from kernel import Kernel
 from rows import Measured, row
@@ -71,7 +72,7 @@ def test_what_was_predicted_stays(
     if action == "raise":
         assert "This happened on rank 1 with the sample phantom 11" in done.error
     else:
-        assert "rank 1 was killed by SIGKILL" in done.error
+        assert f"{launching.called(1)} was killed by SIGKILL" in done.error
     assert f"The predictions made so far stay in {out}" in done.error
     assert "phantom-9.latent.npy" in rows_in(out)
     if action == "kill":

@@ -54,7 +54,8 @@ class FarPython:
         command = [sys.executable, "-u", "-c", _SERVE, str(Path.cwd())]
         self.process = host.popen(command, stdin=pipe, stdout=pipe, text=True)
         self._answers: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, name=f"answers of {host.name}", daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout:

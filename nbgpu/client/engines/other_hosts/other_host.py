@@ -60,13 +60,18 @@ class OtherHost:
         self.description = description
         self._client = client
         self._engine = engine
-        self._view = client[engine]
         self._numbers = numbers
         self._number_of: dict[int, int] = {}
         """The engines' numbers by pid."""
         self._came: set[int] = set()
         """Processes whose engines have registered."""
         self._endings: dict[int, Ending] = {}
+
+    @cached_property
+    def _view(self) -> Any:
+        """ipyparallel's view of the host's engine, which can be made while the host is heard. A host of a
+        kept cluster may have been lost before this notebook attached to it."""
+        return self._client[self._engine]
 
     def again(self, engine: int, description: HostDescription, name: str) -> OtherHost:
         """Return the host that takes this one's place once it is lost: the same one or another, with a new
