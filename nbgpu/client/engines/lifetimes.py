@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.processes import GONE_WITH_HOST, Processes
 from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
@@ -76,7 +76,8 @@ class Lifetimes:
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how a process ended, in words that follow its name, or None while it lives."""
         ended = self._processes.how_ended(process, self._config.debug)
-        return None if ended is None else self._why_ended.get(process, ended)
+        # A rank is asked to end, too, when only another one of its lost host is known to be gone as yet.
+        return ended if ended in (None, GONE_WITH_HOST) else self._why_ended.get(process, ended)
 
     def core_uses(self, processes: Mapping[int, EngineProcess]) -> dict[int, CoreUse]:
         """Return the core time that processes have used and waited for, with the keys under which they are

@@ -34,6 +34,8 @@ from nbgpu.protocol.meeting import MEETING
 
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 
+GONE_WITH_HOST = "is gone with its host, which is not heard any more"
+"""How an engine ended of which only that is known."""
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
@@ -302,7 +304,7 @@ class Processes:
             return None
         code = ending.code
         if code is None and not self._is_heard(process.host):
-            return "is gone with its host, which is not heard any more"
+            return GONE_WITH_HOST
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
