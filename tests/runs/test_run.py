@@ -249,6 +249,7 @@ def test_a_file_that_is_bad_on_one_rank_ends_the_run_on_all(cluster2: nbgpu.Clus
     assert cluster2.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")[0] == "2\n"
 
 
+@pytest.mark.one_host("other hosts need an address of the network; tests/launchers looks at it")
 def test_during_a_run_too_all_sockets_listen_on_loopback_only(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:
