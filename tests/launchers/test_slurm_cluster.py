@@ -322,6 +322,12 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_sl
     test_slurm.wait_until_idle(90)
 
 
+@row(
+    "a notebook's Slurm job is preempted in a step of a run, and requeued; on_host_lost='wait'",
+    "the run waits for the job's next start and goes on from its newest checkpoint; losses equal those of an unhurt run",
+    bound_s=None,
+    runs_on="CPU, gloo, 3 test hosts, Slurm",
+)
 def test_a_run_goes_on_after_its_job_was_preempted(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
     notebook.run(start(on_host_lost="wait", host_patience_s=300, launcher_options={"requeue": True}))
     job = notebook.value("c._launcher.job")
