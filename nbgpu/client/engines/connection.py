@@ -104,7 +104,8 @@ class Client(ipp.Client):  # type: ignore[misc]
             for known in (self._futures, self.metadata, self.results):
                 known.pop(message_id, None)
 
-        answer = Answer(rank, arrivals, self.metadata.add(message_id), socket, forget)
+        self.metadata[message_id] = Metadata()
+        answer = Answer(rank, arrivals, self.metadata[message_id], socket, forget)
         self._futures[message_id] = answer
         self.outstanding.add(message_id)
         return answer
@@ -190,13 +191,8 @@ class _Requests(defaultdict[str, Message]):
     a message comes after the cell is forgotten, such as that of its error, which no output follows.
     """
 
-    def add(self, message_id: str) -> Message:
-        """Add a request of which nothing is known yet."""
-        self[message_id] = Metadata()
-        return self[message_id]
-
     def __missing__(self, message_id: str) -> Message:
-        return Metadata() if _OF_A_CELL in message_id else self.add(message_id)
+        return Metadata() if _OF_A_CELL in message_id else super().__missing__(message_id)
 
 
 def _outcome(message_id: str, content: Message) -> Any:

@@ -51,8 +51,8 @@ class SlurmLauncher(Launcher):
         own = {name: str(options.pop(name)) for name in _OWN_OPTIONS if name in options}
         self._python = own.get("python", sys.executable)
         self._folder = shared_folder.new_folder(own, ".nbgpu-job-")
-        self._is_requeued = bool(options.get("requeue"))
-        if self._is_requeued and config.on_host_lost != "wait":
+        self._may_be_requeued = bool(options.get("requeue"))
+        if self._may_be_requeued and config.on_host_lost != "wait":
             raise ConfigError(
                 "launcher_options: 'requeue' needs on_host_lost='wait', because a job that is requeued loses all of its "
                 "hosts at once, and the cluster has to wait for them"
@@ -76,7 +76,7 @@ class SlurmLauncher(Launcher):
 
     def _script(self) -> str:
         join_file = str(self._folder / "join.json")
-        removal = "--remove-folder-unless-signalled" if self._is_requeued else "--remove-folder"
+        removal = "--remove-folder-unless-signalled" if self._may_be_requeued else "--remove-folder"
         command = [self._python, "-P", "-m", "nbgpu.engine.process.host", join_file, removal]
         return batch_script(self._request, command)
 
@@ -155,7 +155,7 @@ class SlurmLauncher(Launcher):
         if state is None:
             return False
         # A job that is requeued is COMPLETING, too, before it waits again.
-        is_ending = state.state == "COMPLETING" and not self._is_requeued
+        is_ending = state.state == "COMPLETING" and not self._may_be_requeued
         return is_ending or state.phase in ("ended", "unknown")
 
     def obstacle(self) -> str:
