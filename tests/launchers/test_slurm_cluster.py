@@ -345,6 +345,7 @@ trained_until(run, 12)
     test_slurm.run(["sbatch", *urgent])
     wait_until(lambda: f"{job} PENDING" in jobs(test_slurm), 60, test_slurm.logs)
     step = notebook.value("max(each.step for each in run.statuses())")
+    notebook.run("while 'waits to start again, after it was requeued once' not in run.hang: time.sleep(0.05)")
     # Slurm lets a job that was requeued wait for two minutes. It is not started at once, because Slurm kills
     # a job that starts within the second in which its last start was revoked.
     test_slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"])
@@ -362,6 +363,20 @@ def losses(run):
     assert notebook.value("losses(run).equals(losses(unhurt))")
     assert notebook.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
     notebook.run("c.stop()")
+    require_nothing_left(test_slurm)
+    assert not list(Path(test_slurm.environment["HOME"]).glob(".nbgpu-*"))
+
+
+def test_a_job_that_waits_to_start_again_leaves_nothing_when_its_notebook_has_ended(
+    test_slurm: hosts.Slurm,
+) -> None:
+    with FarPython(test_slurm.login, PATIENCE_S) as notebook:
+        notebook.run(start(on_host_lost="wait", launcher_options={"requeue": True}))
+        job = notebook.value("c._launcher.job")
+        test_slurm.run(["scontrol", "requeue", job])
+        wait_until(lambda: f"{job} PENDING" in jobs(test_slurm), 60, test_slurm.logs)
+        hosts.Host.send_signal(notebook.process, signal.SIGKILL)
+    test_slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"])
     require_nothing_left(test_slurm)
     assert not list(Path(test_slurm.environment["HOME"]).glob(".nbgpu-*"))
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -62,7 +63,13 @@ def main() -> None:
     if sys.argv[1:] in (["--remove-folder"], ["--remove-folder-unless-signalled"]):
         _stays_when_signalled = sys.argv.pop(1) != "--remove-folder"
         _to_remove.append(file.parent)
-    address = _reach(join)
+    try:
+        address = _reach(join)
+    except SystemExit:
+        if "SLURM_RESTART_COUNT" in os.environ:
+            # The notebook has ended while its job waited to start again, and nobody reads the log.
+            _remove_folders(_to_remove)
+        raise
     if join.working_folder:
         with suppress(OSError):  # a host need not have it, and a person may have chosen another
             os.chdir(join.working_folder)
@@ -188,9 +195,13 @@ def _leave(keeps_log: bool = False, tells: bool = False) -> None:
         processes.end([ProcessId.of(_fork_server.pid)])
     if tells:
         _tell_all()
-    for folder in (_folder, *([] if keeps_log else _to_remove)):
-        shutil.rmtree(folder, ignore_errors=True)
+    _remove_folders([_folder, *([] if keeps_log else _to_remove)])
     os._exit(0)
+
+
+def _remove_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_all() -> None:
