@@ -164,11 +164,6 @@ def test_nothing_listens_beyond_the_chosen_interface(two: TwoHosts) -> None:
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
-def test_its_number_of_ranks_stays(two: TwoHosts) -> None:
-    with pytest.raises(nbgpu.ConfigError, match="keeps its number of ranks"):
-        two.cluster.resize(2)
-
-
 def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     descriptions = [host.description for host in two.cluster._processes.others]  # type: ignore[union-attr]
     monkeypatch.setattr(versions, "here", lambda: dict(descriptions[0].versions) | {"torch": "0.1"})

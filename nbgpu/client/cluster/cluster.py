@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -118,6 +119,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.recovery = Recovery(self)
         self.news = []
         self.join_file = None
+        self._most_ranks = None
         self._launcher = None
         self._returning = None
         self._time_limit = None
@@ -248,8 +250,12 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             launcher.joined()
             processes.use(there, launcher.when_lost)
             self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
-            seating = joining.start_ranks(self._client, there, self.config, check)
-            self.devices = self._wanted = tuple(device for _, device in joining.devices_of(there))
+            # After a `resize`, a restart has as many ranks again.
+            seats = joining.devices_of(there)[: self._most_ranks]
+            num_ranks = Counter(name for name, _ in seats)
+            processes.have_ranks_on(num_ranks)
+            seating = joining.start_ranks(self._client, there, num_ranks, self.config, check)
+            self.devices = self._wanted = tuple(device for _, device in seats)
             self._transports = transports.candidates(self.config, self.devices)
             self.chosen_transport = ChosenTransport(self._transports[0])
             self._ranks = self._sit_down(processes, seating)
@@ -279,6 +285,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             cluster._launcher = launcher = launcher_of(entry.config)
             launcher.take_over(entry.job, entry.launched)
             processes.use(joining.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
+            processes.have_ranks_on({process.host for process in entry.seating.processes.values()})
+            cluster._most_ranks = entry.most_ranks
             join_file = entry.folder / "join.json"
             cluster._returning = ReturningHosts(cluster._client, processes, entry.config, launcher, join_file)
             if entry.config.launcher == "slurm":

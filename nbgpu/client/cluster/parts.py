@@ -59,6 +59,8 @@ class ClusterParts:
     join_file: Path | None
     """The file with which hosts dial in, where ranks are on other hosts."""
 
+    _most_ranks: int | None
+    """How many ranks the person wants on other hosts at most, by `resize`; None for one on each device."""
     _launcher: Launcher | None
     """What has started the hosts; None where ranks are on this one."""
     _returning: ReturningHosts | None
@@ -148,8 +150,10 @@ class ClusterParts:
         return [] if self._processes is None else self._processes.lost_hosts()
 
     def hosts_dialled_in(self) -> bool:
-        """Whether a host has dialled in that could take the place of one that the cluster goes on without."""
-        return self._returning is not None and self._returning.has_come
+        """Whether a host has dialled in that would get ranks in the place of one that the cluster goes on
+        without."""
+        has_room = self._most_ranks is None or self.world_size < self._most_ranks
+        return has_room and self._returning is not None and self._returning.has_come
 
     def lookout(self) -> Lookout:
         """Make a lookout, which asks the ranks where they are. The caller closes it."""
@@ -211,7 +215,8 @@ class ClusterParts:
             "devices": self.devices,
             "job": "" if self._launcher is None else self._launcher.job,
             "launched": {} if self._launcher is None else self._launcher.record(),
-            "hosts": tuple(host.joined for host in self._processes.others),
+            "hosts": tuple(host.joined for host in (*self._processes.others, *self._processes.without_ranks)),
+            "most_ranks": self._most_ranks,
         }
         if self._ranks is not None:
             seating = self._ranks.seating
@@ -230,6 +235,11 @@ class ClusterParts:
     def other_hosts(self) -> Sequence[OtherHost]:
         """The hosts of the ranks where these are not on this one."""
         return [] if self._processes is None else self._processes.others
+
+    @property
+    def hosts_without_ranks(self) -> Sequence[OtherHost]:
+        """Hosts of the cluster that have no ranks since a `resize`."""
+        return [] if self._processes is None else self._processes.without_ranks
 
     def serve(self, folder: Path, known: Path | None = None, in_parent: bool = False) -> Served:
         """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from nbgpu.client.cluster.parts import ClusterParts
+from nbgpu.client.engines.other_hosts import joining
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
@@ -38,6 +39,8 @@ class RankChanges(ClusterParts):
         """
         before = self.config, self.devices, self.chosen_transport
         is_here = config.launcher == "local"
+        self.stop_listening()
+        self._have_ranks_on({*self._hosts_of_ranks(), *on})
         if is_here and self._entry is not None and set(chosen) - set(self.devices):
             registry.claim(self._entry.model_copy(update={"devices": chosen}))
         self.config = config
@@ -46,14 +49,39 @@ class RankChanges(ClusterParts):
             lines = self.ranks.resize(chosen, transport, on)
         except BaseException:
             self.config, self.devices, self.chosen_transport = before
+            self._have_ranks_on(self._hosts_of_ranks())
             self._note()
             raise
+        self._have_ranks_on(self._hosts_of_ranks())
         self.devices = self._wanted = chosen
         self._transports = transports.candidates(config, chosen)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))
         self._note()
         return lines
+
+    def want(self, num_ranks: int) -> None:
+        """Note how many ranks the person wants, for a restart and for hosts that come back."""
+        if self.config.launcher != "local":
+            self._most_ranks = num_ranks
+            self._note()
+
+    def free_seats(self) -> list[tuple[str, Device]]:
+        """The devices of the other hosts that have no rank now, each with the name of its host."""
+        assert self._processes is not None
+        hosts = [*self._processes.others, *self._processes.without_ranks]
+        seats = joining.devices_of([host for host in hosts if host.is_there])
+        for rank, process in self.ranks.seating.processes.items():
+            if (taken := (process.host, self.devices[rank])) in seats:
+                seats.remove(taken)
+        return seats
+
+    def _hosts_of_ranks(self) -> set[str]:
+        return {process.host for process in self.ranks.seating.processes.values()}
+
+    def _have_ranks_on(self, names: Collection[str]) -> None:
+        if self._processes is not None:
+            self._processes.have_ranks_on(names)
 
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
@@ -83,7 +111,12 @@ class RankChanges(ClusterParts):
     def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
         """Give the places of lost hosts to hosts that have dialled in; return each lost one with the one that
         has its place now."""
-        return [] if self._returning is None else self._returning.take()
+        if self._returning is None:
+            return []
+        # The questions of a host come from what it was when it was last listened to.
+        if came := self._returning.take():
+            self.stop_listening()
+        return came
 
     def hosts_cannot_return(self) -> bool:
         """Whether no lost host can come back, and the others end too, as at the end of a job."""
@@ -94,10 +127,17 @@ class RankChanges(ClusterParts):
         return [] if self._returning is None else self._returning.obstacles()
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
-        """Start ranks on hosts that have come back, as the last ones of the group; return what `resize`
-        returns."""
+        """Start ranks on hosts that have come back, as the last ones of the group, as far as more ranks are
+        wanted; return what `resize` returns."""
         assert self._processes is not None
-        new = [(host.name, Device(**fields)) for host in hosts for fields in host.description.devices]
+        names = [host.name for host in hosts]
+        new = [seat for seat in self.free_seats() if seat[0] in names]
+        if self._most_ranks is not None:
+            new = new[: max(0, self._most_ranks - self.world_size)]
+        if not new:
+            self._have_ranks_on(self._hosts_of_ranks())
+            self._note()
+            return []
         chosen = (*self.devices, *(device for _, device in new))
         try:
             return self.take_size(self.config, chosen, self.transport, [name for name, _ in new])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbgpu.client.engines.results import sentence
@@ -37,39 +39,78 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
         ClusterError: a rank is still in a cell and nothing has happened, or the change failed and the cluster
             has as many ranks as before.
     """
-    if cluster.config.launcher != "local":
-        raise ConfigError(
-            "a cluster whose ranks are on other hosts keeps its number of ranks. Stop it, and start it with other nodes "
-            "or gpus_per_node"
-        )
     num_before = cluster.world_size
-    config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
+    wanted = wanted_ranks(cluster, num_ranks)
     if num_ranks == num_before:
+        cluster.want(num_ranks)
         return f"there are {count_of_ranks(num_before)} already: nothing was changed"
-    chosen = _devices(cluster, config, num_ranks)
-    devices.require_simulable(config, chosen)
+    config, chosen = wanted.config, wanted.devices
     transport = _transport(cluster, config, chosen)
-    _require_memory(cluster, config, chosen)
+    _require_memory(cluster, wanted)
     _require_idle(cluster)
-    if num_ranks > num_before:
+    if num_ranks > num_before and config.launcher == "local":
         host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
     try:
-        lines = cluster.take_size(config, chosen, transport)
+        lines = cluster.take_size(config, chosen, transport, wanted.hosts[num_before:])
     except KeyboardInterrupt:
         _mend(cluster)
         raise
     except NbgpuError as error:
+        mended = _mend(cluster)
+        num_now = cluster.world_size
+        as_before = ", as before" if num_now == num_before else ""
         raise ClusterError(
-            f"{sentence(str(error))} The cluster has {count_of_ranks(num_before)}, as before. {_mend(cluster)} To try again: "
+            f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {mended} To try again: "
             f"%nbgpu resize {num_ranks}"
         ) from error
+    cluster.want(num_ranks)
     cluster.ranks.end_leaving()
     cluster.ranks.add_spares(config.spare)
     return "\n".join([_happened(num_before, num_ranks), cluster.describe(), *lines])
 
 
-def _devices(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
-    """The device of each rank; those of the ranks that stay do not change."""
+@dataclass(frozen=True)
+class WantedRanks:
+    """The ranks that a cluster is to have. Those that stay keep their devices and hosts.
+
+    Attributes:
+        config: the cluster's settings from then on.
+        devices: the device of each rank.
+        hosts: the name of the host of each rank.
+    """
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    hosts: tuple[str, ...]
+
+
+def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
+    """Return the ranks that a cluster that runs would have with another number of ranks.
+
+    Raises:
+        ConfigError: there cannot be so many ranks.
+    """
+    processes = cluster.ranks.seating.processes
+    now = tuple(processes[rank].host for rank in range(cluster.world_size))
+    if cluster.config.launcher == "local":
+        config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
+        chosen = _devices_here(cluster, config, num_ranks)
+        devices.require_simulable(config, chosen)
+        return WantedRanks(config, chosen, (now[0],) * num_ranks)
+    ClusterConfig.checked(ranks=num_ranks)
+    seats = [*zip(now, cluster.devices, strict=True), *cluster.free_seats()]
+    if num_ranks > len(seats):
+        room = ", ".join(f"{name} {number}" for name, number in Counter(name for name, _ in seats).items())
+        raise ConfigError(
+            f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
+            "many as gpus_per_node says. For more: %nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
+        )
+    seats = seats[:num_ranks]
+    return WantedRanks(cluster.config, tuple(device for _, device in seats), tuple(name for name, _ in seats))
+
+
+def _devices_here(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
+    """The device of each rank where all are on the notebook's host."""
     now = cluster.devices
     if num_ranks < len(now):
         return now[:num_ranks]
@@ -103,19 +144,25 @@ def _transport(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ..
     return next(transport for transport in possible if transport.name not in failed)
 
 
-def _require_memory(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ...]) -> None:
+def _require_memory(cluster: Cluster, wanted: WantedRanks) -> None:
     """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
-    limit_bytes = devices.memory_limit_bytes(config, chosen[0], chosen)
-    if limit_bytes is None or chosen[0].kind != "cpu":
+    if wanted.devices[0].kind != "cpu":
         return
-    used_bytes = {
-        rank: cluster.ranks.resident_bytes(rank) or 0 for rank in cluster.pids if rank < len(chosen)
-    }
-    wrong = [f"rank {rank} has {in_words(used)}" for rank, used in used_bytes.items() if used >= limit_bytes]
+    seats = list(zip(wanted.hosts, wanted.devices, strict=True))
+    wrong = []
+    for rank, (host, device) in enumerate(seats[: cluster.world_size]):
+        # The ranks of each host share what it has.
+        there = [each for name, each in seats if name == host]
+        limit_bytes = devices.memory_limit_bytes(wanted.config, device, there)
+        used_bytes = cluster.ranks.resident_bytes(rank) or 0
+        if limit_bytes is not None and used_bytes >= limit_bytes:
+            wrong.append(
+                f"{cluster.ranks.called(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
+            )
     if wrong:
         raise ConfigError(
-            f"ranks = {len(chosen)}: with memory_limit = {config.memory_limit!r} each rank could have "
-            f"{in_words(limit_bytes)}, but {', '.join(wrong)}. Free memory there with: %distributed del NAME"
+            f"ranks = {len(seats)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
+            "with: %distributed del NAME"
         )
 
 

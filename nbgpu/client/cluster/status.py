@@ -30,7 +30,16 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
         state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
         host = [seating.processes[rank].host] if with_hosts else []
         rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, state))
-    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster)])
+    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster), *_without_ranks(cluster)])
+
+
+def _without_ranks(cluster: Cluster) -> list[str]:
+    """A sentence for each host that waits for ranks."""
+    return [
+        f"host {host.name} has no ranks now: %nbgpu resize gives it some"
+        for host in cluster.hosts_without_ranks
+        if host.is_there
+    ]
 
 
 def _clocks(cluster: Cluster) -> list[str]:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -81,6 +81,8 @@ class Processes:
         self.others: list[OtherHost] = []
         self.left: list[OtherHost] = []
         """Hosts that are lost, and that the cluster goes on without."""
+        self.without_ranks: list[OtherHost] = []
+        """Hosts that belong to the cluster and have no ranks, because there are fewer ranks than devices."""
         self._when_lost: Callable[[], str] = str
 
     @classmethod
@@ -196,6 +198,12 @@ class Processes:
         """The hosts that have ranks and are not heard any more."""
         return [host for host in self.others if not host.is_there]
 
+    def have_ranks_on(self, names: Collection[str]) -> None:
+        """Count exactly the hosts with these names among those that have ranks."""
+        of_cluster = [*self.others, *self.without_ranks]
+        self.others = [host for host in of_cluster if host.name in names]
+        self.without_ranks = [host for host in of_cluster if host.name not in names]
+
     @property
     def when_lost(self) -> str:
         """What to do when a host is lost, in whole sentences without the last full stop."""
@@ -207,9 +215,11 @@ class Processes:
         self.left += lost
 
     def take_back(self, host: OtherHost, instead_of: OtherHost) -> None:
-        """Have ranks on a host that has come back, or on another one, in the place of a lost one."""
+        """Have a host that has come back, or another one, in the place of a lost one."""
         if instead_of in self.others:
             self.others[self.others.index(instead_of)] = host
+        elif instead_of in self.without_ranks:
+            self.without_ranks[self.without_ranks.index(instead_of)] = host
         else:
             self.left.remove(instead_of)
             self.others.append(host)
@@ -257,10 +267,11 @@ class Processes:
         else they end by themselves, a little later."""
         if self._unreachable() is not None:
             return
-        for host in self.others:
+        there = [*self.others, *self.without_ranks]
+        for host in there:
             host.end()
         give_up_s = time.monotonic() + _FAREWELL_S
-        while any(host.is_there for host in self.others) and time.monotonic() < give_up_s:
+        while any(host.is_there for host in there) and time.monotonic() < give_up_s:
             time.sleep(_LOOK_PERIOD_S)
 
     def require_reachable(self) -> None:

@@ -77,8 +77,8 @@ class HostsOfCluster(Protocol):
         ...
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
-        """Start ranks on hosts that have come back, as the last ones of the group; return what `resize`
-        returns."""
+        """Start ranks on hosts that have come back, as the last ones of the group, as far as more ranks are
+        wanted; return what `resize` returns."""
         ...
 
 
@@ -163,7 +163,8 @@ class LostHosts:
         try:
             while still := self._cluster.lost_hosts():
                 for before, now in self._cluster.take_returned_hosts():
-                    self.places |= dict.fromkeys(ranks_of[before], now.name)
+                    # A host that had no ranks may be the one that came.
+                    self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._cluster.obstacles_to_return())
@@ -194,7 +195,7 @@ class LostHosts:
 
     def take_more(self) -> str:
         """Have ranks on hosts that have come back after the cluster went on without them; return what
-        happened, in words, and nothing where none has come back.
+        happened, in words, and nothing where none has come back or no more ranks are wanted.
 
         Raises:
             ClusterError: a rank did not come. The cluster is as before.
@@ -205,6 +206,8 @@ class LostHosts:
         before = len(self._cluster.ranks)
         lines = self._cluster.grow_onto([host for _, host in came])
         new = range(before, len(self._cluster.ranks))
+        if not new:
+            return ""
         words = "; ".join(_came(lost, host) for lost, host in came)
         return "\n".join(
             [

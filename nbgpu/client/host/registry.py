@@ -120,7 +120,9 @@ class Entry(Footprint):
     versions."""
     seating: Seating = Seating()
     hosts: tuple[JoinedHost, ...] = ()
-    """The hosts of the ranks; empty where these are on this one."""
+    """The hosts of the cluster; empty where the ranks are on this one."""
+    most_ranks: int | None = None
+    """How many ranks the person wants on these hosts at most; None for one on each device."""
     launched: dict[str, Any] = {}
     """What the launcher of the hosts has to know to end them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.client.cluster import resizing
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.scaling import study_table
@@ -126,5 +127,5 @@ def prepared(
     if not ranks or len(set(ranks)) < len(ranks):
         raise ConfigError(f"ranks = {list(ranks)} must be different numbers, such as 1,2")
     for each in ranks:
-        cluster.config.changed(ranks=each)
+        resizing.wanted_ranks(cluster, each)
     return CellStudy(StudyPlan("step() of the cell", config, cluster.config, RANKS, list(ranks), {}))

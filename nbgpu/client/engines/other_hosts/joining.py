@@ -189,14 +189,25 @@ def devices_of(hosts: list[OtherHost]) -> list[tuple[str, Device]]:
 
 
 def start_ranks(
-    client: Client, hosts: list[OtherHost], config: ClusterConfig, check: Callable[[], None]
+    client: Client,
+    hosts: list[OtherHost],
+    num_ranks: Mapping[str, int],
+    config: ClusterConfig,
+    check: Callable[[], None],
 ) -> Seating:
     """Have every host fork its ranks, side by side, and return their seating once all have come.
+
+    Args:
+        client: ipyparallel's client.
+        hosts: the hosts, in the order of their ranks.
+        num_ranks: how many ranks each host gets, by its name; a host that is not named gets none.
+        config: the cluster's settings.
+        check: called while it is waited; raises where there is nothing to wait for.
 
     Raises:
         ClusterError: a rank did not come.
     """
-    forked = [(host, host.fork_engines(len(host.description.devices))) for host in hosts]
+    forked = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
     seating = Seating()
     for host, pids in forked:
         try:

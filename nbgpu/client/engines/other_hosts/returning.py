@@ -53,12 +53,16 @@ class ReturningHosts:
 
     def missing(self) -> list[OtherHost]:
         """The hosts that are lost, also those that the cluster goes on without."""
-        return [*self._processes.left, *self._processes.lost_hosts()]
+        return [*self._processes.lost_hosts(), *self._without_ranks()]
+
+    def _without_ranks(self) -> list[OtherHost]:
+        idle = [host for host in self._processes.without_ranks if not host.is_there]
+        return [*self._processes.left, *idle]
 
     @property
     def has_come(self) -> bool:
         """Whether a host has dialled in since the cluster went on without one."""
-        return bool(self._processes.left) and bool(self._new_engines())
+        return bool(self._without_ranks()) and bool(self._new_engines())
 
     def start_again(self) -> None:
         """Have the launcher start lost hosts again, on a thread of its own, until all have come back."""
@@ -113,7 +117,7 @@ class ReturningHosts:
         return taken
 
     def _new_engines(self) -> list[int]:
-        used = {host.engine for host in self._processes.others}
+        used = {host.engine for host in (*self._processes.others, *self._processes.without_ranks)}
         here = [number for number in self._client.ids if number >= FIRST_NUMBER]
         return [number for number in here if number not in used and number not in self._refused]
 
