@@ -28,6 +28,7 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices, extras
 from nbgpu.machine.files import write_whole
+from nbgpu.planning import host_devices
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
@@ -108,7 +109,8 @@ class StudyPlan:
     recipe: str
     config: StudyConfig
     cluster: ClusterConfig
-    """The settings of the cluster. `ranks` counts only where something else is varied."""
+    """The settings of the cluster. `ranks` counts only where something else is varied. On other hosts it is
+    started whole, and has as many of its ranks as a point needs."""
     vary: str
     """'ranks', or a field of the recipe's settings."""
     values: Sequence[Any]
@@ -131,8 +133,28 @@ class StudyPlan:
         return Path(self.recipe).name
 
     def point_cluster(self, ranks: int) -> ClusterConfig:
-        """The settings of a cluster with the ranks of a point."""
-        return self.cluster.changed(ranks=ranks)
+        """The settings of a cluster that has the ranks of a point, or more on other hosts."""
+        return self.cluster.changed(ranks=ranks) if self.cluster.launcher == "local" else self.cluster
+
+    def _devices(self, ranks: int | None) -> Sequence[Device]:
+        """The devices of a point's ranks, as far as they are known; with None, of those of the settings.
+
+        Raises:
+            ConfigError: there cannot be so many ranks.
+        """
+        if self.cluster.launcher == "local":
+            cluster = self.cluster if ranks is None else self.point_cluster(ranks)
+            chosen: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
+            devices.require_simulable(cluster, chosen)
+            return chosen
+        there = host_devices.assumed_devices(self.cluster)
+        wanted = len(there) if ranks is None else ClusterConfig.checked(ranks=ranks).ranks or len(there)
+        if wanted > len(there):
+            raise ConfigError(
+                f"{self.cluster.num_hosts} host(s) with gpus_per_node={self.cluster.gpus_per_node} have room for "
+                f"{count_of_ranks(len(there))}. Give more hosts, nodes or gpus_per_node"
+            )
+        return there[:wanted]
 
     def points(self) -> list[StudyPoint]:
         """The checked points.
@@ -159,9 +181,7 @@ class StudyPlan:
 
     def _point(self, number: int, value: Any) -> StudyPoint:
         is_ranks = self.vary == RANKS
-        cluster = self.point_cluster(value) if is_ranks else self.cluster
-        ranks: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
-        devices.require_simulable(cluster, ranks)
+        ranks = self._devices(value if is_ranks else None)
         num_steps = self.config.warm_up_steps + self.config.measured_steps
         model = settings_of(self.recipe)
         defaults = {"val_every": 0, "warmup_steps": 0, "work_out_result": False}
@@ -277,7 +297,7 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     made = StudyPlan(
         recipe,
         StudyConfig.checked(**of_study),
-        ClusterConfig.checked(**of_cluster),
+        _with_room(ClusterConfig.checked(**of_cluster), values if vary == RANKS else [1]),
         vary,
         [tuple(value) if isinstance(value, list) else value for value in values],
         of_run,
@@ -285,6 +305,15 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     if problems := list(_problems(made, fields)):
         raise ConfigError("\n".join(problems))
     return replace(made, values=[point.value for point in made.points()])
+
+
+def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
+    """The settings with as many ranks on each of other hosts as the largest point needs, if they do not say
+    how many: a study has to know before the hosts are there."""
+    if cluster.launcher == "local" or cluster.gpus_per_node is not None or not ranks:
+        return cluster
+    numbers = [ClusterConfig.checked(ranks=each).ranks or 1 for each in ranks]
+    return cluster.changed(gpus_per_node=-(-max(numbers) // cluster.num_hosts))
 
 
 def _with_preset(
@@ -338,8 +367,13 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
     elif len(set(map(repr, made.values))) < len(made.values):
         yield f"{made.vary} = {list(made.values)} has a value twice"
-    if made.cluster.launcher != "local":
-        yield f"launcher={made.cluster.launcher!r} does not go with a study, whose ranks are on this host"
+    if made.cluster.launcher == "hosts":
+        yield (
+            "launcher='hosts' does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
+            "again. Take launcher='ssh' or 'slurm', or %%scaling on the cluster that runs"
+        )
+    if made.cluster.save_before_time_limit:
+        yield "save_before_time_limit does not go with a study: it keeps no variables"
     if made.cluster.keep:
         yield "keep does not go with a study: it ends with its process, and goes on with study.resume()"
     if made.vary == RANKS and made.config.mode == "weak" and made.train.get("global_batch_size") is not None:

@@ -20,8 +20,12 @@ import pytest
 
 import nbgpu
 from nbgpu.client.engines.other_hosts import joining
+from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.host import versions
+from nbgpu.machine import transports
+from nbgpu.machine.transports import ChosenTransport
+from nbgpu.protocol.records import Device
 
 PATIENCE_S = 120.0
 SUM = "t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))"
@@ -59,8 +63,11 @@ class TwoHosts:
         thread.start()
         try:
             self.cluster.start_beside()
-        finally:
+        except BaseException:
             thread.join()
+            self.end()
+            raise
+        thread.join()
 
     def _dial_in(self) -> None:
         wait_until(lambda: self.cluster.join_file is not None)
@@ -231,3 +238,17 @@ def test_a_setting_of_other_hosts_is_refused_without_them(setting: str) -> None:
 def test_a_setting_of_one_host_is_refused_on_others(given: dict[str, object]) -> None:
     with pytest.raises(nbgpu.ConfigError, match="launcher"):
         ClusterConfig.checked(launcher="hosts", nodes=2, **given)
+
+
+def test_a_gpu_of_another_host_is_not_taken_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts have no GPU here, and say that they have one that another cluster has."""
+    gpu = Device("cuda", "NVIDIA", "GPU-of-a-test", 0, 80 * 2**30)
+    transport = ChosenTransport(transports.candidates(ClusterConfig(), [gpu])[0])
+    of_another = registry.new_entry(ClusterConfig(), (gpu,), transport, tmp_path)
+    registry.claim(of_another)
+    monkeypatch.setattr(joining, "devices_of", lambda hosts: [(hosts[0].name, gpu)])
+    try:
+        with pytest.raises(nbgpu.ClusterError, match=f"GPU 0.* {of_another.id}"):
+            TwoHosts(tmp_path)
+    finally:
+        registry.remove(of_another)

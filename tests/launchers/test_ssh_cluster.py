@@ -37,6 +37,7 @@ def start(ssh: hosts.SecureShell, **settings: object) -> str:
 @pytest.fixture(scope="module")
 def notebook(test_ssh: hosts.SecureShell) -> Iterator[FarPython]:
     with FarPython(test_ssh.hosts["laptop"], PATIENCE_S) as opened:
+        opened.run("import nbgpu")
         yield opened
 
 
@@ -283,6 +284,49 @@ def test_a_sweep_trains_a_trial_on_each_host(notebook: FarPython, test_ssh: host
     assert notebook.value("list(s.table()['state'])") == ["finished"] * 2, notebook.run("print(s.table())")
     assert notebook.value("s.num_parallel") == 2
     assert notebook.value("[bool(t.best) for t in s.trials]") == [True] * 2
+    require_nothing_left(test_ssh)
+
+
+def test_a_study_measures_how_training_scales_over_hosts(
+    notebook: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    options = {"ssh": f"-F {test_ssh.configuration}"}
+    settings = (
+        "data='phantoms', patch_size=16, num_phantoms=8, batch_size=1, threads=1, studies_dir='/tmp/studied'"
+    )
+    where = f"launcher='ssh', hosts=['n1', 'n2'], launcher_options={options!r}, gpus='none'"
+    steps = "repeats=1, measured_steps=3, warm_up_steps=1"
+    notebook.run(
+        f"s = nbgpu.scaling('autoencoder', ranks=[1, 2, 4], {steps}, {settings}, {where})\n"
+        f"s.wait({PATIENCE_S}, progress=False)"
+    )
+    table = notebook.run("print(s)")
+    assert notebook.value("[(each.point, len(each.step_s), each.why_failed) for each in s.measured()]") == [
+        [0, 3, ""],
+        [1, 3, ""],
+        [2, 3, ""],
+    ], table
+    assert notebook.value("s.plan.cluster.gpus_per_node") == 2
+    # The runs had the ranks that the table says, and they were where it says.
+    found = "from nbgpu.run_folder import folder as runs"
+    notebook.run(
+        f"{found}\ninfos = [runs.read_info(p.parent) for p in sorted(s.folder.glob('*/*/run_info.json'))]"
+    )
+    assert notebook.value("[info.world_size for info in infos]") == [1, 2, 4]
+    # The notebook's host is another one.
+    assert notebook.value("[type(s)(s.folder).environment[each] for each in ('host', 'transport')]") == [
+        "n1, n2",
+        "gloo",
+    ]
+    require_nothing_left(test_ssh)
+
+
+def test_a_study_of_more_ranks_than_hosts_have_room_for_is_refused(
+    notebook: FarPython, test_ssh: hosts.SecureShell
+) -> None:
+    where = "launcher='ssh', hosts=['n1', 'n2'], gpus='none', gpus_per_node=1"
+    said = refusal(notebook, f"nbgpu.scaling('autoencoder', ranks=[2, 4], data='phantoms', {where})")
+    assert "ranks = 4: 2 host(s) with gpus_per_node=1 have room for 2 ranks" in said
     require_nothing_left(test_ssh)
 
 

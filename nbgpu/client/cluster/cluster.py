@@ -45,6 +45,7 @@ from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
+from nbgpu.planning.host_devices import UNKNOWN
 from nbgpu.protocol.records import Device
 
 _ANSWER_PATIENCE_S = 1.0
@@ -102,7 +103,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         for device in chosen:
             devices.memory_limit_bytes(config, device, chosen)
         devices.require_simulable(config, chosen)
-        best = transports.candidates(config, chosen or joining.UNKNOWN)[0]
+        best = transports.candidates(config, chosen or UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
     def _describe(
@@ -110,7 +111,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
-        self._transports = transports.candidates(config, chosen or joining.UNKNOWN)
+        self._transports = transports.candidates(config, chosen or UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
         self.last_timeline = None
@@ -167,10 +168,12 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         require_none()
         return self._start(self._become_current, tell, stop)
 
-    def start_beside(self) -> Self:
+    def start_beside(
+        self, *, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None
+    ) -> Self:
         """As `start`, for one of several clusters of this process. None of them is `current()`, and the
         caller stops them."""
-        return self._start(lambda: None)
+        return self._start(lambda: None, tell, stop)
 
     def _start(
         self,
@@ -234,7 +237,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
-            variables = environment.of_engines(self.config, joining.UNKNOWN)
+            variables = environment.of_engines(self.config, UNKNOWN)
             with uninterrupted():
                 processes.launch(variables, ip)
                 entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)
@@ -250,6 +253,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             launcher.joined()
             processes.use(there, launcher.when_lost)
             self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
+            of_hosts = tuple(device for _, device in joining.devices_of(there))
+            registry.claim(self._entry.model_copy(update={"devices": of_hosts}))
             # After a `resize`, a restart has as many ranks again.
             seats = joining.devices_of(there)[: self._most_ranks]
             num_ranks = Counter(name for name, _ in seats)

@@ -38,10 +38,9 @@ class RankChanges(ClusterParts):
                 before, and the group has to be formed again.
         """
         before = self.config, self.devices, self.chosen_transport
-        is_here = config.launcher == "local"
         self.stop_listening()
         self._have_ranks_on({*self._hosts_of_ranks(), *on})
-        if is_here and self._entry is not None and set(chosen) - set(self.devices):
+        if self._entry is not None and set(chosen) - set(self.devices):
             registry.claim(self._entry.model_copy(update={"devices": chosen}))
         self.config = config
         self.chosen_transport = replace(self.chosen_transport, transport=transport)

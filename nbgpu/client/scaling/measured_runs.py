@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -163,15 +163,30 @@ def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float
     )
 
 
-def environment(devices: Sequence[Device], transport: str) -> dict[str, Any]:
-    """Return what a study is measured on: host, devices, transport, versions and the load at the start."""
+def environment(
+    devices: Sequence[Device], transport: str, other_hosts: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return what a study is measured on: hosts, devices, transport, versions, and the load at the start if
+    the ranks are on this host.
+
+    Args:
+        devices: the devices of the ranks.
+        transport: the transport between them, in words.
+        other_hosts: the number of cores of each host by its name, where the ranks are not on this one; empty
+            while they are not known.
+    """
     described = runs.environment()
-    return {
+    where: dict[str, Any] = {
         "host": platform.node(),
-        "devices": list(dict.fromkeys(device.name for device in devices)),
         "cores": len(os.sched_getaffinity(0)),
-        "transport": transport,
         "load": round(os.getloadavg()[0], 2),
+    }
+    if other_hosts is not None:
+        where = {"host": ", ".join(other_hosts), "cores": sum(other_hosts.values())}
+    return {
+        **where,
+        "devices": list(dict.fromkeys(device.name for device in devices)),
+        "transport": transport,
         "python": described["python"],
         "platform": described["platform"],
         "git": described["git"] or "",

@@ -88,5 +88,7 @@ def begin(
     cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
     if not cluster.config.share_gpus:
         registry.require_free(cluster.devices)
-    environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe())
+    # Other hosts are known when the study has started them.
+    hosts: Mapping[str, int] | None = None if cluster.config.launcher == "local" else {}
+    environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe(), hosts)
     return Study(studies.create_folder(plan, environment)).resume()

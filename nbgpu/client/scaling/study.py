@@ -92,6 +92,8 @@ class Study:
         self._now: tuple[int, StudyPoint] | None = None
         """The repeat and the point that is measured now."""
         self._now_begun_s = 0.0
+        self._awaited = ""
+        """What the start of engines waits for; empty while none are started."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
         self._ending: Ending[StudyState] = Ending(self.folder.name, _log)
@@ -149,6 +151,8 @@ class Study:
                 f"; now {self.plan.vary} = {point.value}, repeat {repeat + 1} of {self.plan.config.repeats}, "
                 f"step {step} of {point.config.steps}"
             )
+        if awaited := self._awaited:
+            text += f"; {awaited}"
         left_s = self.seconds_left()
         return text if left_s is None else f"{text}; about {_in_words(left_s)} left"
 
@@ -418,10 +422,28 @@ class Study:
             self._cluster = None
         if self._cluster is None:
             self._cluster = Cluster.with_config(self.plan.point_cluster(ranks))
-            self._cluster.start_beside()
+            try:
+                self._cluster.start_beside(tell=self._wait_for, stop=self._stopping)
+            finally:
+                self._wait_for("")
+            self._note_hosts(self._cluster)
         if self._cluster.world_size != ranks:
             self._cluster.resize(ranks)
         return self._cluster
+
+    def _wait_for(self, what: str) -> None:
+        """Note what the start of engines waits for, such as a job in a queue."""
+        self._awaited = what.strip()
+
+    def _note_hosts(self, cluster: Cluster) -> None:
+        """Note the other hosts on which the study is measured, when it has started them for the first
+        time."""
+        hosts = {host.name: host.description.num_cores for host in cluster.other_hosts}
+        if not hosts or self.environment["host"]:
+            return
+        transport = cluster.chosen_transport.describe()
+        self.environment = measured_runs.environment(cluster.devices, transport, hosts)
+        self.plan.write(self.folder, self.environment)
 
     def _take(self, found: Measured) -> None:
         with self._lock:

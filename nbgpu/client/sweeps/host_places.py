@@ -3,13 +3,8 @@ the hosts, and in a job of its own with Slurm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from nbgpu.client.engines.other_hosts.joining import UNKNOWN
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
-from nbgpu.machine import devices
-from nbgpu.protocol.records import Device
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
@@ -52,11 +47,3 @@ def _groups(cluster: ClusterConfig) -> list[str]:
     if len(names) < size:
         raise ConfigError(f"gpus={cluster.gpus!r} names fewer GPUs than gpus_per_node={size}")
     return [",".join(names[begin : begin + size]) for begin in range(0, len(names) - size + 1, size)]
-
-
-def assumed_devices(cluster: ClusterConfig) -> Sequence[Device]:
-    """The devices of the ranks of such a cluster, as far as they are known before its hosts are there."""
-    num_ranks = (cluster.gpus_per_node or 1) * cluster.num_hosts
-    if cluster.gpus == "none":
-        return devices.choose("none", num_ranks)
-    return [UNKNOWN[rank % len(UNKNOWN)] for rank in range(num_ranks)]

@@ -16,7 +16,7 @@ from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.config import ClusterConfig, signatures
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
-from nbgpu.planning import trials
+from nbgpu.planning import host_devices, trials
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import resume
 
@@ -85,7 +85,7 @@ def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
 
 
 def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
-    return [cluster.devices or host_places.assumed_devices(cluster.config) for cluster in clusters]
+    return [cluster.devices or host_devices.assumed_devices(cluster.config) for cluster in clusters]
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:

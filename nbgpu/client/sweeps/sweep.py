@@ -251,7 +251,7 @@ class Sweep:
             while (trial := self._next()) is not None:
                 try:
                     if not cluster.running:
-                        cluster.start_beside()
+                        cluster.start_beside(stop=self._stopping)
                 except Exception as error:  # noqa: BLE001
                     # Another place may still train it.
                     self._left.appendleft(trial)

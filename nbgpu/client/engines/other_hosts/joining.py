@@ -20,6 +20,7 @@ from nbgpu.machine import transports
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import take_interrupt
+from nbgpu.planning.host_devices import UNKNOWN
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinedHost, JoinFile
 from nbgpu.protocol.meeting import MEETING, MeetingPlace
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from nbgpu.client.engines.connection import Client
 
 _POLL_PERIOD_S = 0.02
-
-UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
-"""Stands for the devices of hosts that have not dialled in: settings that need GPUs are not refused yet."""
 
 
 def write_join_file(folder: Path, environment: Mapping[str, str], interface: str) -> Path:
