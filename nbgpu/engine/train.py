@@ -96,7 +96,7 @@ def get_ready(recipes: Iterable[str]) -> None:
             traceback.print_exc()
 
 
-def run_in_engine(folder: str, mended: str = "", commands_since_s: float = 0.0) -> RunState:
+def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it continues from where the ranks were.
@@ -105,14 +105,14 @@ def run_in_engine(folder: str, mended: str = "", commands_since_s: float = 0.0) 
 
     Args:
         mended: the failure that was mended, in words; empty at the run's start.
-        commands_since_s: the time, in seconds since the epoch, before which all that was asked of the run has
-            had its effect, because all ranks began again from a checkpoint (`set_down`).
+        settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
+            are in `changes.jsonl`, because all ranks begin again from a checkpoint (`set_down`).
     """
     kept_failure.forget()
     folder = str(served.here(folder))
     with randomness.kept():
         rank = group.membership().rank
-        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, commands_since_s))
+        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, settings_since_s))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -137,7 +137,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _go_on(folder: str, mended: str, commands_since_s: float) -> RunState:
+def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
     member = group.membership()
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
@@ -156,7 +156,7 @@ def _go_on(folder: str, mended: str, commands_since_s: float) -> RunState:
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device, commands_since_s=commands_since_s)
+                trainer = _trainer(config, Path(folder), member, device, settings_since_s=settings_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
@@ -260,7 +260,7 @@ def _trainer(
     member: Membership,
     device: Device,
     goes_on: bool = False,
-    commands_since_s: float = 0.0,
+    settings_since_s: float = 0.0,
 ) -> Loop:
     # The recorder comes before all imports, which may take longer than anyone waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
@@ -277,7 +277,7 @@ def _trainer(
             recorder.close()
         raise
     log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, log_writer, goes_on, commands_since_s)
+    context = RunContext(folder, member, device, recorder, log_writer, goes_on, settings_since_s)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)

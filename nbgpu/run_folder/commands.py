@@ -76,7 +76,9 @@ class CommandWatch:
         folder: the run's.
         cluster_folder: as for `send_command`.
         only_new: whether to pass over what is there already, which was meant for an earlier life of the run.
-        since_s: the time, in seconds since the epoch, before which all that was asked has had its effect.
+        settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
+            are passed over, because the run begins with them. A pause counts whenever it was asked for: the
+            run stays paused until the person resumes it. So does a stop.
     """
 
     def __init__(
@@ -84,9 +86,9 @@ class CommandWatch:
         folder: Path,
         cluster_folder: Path | None = None,
         only_new: bool = False,
-        since_s: float = 0.0,
+        settings_since_s: float = 0.0,
     ) -> None:
-        self._since_s = since_s
+        self._settings_since_s = settings_since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
@@ -111,7 +113,8 @@ class CommandWatch:
         """The newest command since the last call, or None; a stop is never overruled by what follows it."""
         asked = [fields for path in self._offsets_bytes for fields in self._new_in(path)]
         for fields in asked:
-            self._settings |= fields.get("set", {})
+            if _is_since(self._settings_since_s, fields):
+                self._settings |= fields.get("set", {})
         commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
         if "stop" in commands:
             self.why_stop = next(str(f.get("why", "")) for f in asked if f.get("command") == "stop")
@@ -136,7 +139,7 @@ class CommandWatch:
                 asked.count(None),
                 path,
             )
-        return [fields for fields in asked if fields is not None and _is_since(self._since_s, fields)]
+        return [fields for fields in asked if fields is not None]
 
 
 def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:

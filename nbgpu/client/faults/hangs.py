@@ -251,7 +251,8 @@ class HangWatch:
         if rank not in self._results:
             return Place(instead=f"was not given the {self._work}")
         if self._results[rank].ready():
-            return Place(instead=f"has finished the {self._work}")
+            raised = self._results[rank].exception() is not None
+            return Place(instead="has ended with an error" if raised else f"has finished the {self._work}")
         here = Place()
         if rank in self._here_since:
             where, since_mono_s = self._here_since[rank]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.other_hosts.served import Served
@@ -33,7 +33,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.commands import CommandWatch
+from nbgpu.run_folder.commands import CommandWatch, send_settings
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
@@ -45,7 +45,6 @@ _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
 _LET_GO_PATIENCE_S = 5.0
-_HEARD_WITHIN_S = 2.0
 _SET_DOWN_PATIENCE_S = 60.0
 """A checkpoint that is being written is written to its end."""
 
@@ -134,7 +133,11 @@ class RunWatch:
         self._take_ranks = take_ranks
         self._is_served = is_served
         self._commands = CommandWatch(folder, host.folder)
-        self._commands.newest()  # what was asked of an earlier kernel has had its effect
+        # A stop that was asked of an earlier kernel has had its effect.
+        self._is_to_pause = self._commands.newest() == "pause"
+        """Whether the person has asked the run to pause, and not yet to go on."""
+        self._was_paused = False
+        """Whether the run was to pause when its ranks last came back from it."""
         self._num_stops_asked = 0
         self._stop_asked_mono_s = 0.0
         self._was_interrupted = False
@@ -145,20 +148,24 @@ class RunWatch:
         """Whether the imports that a new rank needs have been done in the process that it comes from."""
         self._died_at_step = 0
         self._num_deaths = 0
-        self._commands_since_s = 0.0
-        """The time before which all commands have had their effect: the ranks began again after it."""
+        self._settings_since_s = 0.0
+        """The time before which the settings that were asked for are in `changes.jsonl`, or were asked for
+        again."""
         self._checkpoint_before: Path | None = None
         """The newest checkpoint when a host came back; None while none has."""
         self._takes_host_back = False
         """Whether the ranks were interrupted to take a host back."""
 
-    def _hear_stops(self) -> None:
-        """Note where the person wants the run to end; a second request means that they do not want to wait
-        for it.
+    def _hear_commands(self) -> None:
+        """Note where the person wants the run to pause, to go on or to end; a second request for its end
+        means that they do not want to wait for it.
 
         Whoever asked, this kernel or another process, has left a line in the run's folder.
         """
-        if self._commands.newest() != "stop":
+        newest = self._commands.newest()
+        if newest is not None:
+            self._is_to_pause = newest == "pause"
+        if newest != "stop":
             return
         now_s = time.monotonic()
         if not self._num_stops_asked:
@@ -200,6 +207,7 @@ class RunWatch:
         while True:
             watch = RankWatch(self._host.ranks, self._results)
             hang = self._wait_for_all(watch)
+            self._was_paused = self._is_to_pause
             if self.abandoned:
                 return
             self.failures, _ = watch.outcome()
@@ -233,7 +241,7 @@ class RunWatch:
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
-                self._hear_stops()
+                self._hear_commands()
                 self.hang = hangs.text
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()
@@ -322,7 +330,7 @@ class RunWatch:
 
     def _waits_on(self) -> bool:
         """Return whether to wait on for a host."""
-        self._hear_stops()
+        self._hear_commands()
         return not self.abandoned and not self._num_stops_asked
 
     def _show_waiting(self, text: str) -> None:
@@ -344,11 +352,8 @@ class RunWatch:
             return False
         if len(self._host.ranks) < world_size:
             return self._go_on_with_fewer(world_size, why, message)
-        self.heals.append(f"While {self._folder.name} was training, {sentence(why)} {message}")
-        self._host.news.append(self.heals[-1])
-        self.failures = ()
-        self._prepared = False
-        self._results = self._call_to_train(
+        self._tell_heal(f", {sentence(why)} {message}")
+        self._begin_again(
             f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost."
         )
         return True
@@ -356,8 +361,7 @@ class RunWatch:
     def _go_on_with_fewer(self, num_before: int, why: str, message: str) -> bool:
         """Let the run begin again from its newest checkpoint on the ranks that are left after the loss of a
         host; return False if that fails or the run is to stop."""
-        self._commands_since_s = time.time()
-        self._hear_stops()
+        self._hear_commands()
         if self._num_stops_asked:
             self._add_to_failures("the run was to stop, and its newest checkpoint is what is left")
             return False
@@ -368,7 +372,7 @@ class RunWatch:
             self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
             return False
         words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
-        self._tell_heal(f"While {self._folder.name} was training, {sentence(why)} {words}")
+        self._tell_heal(f", {sentence(why)} {words}")
         self._begin_again(
             f"{sentence(why)} {len(self._host.ranks)} of {num_before} ranks are left. {of_batch}"
         )
@@ -388,8 +392,6 @@ class RunWatch:
         """Let the run begin again from the checkpoint that it has just written, with the ranks of a host that
         has come back; return False if that fails."""
         self._checkpoint_before = None
-        # The ranks may not have heard what was asked a moment before they were interrupted.
-        self._commands_since_s = time.time() - _HEARD_WITHIN_S
         num_before = len(self._results)
         try:
             self._set_down()
@@ -403,7 +405,7 @@ class RunWatch:
         except (NbgpuError, OSError) as error:
             self.lost = RunError(f"{self._folder.name} could not go on with a host that came back: {error}")
             return False
-        self._tell_heal(f"While {self._folder.name} was training: {message} {of_batch}")
+        self._tell_heal(f": {message} {of_batch}")
         self._begin_again(f"{message.splitlines()[0] if message else ''} {of_batch}".strip())
         return True
 
@@ -418,20 +420,34 @@ class RunWatch:
             ConfigError: the ranks cannot train with these settings.
             OSError: the settings cannot be noted.
         """
+        self._settings_since_s = time.time()
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
+        asked = self._not_taken(before)
         changes, words = kept_batch.on_other_ranks(before, num_before, len(self._host.ranks))
-        config = settled(before.changed(**changes), self._host.devices)
+        config = settled(before.changed(**(changes | asked)), self._host.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
+        if asked:
+            send_settings(self._folder, asked)
         self._take_ranks(config)
         return words
 
+    def _not_taken(self, taken: TrainConfig) -> dict[str, Any]:
+        """Return the settings that the person has asked for and the ranks have not taken: the run was paused,
+        or they were due with the next epoch."""
+        self._hear_commands()
+        values = taken.model_dump(mode="json")
+        asked = self._commands.take_settings()
+        return {name: value for name, value in asked.items() if values.get(name) != value}
+
     def _tell_heal(self, text: str) -> None:
-        self.heals.append(text)
-        self._host.news.append(text)
+        doing = "paused" if self._was_paused else "training"
+        stays = " It stays paused until you resume it." if self._is_to_pause else ""
+        self.heals.append(f"While {self._folder.name} was {doing}{text}{stays}")
+        self._host.news.append(self.heals[-1])
 
     def _call_to_train(self, mended: str) -> Mapping[int, Reply]:
-        return self._host.ranks.call(Call.TRAIN, str(self._folder), mended, self._commands_since_s)
+        return self._host.ranks.call(Call.TRAIN, str(self._folder), mended, self._settings_since_s)
 
     def _begin_again(self, mended: str) -> None:
         self.failures = ()

@@ -58,8 +58,8 @@ class RunContext:
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
     goes_on: bool = False
     """Whether the run goes on in a folder where earlier processes have followed the commands so far."""
-    commands_since_s: float = 0.0
-    """The time, in seconds since the epoch, before which all commands have had their effect."""
+    settings_since_s: float = 0.0
+    """The time, in seconds since the epoch, before which the settings that were asked for are in `config`."""
 
 
 class Loop(ABC):
@@ -79,7 +79,7 @@ class Loop(ABC):
         self.recorder = context.recorder
         self.log_writer = context.log_writer
         self._goes_on = context.goes_on
-        self._commands_since_s = context.commands_since_s
+        self._settings_since_s = context.settings_since_s
         self.step = 0
         """Optimizer steps done."""
         self.command: Command | None = None
@@ -116,12 +116,13 @@ class Loop(ABC):
             RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the
                 step before.
         """
-        where = (self.folder, cluster_folder(), self._goes_on, self._commands_since_s)
+        where = (self.folder, cluster_folder(), self._goes_on, self._settings_since_s)
         commands = CommandWatch(*where) if self.rank == 0 else None
         self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
         if mended:
-            self._event("heal", f"{mended} {self._goes_on_in_words()}")
+            paused = " It stays paused until it is resumed." if self.command == "pause" else ""
+            self._event("heal", f"{mended} {self._goes_on_in_words()}{paused}")
         self._enter("training")
         started_s = time.perf_counter()
         try:

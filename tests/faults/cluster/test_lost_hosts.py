@@ -259,6 +259,53 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
 
 
+@row(
+    "another host's power goes off while a run is paused, and the host is back later; on_host_lost='shrink'",
+    "the run stays paused, on the ranks that are left and later on all, until it is resumed; a setting that was changed "
+    "in the pause counts then",
+    bound_s=None,
+    runs_on=ON_HOSTS,
+)
+@pytest.mark.long
+def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.Site) -> None:
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
+    runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
+    site.notebook.run(f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})")
+    site.notebook.run(
+        "import time; cluster.news.clear()\nwhile run.statuses()[0].step < 12: time.sleep(0.05)"
+    )
+    site.notebook.run("run.pause()\nwhile {s.state for s in run.statuses()} != {'paused'}: time.sleep(0.05)")
+    site.notebook.run("run.set(lr=0.00123)")
+    # The first host, so that the rank that reads commands is another one afterwards.
+    name = site.notebook.value("cluster.ranks.seating.processes[0].host")
+    site.hosts[name].power_off()
+    begun_again = (
+        "goes_on = 'Training goes on after step'\n"
+        "while not run.over and sum(goes_on in note for note in run.notes()) < {0}: time.sleep(0.05)\n"
+        "time.sleep(1)\n"
+        "print([status.state for status in run.statuses()])"
+    )
+    assert site.notebook.run(begun_again.format(1)) == "['paused', 'paused']\n"
+    assert site.notebook.value("run.config.lr") == 0.00123
+    # As where a checkpoint is written in the last step before a pause.
+    site.notebook.run("newest = run.checkpoint(); away = newest.rename(run.folder / 'away')")
+    site.hosts.power_on(name)
+    site.dial_in(name)
+    site.notebook.run("while not cluster.hosts_dialled_in(): time.sleep(0.05)\ntime.sleep(1)")
+    site.notebook.run("_ = away.rename(newest)")
+    assert site.notebook.run(begun_again.format(2)) == "['paused', 'paused', 'paused', 'paused']\n"
+    heals = site.notebook.value("cluster.news")
+    assert all(heal.endswith("It stays paused until you resume it.") for heal in heals), heals
+    assert f"was paused, rank 0 on host {name} is gone with its host" in heals[0]
+    assert f"was paused: Host {name} is back" in heals[1]
+    site.notebook.run(
+        "step = run.statuses()[0].step\nrun.resume()\nwhile run.statuses()[0].step < step + 3: time.sleep(0.05)"
+    )
+    site.notebook.run(f"run.stop(); run.wait({PATIENCE_S}, progress=False)")
+    assert '"lr": 0.00123' in site.notebook.run("print((run.folder / 'changes.jsonl').read_text())")
+    site.notebook.run("cluster.news.clear()")
+
+
 @pytest.mark.long
 def test_a_run_in_a_folder_that_the_lost_host_did_not_see_ends_and_can_be_resumed(site: hosts.Site) -> None:
     settings = (

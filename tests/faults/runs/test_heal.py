@@ -251,8 +251,9 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
+@pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
-    cluster: nbgpu.Cluster, tmp_path: Path
+    cluster: nbgpu.Cluster, tmp_path: Path, dies: int
 ) -> None:
     """And one that dies again and again at the same step ends the run, which says so."""
     run = cluster.train(
@@ -264,16 +265,19 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
     time.sleep(0.3)
     paused_at = max(s.step for s in run.statuses())
     for num_deaths in (1, 2):
-        os.kill(cluster.pids[1], signal.SIGKILL)
+        os.kill(cluster.pids[dies], signal.SIGKILL)
         give_up_s = time.monotonic() + 90
         while len(heals(run)) < 2 * num_deaths or run.status != "paused":
             assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
             time.sleep(0.02)
     assert max(s.step for s in run.statuses()) == paused_at
-    os.kill(cluster.pids[1], signal.SIGKILL)
+    assert f"While {run.folder.name} was paused, rank {dies} was killed by SIGKILL" in cluster.news[-1]
+    assert cluster.news[-1].endswith("It stays paused until you resume it.")
+    assert heals(run)[-1].text.endswith(f"after step {paused_at}. It stays paused until it is resumed.")
+    os.kill(cluster.pids[dies], signal.SIGKILL)
     with pytest.raises(nbgpu.RankError, match=f"3 times at step {paused_at}"):
         run.wait(90)
-    with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL"):
+    with pytest.raises(nbgpu.ClusterError, match=f"rank {dies} was killed by SIGKILL"):
         cluster.execute("1")
     assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
     cluster.news.clear()

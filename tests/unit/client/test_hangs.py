@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from nbgpu.client.faults.hangs import Place, notice
+from nbgpu.client.faults.hangs import HangWatch, Place, notice
 from nbgpu.protocol.records import MainThreadState
 
 
@@ -94,3 +97,14 @@ def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: Place) -> No
 )  # fmt: skip
 def test_a_place_in_words(where: MainThreadState, place: str) -> None:
     assert where.place == place
+
+
+def test_a_rank_that_raised_has_not_finished() -> None:
+    """As where a host is lost, and the others are freed before it is known to be gone."""
+    lookout: Any = SimpleNamespace(seen={})
+    back: list[Any] = [
+        SimpleNamespace(ready=lambda: True, exception=lambda raised=raised: raised)
+        for raised in (None, RuntimeError("Connection reset by peer"))
+    ]
+    watch = HangWatch(lookout, dict(enumerate(back)), 2, notice_after_s=5, work="run")
+    assert watch.describe_all() == "rank 0 has finished the run; rank 1 has ended with an error"

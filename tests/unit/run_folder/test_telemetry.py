@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from nbgpu.protocol.records import Device, Event, Sample
-from nbgpu.run_folder.commands import CommandWatch, send_command
+from nbgpu.run_folder.commands import CommandWatch, send_command, send_settings
 from nbgpu.run_folder.rank_files import Record, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
 from nbgpu.run_folder.recorder import Recorder
@@ -468,6 +468,19 @@ def test_a_stop_is_not_overruled(tmp_path: Path) -> None:
     send_command(tmp_path, "resume")
     assert watch.newest() == "stop"
     assert watch.why_stop == "the job has 2 min left"
+
+
+def test_a_pause_counts_whenever_it_was_asked_for_and_earlier_settings_do_not(tmp_path: Path) -> None:
+    send_command(tmp_path, "pause")
+    send_settings(tmp_path, {"lr": 0.1, "batch_size": 4})
+    began_again_s = time.time()
+    send_settings(tmp_path, {"lr": 0.2})
+    watch = CommandWatch(tmp_path, settings_since_s=began_again_s)
+    assert watch.newest() == "pause"
+    assert watch.take_settings() == {"lr": 0.2}
+    send_command(tmp_path, "resume")
+    assert watch.newest() == "resume"
+    assert CommandWatch(tmp_path, settings_since_s=time.time()).newest() == "resume"
 
 
 def test_a_command_takes_another_way_where_the_run_has_no_folder(tmp_path: Path) -> None:
