@@ -124,6 +124,7 @@ def test_a_rank_that_dies_on_the_way_undoes_it(site: hosts.Site) -> None:
     assert "2 CPU ranks on 1 host" in site.notebook.run("print(cluster.describe())")
 
 
+@pytest.mark.long
 def test_a_run_and_a_study_of_a_cell_have_the_ranks_that_there_are(site: hosts.Site) -> None:
     resize(site, 3)
     settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 6, "batch_size": 1, "val_every": 0}
@@ -141,6 +142,7 @@ def test_a_run_and_a_study_of_a_cell_have_the_ranks_that_there_are(site: hosts.S
     require_sum(site, 3)
 
 
+@pytest.mark.long
 def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     """No cell waits for it, and it can have ranks when it is back."""
     resize(site, 2)
@@ -152,6 +154,7 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     failed, said = site.notebook.fails("cluster.resize(4)")
     assert failed == "ConfigError"
     assert "room for 2 ranks (n1 2)" in said
+    assert "n2 is lost, and has room when it is back" in said
     site.hosts.power_on("n2")
     site.dial_in("n2")
     site.notebook.run("while not cluster._returning._new_engines(): time.sleep(0.05)")
@@ -161,6 +164,7 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     assert seats(site)[2:] == [["n2", "0", "4", "False"], ["n2", "1", "4", "False"]]
 
 
+@pytest.mark.long
 def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.Site) -> None:
     resize(site, 3)
     site.hosts["n2"].power_off()
@@ -189,6 +193,22 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
     require_sum(site, 4)
 
 
+@pytest.mark.long
+def test_a_host_whose_ranks_did_not_come_is_tried_again(site: hosts.Site) -> None:
+    site.hosts["n2"].power_off()
+    site.notebook.run("while not cluster.lost_hosts(): time.sleep(0.05)")
+    assert "goes on with 2 ranks" in site.notebook.fails("cluster.execute('1')")[1]
+    site.hosts.power_on("n2")
+    site.dial_in("n2")
+    site.notebook.run("while not cluster._returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run(END_RANK_1)
+    assert site.notebook.fails("cluster.execute('1')")[0] == "ClusterError"
+    assert "rank 1 was replaced" in site.notebook.fails("cluster.execute('1')")[1]
+    assert "ranks 2, 3 are new and empty" in site.notebook.fails("cluster.execute('1')")[1]
+    require_sum(site, 4)
+
+
+@pytest.mark.long
 def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None:
     resize(site, 2)
     site.cell("kept = rank")
@@ -202,6 +222,7 @@ def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None
     require_sum(site, 4)
 
 
+@pytest.mark.long
 def test_a_restart_has_as_many_ranks_and_its_end_ends_all_hosts(site: hosts.Site) -> None:
     resize(site, 2)
     (site.folder / "join.json").unlink()

@@ -38,10 +38,10 @@ class RankChanges(ClusterParts):
                 before, and the group has to be formed again.
         """
         before = self.config, self.devices, self.chosen_transport
-        self.stop_listening()
-        self._have_ranks_on({*self._hosts_of_ranks(), *on})
         if self._entry is not None and set(chosen) - set(self.devices):
             registry.claim(self._entry.model_copy(update={"devices": chosen}))
+        self.stop_listening()
+        self._have_ranks_on({*self._hosts_of_ranks(), *on})
         self.config = config
         self.chosen_transport = replace(self.chosen_transport, transport=transport)
         try:
@@ -74,6 +74,10 @@ class RankChanges(ClusterParts):
             if (taken := (process.host, self.devices[rank])) in seats:
                 seats.remove(taken)
         return seats
+
+    def missing_hosts(self) -> list[str]:
+        """The names of the hosts that are lost, also of those that the cluster goes on without."""
+        return [] if self._returning is None else [host.name for host in self._returning.missing()]
 
     def _hosts_of_ranks(self) -> set[str]:
         return {process.host for process in self.ranks.seating.processes.values()}

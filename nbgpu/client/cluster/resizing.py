@@ -101,9 +101,12 @@ def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
     seats = [*zip(now, cluster.devices, strict=True), *cluster.free_seats()]
     if num_ranks > len(seats):
         room = ", ".join(f"{name} {number}" for name, number in Counter(name for name, _ in seats).items())
+        lost = " and ".join(cluster.missing_hosts())
+        cluster.start_lost_hosts()
         raise ConfigError(
             f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
-            "many as gpus_per_node says. For more: %nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
+            f"many as gpus_per_node says.{f' {lost} is lost, and has room when it is back.' if lost else ''} For more: "
+            "%nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
         )
     seats = seats[:num_ranks]
     return WantedRanks(cluster.config, tuple(device for _, device in seats), tuple(name for name, _ in seats))

@@ -210,8 +210,9 @@ class Processes:
         return self._when_lost()
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> None:
-        """Count these hosts no longer among those that have ranks. They may come back."""
+        """Count these hosts no longer among those of the cluster. They may come back."""
         self.others = [host for host in self.others if host not in lost]
+        self.without_ranks = [host for host in self.without_ranks if host not in lost]
         self.left += lost
 
     def take_back(self, host: OtherHost, instead_of: OtherHost) -> None:
