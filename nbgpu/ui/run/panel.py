@@ -63,7 +63,12 @@ MIN_POINTS_OF_WHOLE = 500
 Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
 
 
-_LOST: Mapping[str, Any] = {"state": "lost", "step": 0, "memory_bytes": None, "warning": "its host is lost"}
+_LOST: Mapping[str, Any] = {
+    "state": "lost",
+    "step": None,
+    "memory_bytes": None,
+    "warning": "its host is lost",
+}
 """The status of a rank that a run has lost with its host."""
 
 
@@ -305,7 +310,7 @@ class Panel(anywidget.AnyWidget):
             "samples_per_s": now.samples_per_s,
             "eta": duration(now.eta_s) if now.eta_s is not None else "",
             "time_left": "" if state in FINAL_STATES else wording.time_left(self._run.time_left_s),
-            "pace": wording.evaluated(statuses) or wording.pace(self._follower.history),
+            "pace": wording.evaluated(statuses) or wording.pace(self._follower.history, len(statuses)),
             "hang": self._run.hang,
             "ranks": [
                 {
