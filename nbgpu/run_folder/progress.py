@@ -142,6 +142,8 @@ class NewestRecords:
             if record.text not in STATES_OF_NO_STEP:
                 # A run whose weights are spread over the ranks may go back to its newest checkpoint.
                 self.step = record.step
+            else:  # the numbers are of an earlier process
+                self.values.clear()
 
 
 def _last_state(descriptor: int, size_bytes: int) -> bytes:

@@ -388,4 +388,6 @@ class Reader:
                     if record.text not in STATES_OF_NO_STEP:
                         # With its weights spread over the ranks a run may go back, to its newest checkpoint.
                         self._steps[source.rank] = record.step
+                    else:  # the numbers are of an earlier process
+                        self._values[source.rank].clear()
         return complete

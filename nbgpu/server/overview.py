@@ -77,7 +77,8 @@ class Overview:
         return self._cards.read().as_json()
 
     def _describe(self, entry: AnyEntry) -> dict[str, Any]:
-        run = self._run(entry)
+        names = entry.device_names()
+        run = self._run(entry, len(names))
         places = self._look(entry)
         gone = [rank for rank, process in sorted(entry.engines.items()) if not process.alive()]
         return {
@@ -89,19 +90,19 @@ class Overview:
             "started_s": entry.started_s,
             "ranks": [
                 {"rank": rank, "device": device, **_rank_in_words(rank, entry, run, places)}
-                for rank, device in enumerate(entry.device_names())
+                for rank, device in enumerate(names)
             ],
             "waiting": who_waits(places, entry.config.notice_after_s) if isinstance(entry, Entry) else "",
             "gone": named_ranks(gone) if gone else "",
             "run": None if run is None else run.describe(),
         }
 
-    def _run(self, entry: AnyEntry) -> RunView | None:
+    def _run(self, entry: AnyEntry, num_ranks: int) -> RunView | None:
         known = self._runs.get(entry.id)
         if entry.run is None:
             return None
         if known is None or known.folder != entry.run:
-            view = opened(entry.run, len(entry.engines))
+            view = opened(entry.run, num_ranks)
             if view is None:
                 return None
             known = self._runs[entry.id] = view
@@ -134,7 +135,12 @@ def _rank_in_words(
     rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, Place]
 ) -> dict[str, Any]:
     """What a rank does, as words and as a sign."""
+    is_in_run = run is not None and not run.is_over
     process = entry.engines.get(rank)
+    if process is None and isinstance(entry, Entry) and entry.hosts:
+        # A rank on another host is asked by its own notebook alone; what it writes in a run is here.
+        in_run = run.states().get(rank, "") if run is not None and is_in_run else ""
+        return {"words": in_run or "not known", "sign": "busy" if in_run else "unknown"}
     if process is None:
         return {"words": "is starting", "sign": "busy"}
     if not process.alive():
@@ -146,7 +152,7 @@ def _rank_in_words(
         return {"words": place.words, "sign": "waits"}
     if place.where is not None and place.where.doing == "idle":
         return {"words": "idle", "sign": "idle"}
-    if run is not None and not run.is_over and place.where is not None and place.where.doing == "run":
+    if run is not None and is_in_run and place.where is not None and place.where.doing == "run":
         return {"words": run.states().get(rank, place.kind), "sign": "busy"}
     if place.waits and place.where is not None:
         # In a healthy cell ranks wait for each other all the time.

@@ -19,7 +19,7 @@ class RunView:
 
     Args:
         folder: the run's folder.
-        num_ranks: how many ranks write there.
+        num_ranks: how many ranks write there until the run says so itself.
 
     Raises:
         RunError: the folder is not this user's own.
@@ -49,10 +49,13 @@ class RunView:
         Raises:
             RunError: a file of the run cannot be read.
         """
+        self._read_info()
+        if self._info is not None and self._info.world_size != len(self._ranks):
+            # It goes on with fewer ranks without a host, and with more when one comes back.
+            self._ranks = [NewestRecords(self.folder, rank) for rank in range(self._info.world_size)]
         for rank in self._ranks:
             rank.read()
         self.state = self._state()
-        self._read_info()
 
     def describe(self) -> dict[str, Any]:
         """The run as JSON. `progress` is None until the ranks have looked at their data."""

@@ -59,6 +59,7 @@ class RecordedRun:
         self.hang = ""
         self.outlives_kernel = False
         self.time_left_s: float | None = None
+        self.lost_ranks: list[int] = []
         self.failures: list[RankFailure] = []
         self.error: NbgpuError | None = None
         self.reader = Reader(folder, num_ranks)

@@ -42,13 +42,14 @@ export class Chips {
       chip.device.title = fixed.label;
       const state = store.kernelIsGone ? "not known" : now.state;
       setText(chip.state, state);
-      setText(chip.step, `step ${now.step}`);
+      const step = now.step === null ? "" : `step ${now.step}`;
+      setText(chip.step, step);
       chip.fill.style.width = `${(share * 100).toFixed(1)}%`;
       setText(chip.memory, used);
       const warning = store.kernelIsGone ? "" : now.warning;
       setText(chip.warning, warning ? `⚠ ${warning}` : "");
       chip.root.classList.toggle("nbgpu-warned", warning !== "");
-      const words = [`rank ${rank}`, fixed.label, state, `step ${now.step}`, `memory ${used}`, warning];
+      const words = [`rank ${rank}`, fixed.label, state, step, `memory ${used}`, warning];
       setAttribute(chip.root, "aria-label", words.filter(Boolean).join(", "));
     });
   }

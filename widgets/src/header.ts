@@ -143,7 +143,7 @@ export function progressInWords(store: RunStore): string {
   if (status.num_epochs > 1) parts.push(`epoch ${status.epoch} of ${status.num_epochs}`);
   else if (status.num_epochs === 0 && status.epoch > 0) parts.push(`epoch ${status.epoch}`);
   if (status.samples_per_s > 0) {
-    const ranks = store.ranks.length;
+    const ranks = status.ranks.filter((rank) => rank.state !== "lost").length;
     parts.push(`${number(Number(status.samples_per_s.toPrecision(3)))} samples/s on ${ranks} rank${ranks > 1 ? "s" : ""}`);
   }
   if (status.eta) parts.push(`${status.eta} left`);

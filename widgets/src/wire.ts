@@ -35,8 +35,9 @@ export interface RankMeta {
 }
 
 export interface RankNow {
-  state: RunState;
-  step: number;
+  state: RunState | "lost";
+  /** null where the rank is lost with its host. */
+  step: number | null;
   /** null before the first sample. */
   memory_bytes: number | null;
   /** In words; empty where all is well. */

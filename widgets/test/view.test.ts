@@ -70,6 +70,18 @@ describe("a panel", () => {
     ]);
   });
 
+  it("counts no rank that is lost with its host, and says no step of it", async () => {
+    const { model, el } = open();
+    const now = status();
+    now.ranks[1] = { state: "lost", step: null, memory_bytes: null, warning: "its host is lost" };
+    await say(model, now);
+    expect(el.querySelector('[role="progressbar"]')?.getAttribute("aria-valuetext")).toContain("on 1 rank ·");
+    expect(el.querySelectorAll('[role="listitem"]')[1].getAttribute("aria-label")).toBe(
+      "rank 1, GPU 1 NVIDIA H200, lost, memory ? of 100 GiB, its host is lost",
+    );
+    expect([...el.querySelectorAll(".nbgpu-chip-step")].map((e) => e.textContent)).toEqual(["step 3", ""]);
+  });
+
   it("claims no memory before the first sample", async () => {
     const { model, el } = open();
     const now = status();

@@ -177,6 +177,14 @@ class Run:
         return self._host.config.keep
 
     @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks whose host is lost, while the run has not gone on without it or with it again."""
+        lost = {host.name for host in self._host.lost_hosts()}
+        # A copy: another thread may replace ranks meanwhile.
+        processes = dict(self._host.ranks.seating.processes) if lost and not self.over else {}
+        return [rank for rank, process in processes.items() if process.host in lost]
+
+    @property
     def time_left_s(self) -> float | None:
         """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
         limit or nobody knows."""

@@ -7,7 +7,6 @@ first stand together at the top, all others in tabs.
 
 from __future__ import annotations
 
-import html
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -389,7 +388,8 @@ class _Controls:
             note = ""
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
-            self._devices.note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
+            is_elsewhere = cluster is not None and cluster.config.launcher != "local"
+            self._devices.show_cluster(note, is_elsewhere)
             self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
             self._settings.judge()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,18 +31,27 @@ class DeviceControls:
         self.link = Field(ClusterConfig, "link")
         self.slow_rank = Field(ClusterConfig, "slow_rank")
         self.hosts = HostControls()
-        self.note = w.HTML()
+        self._note = w.HTML()
+        self._cluster_is_elsewhere = False
         self._elsewhere = w.HTML(_ON_OTHER_HOSTS)
-        self.box = w.VBox([self.gpus, self._elsewhere, self.note])
+        self.box = w.VBox([self.gpus, self._elsewhere, self._note])
         self._show_what_counts()
         self.hosts.fields["launcher"].observe(lambda _: self._show_what_counts(), "value")
 
     def _show_what_counts(self) -> None:
         is_local = self.hosts.is_local
-        self.gpus.layout.display = "" if is_local else "none"
-        self._elsewhere.layout.display = "none" if is_local else ""
+        # The cards of this host say nothing about a cluster that is in use on others.
+        self.gpus.layout.display = "" if is_local and not self._cluster_is_elsewhere else "none"
+        self._elsewhere.layout.display = "none" if is_local or self._cluster_is_elsewhere else ""
         for name, field in self.of_devices.items():
             field.layout.display = "" if self.hosts.counts(name) else "none"
+
+    def show_cluster(self, note: str, is_elsewhere: bool) -> None:
+        """Show a sentence about the cluster that is in use, empty for none, and the cards of this host unless
+        its ranks are on others."""
+        self._note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
+        self._cluster_is_elsewhere = is_elsewhere
+        self._show_what_counts()
 
     def _show_ranks(self) -> None:
         """Show the number of ranks that the choice gives, unless a person has typed another one."""

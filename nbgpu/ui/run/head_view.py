@@ -78,7 +78,7 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
     parts += [
         f'<div style="{_SCROLLS}">{rows}</div>' for rows in (_values(run, history), _ranks(run)) if rows
     ]
-    if pace := wording.pace(history):
+    if pace := wording.pace(history, run.info.world_size):
         parts.append(f"<div>{escape(pace)}</div>")
     if history.marks:
         events = "".join(f"<li>{escape(line)}</li>" for line in wording.recent(history, MAX_EVENTS))

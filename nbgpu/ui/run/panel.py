@@ -63,7 +63,12 @@ MIN_POINTS_OF_WHOLE = 500
 Feed = Callable[[dict[SeriesKey, Series], list[Event], bool], None]
 
 
-_LOST: Mapping[str, Any] = {"state": "lost", "step": 0, "memory_bytes": None, "warning": "its host is lost"}
+_LOST: Mapping[str, Any] = {
+    "state": "lost",
+    "step": None,
+    "memory_bytes": None,
+    "warning": "its host is lost",
+}
 """The status of a rank that a run has lost with its host."""
 
 
@@ -297,18 +302,22 @@ class Panel(anywidget.AnyWidget):
         info = self._run.info
         statuses = self._run.statuses()
         now = progress(info, state, statuses)
+        lost = self._run.lost_ranks
         return {
             "state": state,
             "step": now.step,
             "epoch": now.epoch,
             "num_epochs": now.num_epochs,
-            "samples_per_s": now.samples_per_s,
-            "eta": duration(now.eta_s) if now.eta_s is not None else "",
+            # The others wait for a rank that is lost.
+            "samples_per_s": 0.0 if lost else now.samples_per_s,
+            "eta": duration(now.eta_s) if now.eta_s is not None and not lost else "",
             "time_left": "" if state in FINAL_STATES else wording.time_left(self._run.time_left_s),
-            "pace": wording.evaluated(statuses) or wording.pace(self._follower.history),
+            "pace": wording.evaluated(statuses) or wording.pace(self._follower.history, len(statuses)),
             "hang": self._run.hang,
             "ranks": [
-                {
+                _LOST
+                if s.rank in lost
+                else {
                     "state": wording.state(s),
                     "step": s.step,
                     "memory_bytes": wording.memory_bytes(s),

@@ -114,13 +114,14 @@ def report_html(run: Reportable) -> str:
     history = history_of(run)
     info = run.info
     headline = summary(run, history)
+    pace = wording.pace(history, info.world_size)
     epochs = epochs_of(run.reader.records(), info)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",
         _section("Failures", _failures(run)) if run.failures else "",
         _section("Curves", '<div id="charts" role="img" aria-label="' + escape(headline) + '"></div>'),
-        _section("Pace", f"<p>{escape(wording.pace(history))}</p>") if wording.pace(history) else "",
+        _section("Pace", f"<p>{escape(pace)}</p>") if pace else "",
         _section("Epochs", _epochs(epochs)) if epochs else "",
         _section("Where the time went", _profiles(history)) if history.profiles else "",
         _section("Settings", _settings(run)),

@@ -156,7 +156,7 @@ class _Screen:
         below = (
             [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
         )
-        sentence = wording.evaluated(statuses) or wording.pace(self._history)
+        sentence = wording.evaluated(statuses) or wording.pace(self._history, len(statuses))
         pace = [Text(sentence, style="dim")] if sentence else []
         hang = [Text(run.hang, style="bold red")] if run.hang else []
         return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)

@@ -9,7 +9,7 @@ from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
 from nbgpu.run_folder.progress import ProgressBar, progress
 from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
-from nbgpu.ui.run.history import History
+from nbgpu.ui.run.history import History, Series
 
 SILENCE_WORTH_SAYING_S = 3.0
 SILENCE_OF_IMPORTS_S = 60.0
@@ -63,8 +63,9 @@ def warning(status: RankStatus) -> str:
     return f"memory {share:.0%}".replace("%", " %") if share >= MEMORY_WORTH_SAYING else ""
 
 
-def pace(history: History) -> str:
+def pace(history: History, num_ranks: int) -> str:
     """One sentence that names the slowest rank and says by how much it is slower; empty until that is known.
+    Ranks from `num_ranks` on are lost with their host, and have no pace.
 
     Under DDP all ranks end a step together, so equal step times can hide a rank for which the others wait.
     The series `compute_s` and `data_s` have each rank's own share of the work, where they were measured.
@@ -74,22 +75,26 @@ def pace(history: History) -> str:
         ("data_s", "waits {more} longer for data than rank {fast}"),
         ("step_s", "takes {more} longer for a step than rank {fast}"),
     ):
-        by_rank = history.ranks_of(name)
+        by_rank = _series_of(history, name, num_ranks)
         if len(by_rank) < 2:
             continue
         means = {rank: series.recent_mean(_RECENT_STEPS) for rank, series in by_rank.items()}
         slow, fast = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-        step_means = [s.recent_mean(_RECENT_STEPS) for s in history.ranks_of("step_s").values()]
+        step_means = [s.recent_mean(_RECENT_STEPS) for s in _series_of(history, "step_s", num_ranks).values()]
         reference_s = max([*step_means, means[slow]])
         difference_s = means[slow] - means[fast]
         if reference_s > 0 and difference_s / reference_s > _PACE_TOLERANCE:
             more = f"{duration(difference_s)} ({difference_s / reference_s:.0%} of a step)".replace("%", " %")
             return f"Rank {slow} is the slowest: it {what.format(more=more, fast=fast)}."
-    if len(history.ranks_of("step_s")) < 2:
+    if len(_series_of(history, "step_s", num_ranks)) < 2:
         return ""
     return f"All ranks keep the same pace: their times differ by less than {_PACE_TOLERANCE:.0%} of a step.".replace(
         "%", " %"
     )
+
+
+def _series_of(history: History, name: str, num_ranks: int) -> dict[int, Series]:
+    return {rank: series for rank, series in history.ranks_of(name).items() if rank < num_ranks}
 
 
 def time_left(left_s: float | None) -> str:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import ipywidgets as w
 import pytest
 from pydantic import BaseModel, Field
 
@@ -256,11 +257,28 @@ def test_a_run_is_planned_on_hosts_that_have_dialled_in() -> None:
     try:
         _wait_until_free(panel)
         assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
-        assert "2 CPU ranks on 2 hosts" in panel._devices.note.value
+        assert "2 CPU ranks on 2 hosts" in panel._devices._note.value
+        assert parts_of_devices(panel) == [panel._devices._note]
     finally:
         nbgpu.current().stop()
         codes = [process.wait(60) for process in dialled]
     assert codes == [0, 0]
+
+
+def parts_of_devices(panel: _Controls) -> list[w.Widget]:
+    """What the part of the devices shows."""
+    return [part for part in panel._devices.box.children if part.layout.display != "none"]
+
+
+def test_the_cards_of_this_host_are_not_those_of_a_cluster_on_others() -> None:
+    """They would say that the ranks run on the CPU where only the notebook's host has no GPU."""
+    panel = _Controls("autoencoder", cluster=None)
+    devices = panel._devices
+    assert parts_of_devices(panel) == [devices.gpus, devices._note]
+    devices.show_cluster("A cluster is in use: 8 GPUs on 2 hosts.", is_elsewhere=True)
+    assert parts_of_devices(panel) == [devices._note]
+    devices.show_cluster("", is_elsewhere=False)
+    assert parts_of_devices(panel) == [devices.gpus, devices._note]
 
 
 def _wait_until_free(panel: _Controls) -> None:

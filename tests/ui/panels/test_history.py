@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_a_past_that_comes_after_the_page_was_ready_comes_whole(
         assert steps[mine].tolist() == list(range(1, 1501))
         recorded = panel._follower.history.series[rank, "loss"].values
         assert values[mine].tolist() == np.asarray(recorded, dtype=np.float32).tolist()
+
+
+def test_a_rank_whose_host_is_waited_for_is_said_to_be_lost(tmp_path: Path) -> None:
+    """And what it said last, and the pace of both until then, is not said to be so now."""
+    run = RecordedRun(tmp_path, steps=500, step_s=0.002)
+    panel = Panel(run, "slot")  # type: ignore[arg-type]
+    give_up_s = time.monotonic() + 30
+    while not (before := panel._status())["samples_per_s"]:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    run.lost_ranks = [1]
+    status = panel._status()
+    run.wait(60)
+    assert before["ranks"][1]["memory_bytes"]
+    assert status["ranks"][0]["state"] != "lost"
+    assert status["ranks"][1] == {
+        "state": "lost",
+        "step": None,
+        "memory_bytes": None,
+        "warning": "its host is lost",
+    }
+    assert (status["samples_per_s"], status["eta"]) == (0, "")
 
 
 def test_a_moment_of_a_long_run_costs_a_few_points(tmp_path: Path) -> None:

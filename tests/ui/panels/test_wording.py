@@ -106,18 +106,25 @@ def history_with(name: str, *seconds: float) -> History:
 
 
 def test_the_slowest_rank_is_named_with_how_much() -> None:
-    assert pace(history_with("data_s", 0.01, 0.05)) == (
+    assert pace(history_with("data_s", 0.01, 0.05), 2) == (
         "Rank 1 is the slowest: it waits 40 ms (20 % of a step) longer for data than rank 0."
     )
 
 
 def test_even_ranks_are_said_to_be_even() -> None:
-    assert pace(history_with("data_s", 0.01, 0.0101)).startswith("All ranks keep the same pace")
+    assert pace(history_with("data_s", 0.01, 0.0101), 2).startswith("All ranks keep the same pace")
 
 
 @pytest.mark.parametrize("history", [History(), history_with("data_s", 0.01)])
 def test_one_rank_has_nobody_to_be_slower_than(history: History) -> None:
-    assert pace(history) == ""
+    assert pace(history, 2) == ""
+
+
+def test_a_rank_that_is_lost_with_its_host_has_no_pace() -> None:
+    assert pace(history_with("data_s", 0.01, 0.05), 1) == ""
+    assert pace(history_with("data_s", 0.01, 0.05, 0.9), 2).startswith(
+        "Rank 1 is the slowest: it waits 40 ms"
+    )
 
 
 def test_the_summary_is_one_line() -> None:

@@ -20,6 +20,7 @@ import zmq
 
 from nbgpu.protocol.records import Device, Event, Sample
 from nbgpu.run_folder.commands import CommandWatch, send_command, send_settings
+from nbgpu.run_folder.progress import NewestRecords
 from nbgpu.run_folder.rank_files import Record, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
 from nbgpu.run_folder.recorder import Recorder
@@ -278,6 +279,24 @@ def test_a_status_has_the_newest_of_every_series(tmp_path: Path) -> None:
     assert (silent.state, silent.step, silent.values) == ("starting", 0, {})
     assert (busy.state, busy.step, busy.values) == ("training", 4, {"loss": 0.25, "memory_bytes": 10})
     assert busy.device is CPUS[1]
+
+
+def test_a_rank_that_begins_again_has_no_numbers_from_before(tmp_path: Path) -> None:
+    """Such as the memory of the process that it replaces."""
+    with recording(tmp_path) as recorder, reading(tmp_path) as reader:
+        recorder.state("training")
+        recorder.sample(4, loss=0.25, memory_bytes=10)
+        recorder.state("loading packages")
+        wait_for(reader, 3)
+        (status,) = reader.statuses(CPUS[:1])
+        newest = NewestRecords(tmp_path, 0)
+        newest.read()
+        assert (status.state, status.values, newest.values) == ("loading packages", {}, {})
+        recorder.sample(5, loss=0.125)
+        wait_for(reader, 4)
+        (status,) = reader.statuses(CPUS[:1])
+    newest.read()
+    assert status.values == newest.values == {"loss": 0.125}
 
 
 def test_an_idle_rank_is_heard_and_a_stopped_one_falls_silent(tmp_path: Path) -> None:
