@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -21,7 +22,43 @@ from rows import Measured, row
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
 
 PATIENCE_S = 120
+ON_SLURM = "CPU, gloo, 3 test hosts, Slurm"
 SUM = "print(c.execute('t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))'))"
+
+RECIPE = '''
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from nbgpu.recipes.own import OwnRecipe
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {"x": torch.full((3,), float(index)), "drawn": torch.rand(())}
+
+
+class Slow(OwnRecipe):
+    """Is there at once, and takes a tenth of a second for a step."""
+
+    val_fraction: float = 0.0
+
+    def dataset(self):
+        return Numbers()
+
+    def model(self):
+        return nn.Linear(3, 1)
+
+    def loss(self, model, batch):
+        time.sleep(0.1)
+        return {"loss": (model(batch["x"]) - batch["drawn"]).square().mean()}
+'''
+ENDLESS = {"batch_size": 1, "lr": 1e-4, "steps": 100_000, "val_every": 0}
 
 
 def refusal(notebook: FarPython, cell: str) -> str:
@@ -40,6 +77,13 @@ def start(**settings: object) -> str:
 def notebook(test_slurm: hosts.Slurm) -> Iterator[FarPython]:
     with FarPython(test_slurm.login, PATIENCE_S) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def recipe(test_slurm: hosts.Slurm) -> str:
+    path = test_slurm.folder / "slow.py"
+    path.write_text(RECIPE)
+    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -108,39 +152,69 @@ def test_the_key_stands_in_no_command_line_environment_or_file_of_slurm(
     assert not [path for path in kept if key in path.read_bytes()]
 
 
+@row(
+    "a notebook's Slurm job comes close to its time limit in a step of a run; save_before_time_limit",
+    "the run stops with a checkpoint and the variables are saved; both are said with the time that is left; the next job "
+    "loads the variables",
+    bound_s=10,
+    runs_on=ON_SLURM,
+)
 def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_saved(
-    started: FarPython, test_slurm: hosts.Slurm, saved_in: Path
+    started: FarPython, test_slurm: hosts.Slurm, recipe: str, saved_in: Path, measured: Measured
 ) -> None:
     """The warning comes as soon as there is less time left than what it is given for."""
+    shutil.rmtree(saved_in, ignore_errors=True)
     started.run("c.execute('x = rank + 10')")
-    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0"
-    runs_dir = test_slurm.folder / "runs"
-    started.run(f"run = c.train('autoencoder', {settings}, runs_dir={str(runs_dir)!r})")
+    settings = ENDLESS | {"runs_dir": str(test_slurm.folder / "runs")}
+    started.run(f"run = c.train({recipe!r}, **{settings!r})")
     started.run("import time\nwhile run.statuses()[0].step < 2: time.sleep(0.05)")
     started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
-    started.run("logging.getLogger('nbgpu.cluster').addHandler(h)")
+    started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.news.clear()")
+    started.run("from nbgpu.client.cluster import time_limit; c._time_limit.close()")
+    measured.fault_now()
     started.run(
-        "from nbgpu.client.cluster import time_limit; time_limit.WARNING_BEFORE_END_S = 3600; "
-        "c._time_limit.close(); c._time_limit = time_limit.watch_over(c, c._launcher)"
+        "usual_s = time_limit.WARNING_BEFORE_END_S; time_limit.WARNING_BEFORE_END_S = 3600; "
+        "c._time_limit = time_limit.watch_over(c, c._launcher)"
     )
-    started.run(f"run.wait({PATIENCE_S})")
+    started.run(f"run.wait({PATIENCE_S}, progress=False)")
+    wait_until(saved_in.exists, PATIENCE_S, lambda: started.run("print(said.getvalue())"))
+    # It is answered after the variables have been saved.
+    said = started.run("print(said.getvalue())")
+    measured.ended(said)
+    started.run(
+        "time_limit.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)"
+    )
     assert started.value("run.status") == "stopped"
     notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
-    assert any("the job has 9 min" in text and "stopped after this step" in text for text in notes)
+    assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
     assert started.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1
-    wait_until(saved_in.exists, PATIENCE_S, lambda: started.run("print(said.getvalue())"))
-    said = started.run("print(said.getvalue())")
-    assert "The job has 9 min" in said.replace("the job", "The job")
-    assert "stops, and writes a checkpoint first" in said
-    started.run(f"c.execute('del x'); c.load({str(saved_in)!r})")
+    assert re.search(r"the job has \d+ min .*stops, and writes a checkpoint first", said), said
+    assert re.search(rf"the job has \d+ min .*{re.escape(str(saved_in))}", said), said
+    started.run("c.restart()")
+    started.run(f"c.load({str(saved_in)!r})")
     assert started.value("c.pull('x', ranks='all')") == {"0": 10, "1": 11}
 
 
-def test_a_job_that_somebody_cancels_is_told_at_once(started: FarPython, test_slurm: hosts.Slurm) -> None:
-    test_slurm.run(["scancel", "--user=root"])
+@row(
+    "a notebook's Slurm job is ended by scancel between two cells",
+    "it is seen at once; the next cell says that the job was cancelled, and that %nbgpu restart submits another one, which "
+    "works",
+    bound_s=3,
+    runs_on=ON_SLURM,
+)
+def test_a_job_that_somebody_cancels_is_told_at_once(
+    started: FarPython, test_slurm: hosts.Slurm, measured: Measured
+) -> None:
+    job = started.value("c._launcher.job")
+    measured.fault_now()
+    test_slurm.run(["scancel", job])
     started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
     said = refusal(started, "c.execute('1')")
-    assert re.search(r"hosts? n1 .*lost.* Job \d+ .*\. %nbgpu restart submits another job", said), said
+    measured.ended(said)
+    lost = rf"hosts? n1 .*lost.* Job {job} was cancelled.*\. %nbgpu restart submits another job"
+    assert re.search(lost, said), said
+    started.run("c.restart()")
+    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
 
 
 def left_on(host: hosts.Host) -> str:
@@ -159,9 +233,7 @@ def require_nothing_left(test_slurm: hosts.Slurm) -> None:
     wait_until(lambda: not what_is_left(), 60, what_is_left)
 
 
-def test_it_starts_again_and_stop_ends_the_job(started: FarPython, test_slurm: hosts.Slurm) -> None:
-    started.run("c.restart()")
-    assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+def test_stop_ends_the_job(started: FarPython, test_slurm: hosts.Slurm) -> None:
     started.run("c.stop()")
     require_nothing_left(test_slurm)
 
@@ -206,7 +278,7 @@ def test_a_terminal_ends_the_job(notebook: FarPython, test_slurm: hosts.Slurm) -
     "the notebook of a cluster in a Slurm job is killed",
     "the job ends; no process and no folder is left on any node",
     bound_s=10,
-    runs_on="CPU, gloo, 3 test hosts, Slurm",
+    runs_on=ON_SLURM,
 )
 def test_the_notebooks_end_ends_the_job(test_slurm: hosts.Slurm, measured: Measured) -> None:
     with FarPython(test_slurm.login, PATIENCE_S) as notebook:
@@ -302,6 +374,19 @@ def test_nbgpu_stop_removes_the_join_file_of_a_kept_job_whose_hosts_were_killed(
     require_nothing_left(test_slurm)
 
 
+def test_a_job_whose_time_is_up_is_told(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+    """Its end is moved, to when Slurm next looks for such jobs, which it does twice a minute."""
+    notebook.run(start())
+    job = notebook.value("c._launcher.job")
+    test_slurm.run(["scontrol", "update", f"JobId={job}", "EndTime=now+1"])
+    notebook.run("import time\nwhile not c.ranks.gone(): time.sleep(0.05)")
+    said = refusal(notebook, "c.execute('1')")
+    ended = rf"hosts n1 and n2 are lost\. Job {job} was ended by its time limit of .*\. %nbgpu restart submits another job"
+    assert re.search(ended, said), said
+    notebook.run("c.stop()")
+    require_nothing_left(test_slurm)
+
+
 def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
     notebook.run(start())
     job = notebook.value("c._launcher.job")
@@ -326,19 +411,20 @@ def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_sl
     "a notebook's Slurm job is preempted in a step of a run, and requeued; on_host_lost='wait'",
     "the run waits for the job's next start and goes on from its newest checkpoint; losses equal those of an unhurt run",
     bound_s=None,
-    runs_on="CPU, gloo, 3 test hosts, Slurm",
+    runs_on=ON_SLURM,
 )
-def test_a_run_goes_on_after_its_job_was_preempted(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
+def test_a_run_goes_on_after_its_job_was_preempted(
+    notebook: FarPython, test_slurm: hosts.Slurm, recipe: str
+) -> None:
     notebook.run(start(on_host_lost="wait", host_patience_s=300, launcher_options={"requeue": True}))
     job = notebook.value("c._launcher.job")
-    settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 20, "steps": 100_000, "val_every": 0}
-    settings |= {"checkpoint_every": 5, "runs_dir": str(test_slurm.folder / "runs")}
+    settings = ENDLESS | {"checkpoint_every": 5, "runs_dir": str(test_slurm.folder / "runs")}
     notebook.run(f"""
 import time
 def trained_until(run, step):
     while run.statuses()[0].step < step:
         time.sleep(0.02)
-run = c.train('autoencoder', **{settings!r})
+run = c.train({recipe!r}, **{settings!r})
 trained_until(run, 12)
 """)
     urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
@@ -351,7 +437,7 @@ trained_until(run, 12)
     test_slurm.run(["scontrol", "update", f"JobId={job}", "StartTime=now+5"])
     notebook.run(f"trained_until(run, {step} + 10); run.stop(); run.wait({PATIENCE_S}, progress=False)")
     assert "Training goes on after step" in notebook.value("' '.join(run.notes())")
-    notebook.run(f"unhurt = c.train('autoencoder', **{settings!r}); trained_until(unhurt, {step} + 10)")
+    notebook.run(f"unhurt = c.train({recipe!r}, **{settings!r}); trained_until(unhurt, {step} + 10)")
     notebook.run(f"unhurt.stop(); unhurt.wait({PATIENCE_S}, progress=False)")
     notebook.run(f"""
 import pandas as pd

@@ -27,6 +27,9 @@ _LOOK_PATIENCE_S = 3.0
 """Where somebody waits for the answer who can do without it."""
 _CHECK_PERIOD_S = 2.0
 """A site's controller answers many people."""
+_ENDING_PATIENCE_S = 3.0
+"""Slurm says why a job ends only once all of its nodes are free."""
+_ENDING_LOOK_S = 0.1
 _HOST_ENDED = re.compile(r"srun: error: (?:Node )?(\S+?): tasks? [\d,-]+: (.+)")
 _SLURM_PORT = 6818
 _NUM_LINES = 20
@@ -166,9 +169,19 @@ class SlurmLauncher(Launcher):
         return words[0].upper() + words[1:]
 
     def when_lost(self) -> str:
-        """Say what has become of the job, and that there can be another one."""
+        """Say what has become of the job, and that there can be another one. Where the job is ending this
+        waits for a moment, until Slurm says why it has ended."""
+        give_up_mono_s = time.monotonic() + _ENDING_PATIENCE_S
+        while self._is_ending() and time.monotonic() < give_up_mono_s:
+            time.sleep(_ENDING_LOOK_S)
         state = self.state()
         return f"{state[0].upper()}{state[1:]}. %nbgpu restart submits another job"
+
+    def _is_ending(self) -> bool:
+        try:
+            return self._quick_slurm.state(self.job).state == "COMPLETING"
+        except ClusterError:
+            return False  # what is said of it next names the reason
 
     def state(self) -> str:
         """Say how the job is: 'job 7 runs on n1, n2; 3 h left'."""

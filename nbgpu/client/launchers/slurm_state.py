@@ -94,8 +94,8 @@ class JobState:
 
     @property
     def time_left_s(self) -> float | None:
-        """Until the time limit; None where there is none or the job does not run."""
-        if self.phase != "running" or self.time_limit_s is None:
+        """Until the time limit; None where there is none, or the job does not run or is ending."""
+        if self.phase != "running" or self.state == "COMPLETING" or self.time_limit_s is None:
             return None
         return max(0.0, self.time_limit_s - self.run_time_s)
 

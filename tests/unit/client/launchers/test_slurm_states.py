@@ -51,6 +51,10 @@ def test_durations(text: str, expected: float | None) -> None:
             "JobId=7 JobState=RUNNING Reason=None Dependency=(null) Restarts=2 RunTime=00:10:30 TimeLimit=01:00:00",
             "job 7 runs on n1, n2; 49 min 30 s left; requeued twice before",
         ),
+        (
+            "JobId=7 JobState=COMPLETING Reason=None RunTime=00:10:30 TimeLimit=01:00:00",
+            "job 7 is ending on n1, n2",
+        ),
         ("JobId=7 JobState=RUNNING Reason=None RunTime=00:10:30 TimeLimit=UNLIMITED", "job 7 runs on n1, n2"),
         (
             "JobId=7 JobState=TIMEOUT Reason=TimeLimit Dependency=(null) ExitCode=0:0 TimeLimit=00:02:00",
