@@ -150,7 +150,7 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     site.hosts["n2"].power_off()
     site.notebook.run("while cluster._processes.without_ranks[0].is_there: time.sleep(0.05)")
     require_sum(site, 2)
-    assert "host n2" not in site.notebook.run("print(cluster.status())")
+    assert "host n2 is lost" in site.notebook.run("print(cluster.status())")
     failed, said = site.notebook.fails("cluster.resize(4)")
     assert failed == "ConfigError"
     assert "room for 2 ranks (n1 2)" in said
@@ -169,6 +169,9 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
     resize(site, 3)
     site.hosts["n2"].power_off()
     site.notebook.run("while not cluster.lost_hosts(): time.sleep(0.05)")
+    said = site.notebook.run("print(cluster.status())").splitlines()
+    assert [line for line in said if line.split()[:2] == ["2", "n2"] and line.endswith("lost with its host")]
+    assert "host n2 is lost" in said
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert failed == "ClusterError"
     assert "host n2 is lost, and the cluster goes on with 2 ranks" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nbgpu.client.faults.stacks import Lookout, described
@@ -22,23 +23,26 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
     # One host needs no name.
     with_hosts = cluster.config.launcher != "local"
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
+    lost = cluster.missing_hosts()
     lookout.ask()
     lookout.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(cluster.devices):
         used_bytes = cluster.ranks.resident_bytes(rank)
         memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
         state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
+        if seating.processes[rank].host in lost:
+            memory, state = "", "lost with its host"
         host = [seating.processes[rank].host] if with_hosts else []
         rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, state))
-    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster), *_without_ranks(cluster)])
+    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster), *_other_states(cluster, lost)])
 
 
-def _without_ranks(cluster: Cluster) -> list[str]:
-    """A sentence for each host that waits for ranks."""
+def _other_states(cluster: Cluster, lost: Sequence[str]) -> list[str]:
+    """A sentence for each host that is lost, or that waits for ranks."""
+    waiting = [host.name for host in cluster.hosts_without_ranks if host.is_there]
     return [
-        f"host {host.name} has no ranks now: %nbgpu resize gives it some"
-        for host in cluster.hosts_without_ranks
-        if host.is_there
+        *(f"host {name} is lost" for name in lost),
+        *(f"host {name} has no ranks now: %nbgpu resize gives it some" for name in waiting),
     ]
 
 
