@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import hosts
-import leaks
 import pytest
 from hosts.namespaces import wait_until
 
@@ -32,22 +30,9 @@ cluster.start()
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
-    folder = tmp_path_factory.mktemp("site")
-    private = [Path.home(), Path("/var/tmp")]
-    with hosts.make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as there:
-        site = hosts.Site(there, folder, PATIENCE_S)
-
-        def is_of_the_site(leftover: leaks.Leftover) -> bool:
-            if leftover.kind == "thread":
-                return site.notebook.reader.name in leftover.text
-            return there.have(leftover.pid) or leftover.pid in site.own_pids()
-
-        try:
-            with leaks.holding(is_of_the_site):
-                site.start(keep=True)
-                yield site
-        finally:
-            site.end()
+    with hosts.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
+        site.start(keep=True)
+        yield site
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hosts
-import leaks
 import pytest
 from hosts.namespaces import wait_until
 from rows import Measured, row
@@ -30,21 +29,8 @@ def right(*kept: object) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
-    folder = tmp_path_factory.mktemp("site")
-    private = [Path.home(), Path("/var/tmp")]
-    with hosts.make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as there:
-        site = hosts.Site(there, folder, PATIENCE_S)
-
-        def is_of_the_site(leftover: leaks.Leftover) -> bool:
-            if leftover.kind == "thread":
-                return site.notebook.reader.name in leftover.text
-            return there.have(leftover.pid) or leftover.pid in site.own_pids()
-
-        try:
-            with leaks.holding(is_of_the_site):
-                yield site
-        finally:
-            site.end()
+    with hosts.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
+        yield site
 
 
 @pytest.fixture
