@@ -137,7 +137,10 @@ class StudyPlan:
         return self.cluster.changed(ranks=ranks) if self.cluster.launcher == "local" else self.cluster
 
     def _devices(self, ranks: int | None) -> Sequence[Device]:
-        """The devices of a point's ranks, as far as they are known; with None, of those of the settings.
+        """The devices of a point's ranks, as far as they are known.
+
+        Args:
+            ranks: the number of ranks; None for as many as the cluster's settings give.
 
         Raises:
             ConfigError: there cannot be so many ranks.
@@ -313,7 +316,7 @@ def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
     if cluster.launcher == "local" or cluster.gpus_per_node is not None or not ranks:
         return cluster
     numbers = [ClusterConfig.checked(ranks=each).ranks or 1 for each in ranks]
-    return cluster.changed(gpus_per_node=-(-max(numbers) // cluster.num_hosts))
+    return cluster.changed(gpus_per_node=math.ceil(max(numbers) / cluster.num_hosts))
 
 
 def _with_preset(

@@ -7,25 +7,12 @@ from collections.abc import Iterator
 
 import hosts
 import pytest
-from hosts.namespaces import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 PATIENCE_S = 120.0
 SUM = "t = torch.ones(1); dist.all_reduce(t); print(int(t))"
 WHERE = "import socket; print(socket.gethostname(), local_rank, world_size, 'kept' in globals())"
-RESTART = """
-import shutil
-cluster.stop()
-cluster.join_file = None
-def hand_over():
-    while cluster.join_file is None:
-        time.sleep(0.01)
-    shutil.copy(cluster.join_file, {folder!r} + "/part")
-    shutil.move({folder!r} + "/part", {folder!r} + "/join.json")
-threading.Thread(target=hand_over).start()
-cluster.start()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -213,13 +200,7 @@ def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None
 @pytest.mark.long
 def test_a_restart_has_as_many_ranks_and_its_end_ends_all_hosts(site: hosts.Site) -> None:
     resize(site, 2)
-    (site.folder / "join.json").unlink()
-    site.notebook.send(RESTART.format(folder=str(site.folder)))
-    wait_until((site.folder / "join.json").exists, PATIENCE_S, lambda: "there is no join file")
-    for name in site.names:
-        site.dial_in(name)
-    failed, said = site.notebook.answer()
-    assert not failed, said
+    site.restart()
     require_sum(site, 2)
     resize(site, 4)
     require_sum(site, 4)

@@ -253,10 +253,10 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             launcher.joined()
             processes.use(there, launcher.when_lost)
             self._returning = ReturningHosts(self._client, processes, self.config, launcher, self.join_file)
-            of_hosts = tuple(device for _, device in joining.devices_of(there))
-            registry.claim(self._entry.model_copy(update={"devices": of_hosts}))
+            seats = joining.devices_of(there)
+            registry.claim(self._entry.model_copy(update={"devices": tuple(device for _, device in seats)}))
             # After a `resize`, a restart has as many ranks again.
-            seats = joining.devices_of(there)[: self._most_ranks]
+            seats = seats[: self._most_ranks]
             num_ranks = Counter(name for name, _ in seats)
             processes.have_ranks_on(num_ranks)
             seating = joining.start_ranks(self._client, there, num_ranks, self.config, check)

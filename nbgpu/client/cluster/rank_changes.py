@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nbgpu.client.cluster.parts import ClusterParts
@@ -23,7 +23,7 @@ class RankChanges(ClusterParts):
         config: ClusterConfig,
         chosen: tuple[Device, ...],
         transport: Transport,
-        on: Sequence[str] = (),
+        on: Sequence[str],
     ) -> list[str]:
         """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
 
@@ -31,7 +31,7 @@ class RankChanges(ClusterParts):
             config: the settings from now on.
             chosen: the device of each rank. Ranks that stay keep theirs.
             transport: the transport between the ranks.
-            on: the name of the host of each new rank; empty for this one.
+            on: the name of the host of each new rank.
 
         Raises:
             ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
@@ -41,17 +41,17 @@ class RankChanges(ClusterParts):
         if self._entry is not None and set(chosen) - set(self.devices):
             registry.claim(self._entry.model_copy(update={"devices": chosen}))
         self.stop_listening()
-        self._have_ranks_on({*self._hosts_of_ranks(), *on})
+        self._count_hosts_of_ranks(*on)
         self.config = config
         self.chosen_transport = replace(self.chosen_transport, transport=transport)
         try:
             lines = self.ranks.resize(chosen, transport, on)
         except BaseException:
             self.config, self.devices, self.chosen_transport = before
-            self._have_ranks_on(self._hosts_of_ranks())
+            self._count_hosts_of_ranks()
             self._note()
             raise
-        self._have_ranks_on(self._hosts_of_ranks())
+        self._count_hosts_of_ranks()
         self.devices = self._wanted = chosen
         self._transports = transports.candidates(config, chosen)
         self._planned, self._last_seen = None, {}
@@ -79,12 +79,11 @@ class RankChanges(ClusterParts):
         """The names of the hosts that are lost, also of those that the cluster goes on without."""
         return [] if self._returning is None else [host.name for host in self._returning.missing()]
 
-    def _hosts_of_ranks(self) -> set[str]:
-        return {process.host for process in self.ranks.seating.processes.values()}
-
-    def _have_ranks_on(self, names: Collection[str]) -> None:
-        if self._processes is not None:
-            self._processes.have_ranks_on(names)
+    def _count_hosts_of_ranks(self, *more: str) -> None:
+        """Count the hosts of the ranks, and more with these names, among those that have ranks."""
+        assert self._processes is not None
+        of_ranks = {process.host for process in self.ranks.seating.processes.values()}
+        self._processes.have_ranks_on({*of_ranks, *more})
 
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
@@ -138,7 +137,7 @@ class RankChanges(ClusterParts):
         if self._most_ranks is not None:
             new = new[: max(0, self._most_ranks - self.world_size)]
         if not new:
-            self._have_ranks_on(self._hosts_of_ranks())
+            self._count_hosts_of_ranks()
             self._note()
             return []
         chosen = (*self.devices, *(device for _, device in new))

@@ -44,7 +44,7 @@ class ChangingRanks(ABC):
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None: ...
 
     @uninterrupted()
-    def resize(self, chosen: Sequence[Device], transport: Transport, hosts: Sequence[str] = ()) -> list[str]:
+    def resize(self, chosen: Sequence[Device], transport: Transport, hosts: Sequence[str]) -> list[str]:
         """Form the group with another number of ranks: new engines become the last ranks, or the last ranks
         leave.
 
@@ -54,7 +54,7 @@ class ChangingRanks(ABC):
         Args:
             chosen: the device of each rank. Ranks that stay keep theirs.
             transport: the transport between the ranks.
-            hosts: the name of the host of each new rank; empty for the notebook's.
+            hosts: the name of the host of each new rank.
 
         Returns:
             The lines that `regroup` returns.
@@ -66,8 +66,7 @@ class ChangingRanks(ABC):
         seating = self.seating
         before = self._chosen, self._seats, self._transport, dict(seating.engines), dict(seating.processes)
         new = range(len(self), len(chosen))
-        wanted = hosts or [self._host_of(rank) for rank in new]
-        arrived = dict(zip(new, self._lifetimes.take_spares(wanted), strict=True))
+        arrived = dict(zip(new, self._lifetimes.take_spares(hosts), strict=True))
         came = {engine: seating.spares[engine] for engine in arrived.values()}
         leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.

@@ -118,7 +118,7 @@ class LostHosts:
         self._cluster.start_lost_hosts()
         if policy == "wait":
             return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
-        ranks = self._ranks_on(lost)
+        ranks = self.ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
@@ -135,12 +135,15 @@ class LostHosts:
         self._cluster.go_on_without(lost)
         return [words]
 
-    def _ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
+    def ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
+        """Return the ranks that these hosts have."""
         names = {host.name for host in hosts}
-        return [rank for rank, each in self._cluster.ranks.seating.processes.items() if each.host in names]
+        # A copy: another thread may replace ranks meanwhile.
+        processes = dict(self._cluster.ranks.seating.processes)
+        return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost]) -> str:
-        gone = self._ranks_on(lost)
+        gone = self.ranks_on(lost)
         kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
@@ -158,7 +161,7 @@ class LostHosts:
     def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
         begun_s = time.monotonic()
         patience_s = self._cluster.config.host_patience_s
-        ranks_of = {host: self._ranks_on([host]) for host in lost}
+        ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
             while still := self._cluster.lost_hosts():

@@ -43,8 +43,8 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, names
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import intact_checkpoints, metrics_files, names
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
@@ -179,10 +179,8 @@ class Run:
     @property
     def lost_ranks(self) -> list[int]:
         """The ranks whose host is lost, while the run has not gone on without it or with it again."""
-        lost = {host.name for host in self._host.lost_hosts()}
-        # A copy: another thread may replace ranks meanwhile.
-        processes = dict(self._host.ranks.seating.processes) if lost and not self.over else {}
-        return [rank for rank, process in processes.items() if process.host in lost]
+        lost = [] if self.over else self._host.lost_hosts()
+        return self._host.recovery.hosts.ranks_on(lost) if lost else []
 
     @property
     def time_left_s(self) -> float | None:
@@ -447,38 +445,8 @@ class Run:
             RunError: there is no such checkpoint; the message names those that are damaged.
         """
         if which == "best":
-            return self._best_checkpoint()
-        newest = checkpoint_files.newest_whole(self.folder)
-        damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in newest.damaged)
-        if newest.checkpoint is None:
-            raise RunError(
-                f"{self.folder.name} has no intact checkpoint: {damaged}"
-                if damaged
-                else f"{self.folder.name} has no checkpoint yet: one is written at the end, "
-                "and after every `checkpoint_every` steps"
-            )
-        if damaged:
-            _log.warning("%s; the newest intact checkpoint is %s", damaged, newest.checkpoint.name)
-        return newest.checkpoint
-
-    def _best_checkpoint(self) -> Path:
-        try:
-            best = checkpoint_files.best(self.folder)
-        except ValueError as error:
-            raise RunError(str(error)) from None
-        if best is None:
-            why = (
-                "none was validated yet"
-                if self.config.best_metric
-                else "it follows no validation value. Set best_metric='loss' before a run"
-            )
-            raise RunError(f"{self.folder.name} has no best checkpoint: {why}")
-        if what := checkpoint_files.damage(best.checkpoint):
-            raise RunError(
-                f"the best checkpoint of {self.folder.name}, {best.checkpoint}, is damaged ({what}). "
-                "run.checkpoint() is the newest intact one"
-            )
-        return best.checkpoint
+            return intact_checkpoints.best(self.folder, self.config.best_metric)
+        return intact_checkpoints.newest(self.folder)
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
         """Call `callback` once when the run is over, before `wait` returns, or at once if it is over

@@ -255,6 +255,8 @@ class Sweep:
                 except Exception as error:  # noqa: BLE001
                     # Another place may still train it.
                     self._left.appendleft(trial)
+                    if self._stopping.is_set():
+                        return
                     if not isinstance(error, NbgpuError):
                         _log.exception("the start of engines for trial %d failed", trial.number)
                         error = ClusterError(

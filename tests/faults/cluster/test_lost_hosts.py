@@ -52,6 +52,16 @@ def site(made: hosts.Site, request: pytest.FixtureRequest) -> hosts.Site:
     return made
 
 
+def train(site: hosts.Site) -> None:
+    """Begin a run that does not end by itself, and wait until it has checkpoints."""
+    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
+    runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
+    site.notebook.run(
+        f"cluster.news.clear(); run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})"
+    )
+    site.notebook.run("import time\nwhile run.statuses()[0].step < 12: time.sleep(0.05)")
+
+
 def come_back(site: hosts.Site, name: str) -> None:
     """A host that was lost dials in, and the next cell takes it."""
     site.dial_in(name)
@@ -220,20 +230,17 @@ def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -
 )
 @pytest.mark.long
 def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
-    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
-    runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
-    site.notebook.run(f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})")
-    site.notebook.run("import time\nwhile run.statuses()[0].step < 12: time.sleep(0.05)")
+    train(site)
     site.hosts["n1"].power_off()
-    train = "while not run.over and not (len(run.statuses()) == {0} == run.info.world_size and run.statuses()[0].state == 'training'): time.sleep(0.05)"
-    site.notebook.run(train.format(2))
+    training = "while not run.over and not (len(run.statuses()) == {0} == run.info.world_size and run.statuses()[0].state == 'training'): time.sleep(0.05)"
+    site.notebook.run(training.format(2))
     # The ranks that are left have other numbers now, and are heard under these.
     site.notebook.run("while max(status.silent_s for status in run.statuses()) > 2: time.sleep(0.05)")
     batch = "[run.info.global_batch_size, run.config.batch_size, run.config.accumulate]"
     assert site.notebook.value(batch) == [4, 1, 2]
     site.hosts.power_on("n1")
     site.dial_in("n1")
-    site.notebook.run(train.format(4))
+    site.notebook.run(training.format(4))
     site.notebook.run("while not run.over and 'is back' not in str(run.notes()): time.sleep(0.05)")
     assert site.notebook.value(batch) == [4, 1, 1]
     site.notebook.run(f"run.stop(); run.wait({PATIENCE_S}, progress=False)")
@@ -254,12 +261,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
 )
 @pytest.mark.long
 def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.Site) -> None:
-    settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
-    runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
-    site.notebook.run(f"run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})")
-    site.notebook.run(
-        "import time; cluster.news.clear()\nwhile run.statuses()[0].step < 12: time.sleep(0.05)"
-    )
+    train(site)
     site.notebook.run("run.pause()\nwhile {s.state for s in run.statuses()} != {'paused'}: time.sleep(0.05)")
     site.notebook.run("run.set(lr=0.00123)")
     # The first host, so that the rank that reads commands is another one afterwards.

@@ -14,10 +14,16 @@ import leaks
 from hosts.far_python import FarPython
 from hosts.namespaces import Host, Hosts, make_hosts, wait_until
 
-_START = """
-import shutil, threading, time
+_NEW = """
 import nbgpu
 cluster = nbgpu.Cluster(launcher="hosts", gpus_per_node=2, gpus="none", interface="eth0", threads_per_rank=1, **{settings!r})
+"""
+_STOP = """
+cluster.stop()
+cluster.join_file = None
+"""
+_START = """
+import shutil, threading, time
 
 def hand_over():
     while cluster.join_file is None:
@@ -58,10 +64,17 @@ class Site:
 
     def start(self, **settings: Any) -> None:
         """Start the cluster, with more settings; all hosts dial in."""
+        given = {"nodes": len(self.names), **self._settings, **settings}
+        self._start(_NEW.format(settings=given))
+
+    def restart(self) -> None:
+        """Stop the cluster and start it again, as %nbgpu restart does; all hosts dial in."""
+        self._start(_STOP)
+
+    def _start(self, before: str) -> None:
         join_file = self.folder / "join.json"
         join_file.unlink(missing_ok=True)
-        given = {"nodes": len(self.names), **self._settings, **settings}
-        self.notebook.send(_START.format(folder=str(self.folder), settings=given))
+        self.notebook.send(before + _START.format(folder=str(self.folder)))
         wait_until(join_file.exists, self._patience_s, lambda: "there is no join file")
         for name in self.names:
             self.dial_in(name)
