@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import hosts
 import pytest
+import sites
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
@@ -17,7 +18,7 @@ WHERE = "import socket; print(socket.gethostname(), local_rank, world_size, 'kep
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
-    with hosts.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
+    with sites.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
         site.start(keep=True)
         yield site
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+import sites
 from hosts.namespaces import wait_until
 from rows import Measured, row
 
@@ -29,7 +30,7 @@ def right(*kept: object) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Site]:
-    with hosts.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
+    with sites.new_site(tmp_path_factory.mktemp("site"), PATIENCE_S) as site:
         yield site
 
 

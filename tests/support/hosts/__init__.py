@@ -14,7 +14,7 @@ from hosts.namespaces import Host, Hosts, leave_the_network, make_hosts
 from hosts.namespaces import why_not as why_no_hosts
 from hosts.secure_shell import SecureShell, secure_shell
 from hosts.secure_shell import why_not as why_no_ssh
-from hosts.site import Site, new_site
+from hosts.site import Site
 from hosts.slurm import Slurm, slurm
 from hosts.slurm import why_not as why_no_slurm
 
@@ -27,7 +27,6 @@ __all__ = [
     "Slurm",
     "leave_the_network",
     "make_hosts",
-    "new_site",
     "secure_shell",
     "slurm",
     "why_not",

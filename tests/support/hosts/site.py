@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import leaks
-
 from hosts.far_python import FarPython
-from hosts.namespaces import Host, Hosts, make_hosts, wait_until
+from hosts.namespaces import Host, Hosts, wait_until
 
 _NEW = """
 import nbgpu
@@ -123,29 +120,3 @@ class Site:
         for process in self.dialled:
             process.kill()
             process.wait()
-
-
-@contextmanager
-def new_site(folder: Path, patience_s: float, **settings: Any) -> Iterator[Site]:
-    """A notebook on `desk`, and hosts n1 and n2 for a cluster that is not started yet; at the end nothing is
-    left of them. They share this folder alone.
-
-    Args:
-        folder: a new folder.
-        patience_s: as for Site.
-        settings: as for Site.
-    """
-    private = [Path.home(), Path("/var/tmp")]
-    with make_hosts(["desk", "n1", "n2"], folder / "hosts", shared=[folder], private=private) as made:
-        site = Site(made, folder, patience_s, **settings)
-
-        def is_of_the_site(leftover: leaks.Leftover) -> bool:
-            if leftover.kind == "thread":
-                return site.notebook.reader.name in leftover.text
-            return made.have(leftover.pid) or leftover.pid in site.own_pids()
-
-        try:
-            with leaks.holding(is_of_the_site):
-                yield site
-        finally:
-            site.end()
