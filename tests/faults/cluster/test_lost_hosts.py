@@ -285,7 +285,8 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     assert site.notebook.run(begun_again.format(2)) == "['paused', 'paused', 'paused', 'paused']\n"
     heals = site.notebook.value("cluster.news")
     assert all(heal.endswith("It stays paused until you resume it.") for heal in heals), heals
-    assert f"was paused, rank 0 on host {name} is gone with its host" in heals[0]
+    # Which of the host's two ranks is named first depends on which connection breaks first.
+    assert re.search(rf"was paused, rank [01] on host {name} is gone with its host", heals[0]), heals
     assert f"was paused: Host {name} is back" in heals[1]
     site.notebook.run(
         "step = run.statuses()[0].step\nrun.resume()\nwhile run.statuses()[0].step < step + 3: time.sleep(0.05)"
