@@ -117,7 +117,9 @@ def __getattr__(name: str) -> Any:
             ui.connect_sweeps()
         if name in studies:
             ui.connect_studies()
-    return getattr(import_module(_HOMES[name]), name)
+    found = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found  # the next use, such as that of every distributed cell, does not come here
+    return found
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,8 @@ _EXITING, _SIGNALED = 0x4, 0x400
 """PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
 _NUM_FIELDS_TO_FLAGS = 7
 
+_StatBuffer = ctypes.c_char * _STAT_BYTES
+
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.pread.restype = ctypes.c_ssize_t
 _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
@@ -126,7 +128,7 @@ class Glance:
 def _pread(file: int) -> bytes:
     """The same as os.pread from the beginning of a file, but with the GIL held. The call takes 5 us, and the
     thread that sends a kernel's output would keep the caller waiting for twenty times as long."""
-    buffer = ctypes.create_string_buffer(_STAT_BYTES)
+    buffer = _StatBuffer()
     num = _libc.pread(file, buffer, _STAT_BYTES, 0)
     if num < 0:
         error = ctypes.get_errno()
@@ -270,7 +272,11 @@ def core_use(pid: int) -> CoreUse | None:
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat)."""
     try:
-        return _fields(Path(f"/proc/{pid}/stat").read_bytes())
+        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            return _fields(os.read(file, _STAT_BYTES))
+        finally:
+            os.close(file)
     except OSError:
         raise ProcessLookupError(f"there is no process {pid}") from None
 

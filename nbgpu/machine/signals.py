@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+class uninterrupted:
     """Hold an interrupt (SIGINT) back until the block has ended, and then pass it to the previous handler.
 
     That handler usually raises KeyboardInterrupt. In a callback of an event loop that would end the loop and
@@ -22,11 +25,34 @@ def uninterrupted() -> Iterator[None]:
 
     All code that waits for another thread must run in such a block. An interrupt that is raised within
     `threading.Condition` leaves its lock taken, and the other thread then waits for the lock for ever.
+
+    A class, because every cell passes through several such blocks, and contextlib's generators take twice as
+    long. As a decorator, it makes each call of the function such a block.
     """
-    with noted() as note:
-        yield
-    if note.interrupted and not isinstance(signal.getsignal(signal.SIGINT), Note):
-        signal.raise_signal(signal.SIGINT)
+
+    __slots__ = ("_note",)
+
+    def __init__(self) -> None:
+        self._note: Note | None = None
+
+    def __enter__(self) -> None:
+        self._note = _take_note()
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            signal.signal(signal.SIGINT, note.before)
+            # An error of the block ends the caller's work as an interrupt would, and says more.
+            if note.interrupted and error is None:
+                signal.raise_signal(signal.SIGINT)
+
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(function)
+        def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            with uninterrupted():
+                return function(*args, **kwargs)
+
+        return guarded
 
 
 @contextmanager
@@ -36,21 +62,32 @@ def noted() -> Iterator[Note]:
     A nested block is given the outer one's note. Where no interrupt can come, or where they are ignored, none
     is recorded.
     """
+    note = _take_note()
+    if note is not None:
+        try:
+            yield note
+        finally:
+            signal.signal(signal.SIGINT, note.before)
+        return
     before = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and isinstance(before, Note):
-        yield before
-        return
-    note = Note(before)
+    yield before if isinstance(before, Note) and _is_main_thread() else Note(before)
+
+
+def _take_note() -> Note | None:
+    """Begin to record interrupts; None where that is done already, or where no interrupt can come."""
+    if not _is_main_thread():
+        return None
+    before = signal.getsignal(signal.SIGINT)
     # None means that the handler was set in C. Python cannot restore such a handler.
-    if not is_main or before in (signal.SIG_IGN, None):
-        yield note
-        return
+    if isinstance(before, Note) or before in (signal.SIG_IGN, None):
+        return None
+    note = Note(before)
     signal.signal(signal.SIGINT, note)
-    try:
-        yield note
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return note
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def take_interrupt() -> None:
@@ -60,7 +97,7 @@ def take_interrupt() -> None:
     Loops that wait call this between two polls, where an interrupt does no harm. Outside of such a block it
     does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         return
     note = signal.getsignal(signal.SIGINT)
     if not isinstance(note, Note) or not note.interrupted:

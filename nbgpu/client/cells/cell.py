@@ -107,7 +107,8 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
-            self._show_timeline()
+            if self._has_timeline:
+                self._show_timeline()
 
     def give_up(self) -> None:
         """Stop the ranks and show nothing. Call this in place of `show`."""
@@ -158,6 +159,8 @@ class DistributedCell:
                 returned.clear()
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
+                if not self._watch.pending():
+                    break
                 self._refresh()
                 if offer_stop and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
                     self._take_button_away = offer_stop(stop)
@@ -183,7 +186,8 @@ class DistributedCell:
             self._finish()
         finally:
             self._close()
-            self._show_timeline()
+            if self._has_timeline:
+                self._show_timeline()
 
     def _interrupted(self) -> CellInterrupted:
         # A rank's process may have ended after the rank had come back.
@@ -303,7 +307,7 @@ class DistributedCell:
     @uninterrupted()
     def _show_timeline(self) -> None:
         """Show the timeline, also of a cell that failed or was stopped: what was noted until then."""
-        if not self._has_timeline or self._cluster.world_size != self._world_size:
+        if self._cluster.world_size != self._world_size:
             return
         try:
             timeline = cell_timeline.taken(

@@ -60,7 +60,7 @@ class CellSocket:
 
     def _look(self) -> None:
         self._look_is_due = False
-        self.poll()
+        self._take()
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Receive the answers that have come, or that come within `timeout_s`. Call on the socket's own

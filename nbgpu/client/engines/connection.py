@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import ipyparallel as ipp
@@ -68,7 +67,7 @@ class Client(ipp.Client):  # type: ignore[misc]
         request = self.session.msg(
             "execute_request",
             content={"code": code, "silent": False, "user_expressions": {}},
-            metadata={CellOptions.METADATA: asdict(options)},
+            metadata={CellOptions.METADATA: {name: getattr(options, name) for name in options.__slots__}},
         )
         # All ranks get the same message, except for its id: it is made and packed once.
         delimiter, _, header, *rest = self.session.serialize(request)

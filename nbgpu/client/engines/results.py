@@ -51,20 +51,18 @@ def collect(
 
 def failures(results: Mapping[int, Reply]) -> list[RankFailure]:
     """Return the failure of each rank that failed, for results that are all done."""
+    errors = {rank: result.exception() for rank, result in results.items()}
+    return [_failure(rank, error) for rank, error in errors.items() if error is not None]
+
+
+def _failure(rank: int, error: Exception) -> RankFailure:
     from ipyparallel import RemoteError
 
-    found = []
-    for rank, result in results.items():
-        error = result.exception()
-        if isinstance(error, RemoteError) and error.ename == "EngineError":
-            found.append(
-                RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", error.evalue)
-            )
-        elif isinstance(error, RemoteError):
-            found.append(RankFailure(rank, error.ename, error.evalue, error.traceback))
-        elif error is not None:
-            raise error
-    return found
+    if not isinstance(error, RemoteError):
+        raise error
+    if error.ename == "EngineError":
+        return RankFailure(rank, "ClusterError", f"the process of rank {rank} is gone", error.evalue)
+    return RankFailure(rank, error.ename, error.evalue, error.traceback)
 
 
 def sentence(text: str) -> str:

@@ -69,9 +69,9 @@ class Recovery:
         self._reported_signals: set[str] = set()
         self.hosts = LostHosts(cluster)
 
-    @uninterrupted()
     def make_ready(self, last_run: Path | None) -> None:
-        """Make sure that all ranks are there and free before work is sent, or say why they are not.
+        """Make sure that all ranks are there and free before work is sent, or say why they are not. Call in
+        an `uninterrupted` block.
 
         Args:
             last_run: the folder of the ranks' last run, or None if there was none.

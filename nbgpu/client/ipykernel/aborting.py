@@ -17,6 +17,10 @@ from nbgpu.client.ipykernel import shell as ipython_shell
 _NOTICED_AFTER_S = 0.5
 """A kernel on a busy host notices Stop this much later. Nobody runs a cell and stops it in less time."""
 
+_NOTE_PERIOD_S = 1.0
+"""The clocks need not be compared in each of many cells that come one after the other."""
+
+_noted_mono_s = -_NOTE_PERIOD_S
 _clock_offset_s: float | None = None
 """An upper bound for how far the kernel's clock is ahead of the page's: the least time that a request took to
 arrive, by the two clocks."""
@@ -24,7 +28,11 @@ arrive, by the two clocks."""
 
 def note_request() -> None:
     """Note, when a cell begins, the time at which it was sent: it tells how far the page's clock is off."""
-    global _clock_offset_s
+    global _clock_offset_s, _noted_mono_s
+    now_mono_s = time.monotonic()
+    if now_mono_s - _noted_mono_s < _NOTE_PERIOD_S:
+        return
+    _noted_mono_s = now_mono_s
     kernel = getattr(ipython_shell.current(), "kernel", None)
     if kernel is None or not (sent_s := _sent_s(kernel.get_parent("shell"))):
         return
