@@ -80,7 +80,7 @@ class CellSocket:
         self._is_taking = True
         try:
             while not self._socket.closed:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = self._next_message()
                 try:
                     self._dispatch(parts)
                 except Exception:  # noqa: BLE001
@@ -90,6 +90,16 @@ class CellSocket:
             pass  # there are no more messages
         finally:
             self._is_taking = False
+
+    def _next_message(self) -> list[bytes]:
+        """Return the parts of a message that has come. Raises zmq.Again if there is none."""
+        # pyzmq's `recv_multipart` asks the socket after each part for more; a frame knows whether there is.
+        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        parts = [frame.bytes]
+        while frame.more:
+            frame = self._socket.recv(copy=False)
+            parts.append(frame.bytes)
+        return parts
 
     def close(self) -> None:
         """Close the socket. Call on any thread; later calls do nothing."""
