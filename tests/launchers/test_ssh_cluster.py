@@ -243,9 +243,11 @@ def test_the_keys_stand_in_no_command_line_and_no_environment(
 
 def left_on(host: Host) -> list[str]:
     """What a cluster has left on a host: processes, and folders of the kind that it makes."""
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in ranks_of(host)]
+    own_folder = str(Path(__file__).parents[2])
+    commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in ranks_of(host)]
+    commands = [command.replace(own_folder, "") for command in commands]
     folders = host.run(["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"], check=False).stdout.split()
-    return [*(command.decode() for command in commands if b"nbgpu" in command), *folders]
+    return [*(command for command in commands if "nbgpu" in command), *folders]
 
 
 def require_nothing_left(test_ssh: hosts.SecureShell) -> None:

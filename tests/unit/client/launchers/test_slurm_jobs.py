@@ -115,6 +115,9 @@ def test_a_job_of_a_node_that_fails(slurm: Slurm, test_slurm: hosts.Slurm) -> No
 @pytest.mark.long
 def test_a_job_whose_time_is_up(slurm: Slurm, test_slurm: hosts.Slurm) -> None:
     job = _submit(slurm, test_slurm, "sleep 300", exclusive=True, time=1)
+    _wait(slurm, job, "RUNNING")
+    # Slurm looks for such jobs twice a minute.
+    test_slurm.run(["scontrol", "update", f"JobId={job}", "EndTime=now+1"])
     words = _wait(slurm, job, "TIMEOUT", patience_s=200).in_words()
     assert words.startswith(f"job {job} was ended by its time limit of 1 min; ")
 
