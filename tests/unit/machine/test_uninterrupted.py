@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -31,3 +32,38 @@ def test_the_handler_from_before_hears_of_it() -> None:
         assert heard == [signal.SIGINT]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_function_that_is_called_again_within_itself_is_interrupted_at_the_end_of_the_outer_call() -> None:
+    done = []
+
+    @uninterrupted()
+    def count_down(number: int) -> None:
+        if number:
+            count_down(number - 1)
+        else:
+            signal.raise_signal(signal.SIGINT)
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        count_down(2)
+    assert done == [0, 1, 2]
+
+
+def test_the_error_of_a_block_says_more_than_an_interrupt_in_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ValueError, match="bad"), uninterrupted():  # noqa: PT012 - the error comes after the interrupt
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("bad")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_on_another_thread_it_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def look() -> object:
+        with uninterrupted():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(look).result() is before
