@@ -26,6 +26,7 @@ from nbgpu.machine import clock, descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.links import Link
+from nbgpu.machine.processes import is_ending
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
@@ -80,8 +81,9 @@ class Sentinel:
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
         descendants.end_all_but_those_that_finish(_GRACE_S)
-        # While the fork server lives, it removes the folder when all engines have ended.
-        if os.getppid() != self._fork_server_pid:
+        # While the fork server lives, it removes the folder when all engines have ended. One that was killed
+        # is the parent still for a moment after its pipe has closed.
+        if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 

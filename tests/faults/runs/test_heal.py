@@ -85,7 +85,11 @@ def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
     run.set(lr=1e-5, batch_size=1)
     wait_until(run, "training", after_step=max(s.step for s in run.statuses()) + 8)
     os.kill(cluster.pids[1], signal.SIGKILL)
-    wait_until(run, "training", after_step=max(s.step for s in run.statuses()) + 4)
+    give_up_s = time.monotonic() + 90
+    while not (healed := heals(run)):
+        assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
+        time.sleep(0.02)
+    wait_until(run, "training", after_step=healed[0].step + 5)
     run.stop()
     assert run.wait(60).status == "stopped"
     (heal,) = {(event.kind, event.step) for event in heals(run)}
