@@ -9,10 +9,12 @@ import re
 import runpy
 import subprocess
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from packaging.specifiers import SpecifierSet
 
 from nbgpu.version import VERSION
 
@@ -30,6 +32,21 @@ def test_the_oldest_named_python_is_the_oldest_allowed() -> None:
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]
     assert settings["ruff"]["target-version"] == NAMED[0].replace("python", "py").replace(".", "")
     assert settings["mypy"]["python_version"] == NAMED[0].removeprefix("python")
+
+
+def test_the_pinned_versions_go_with_the_first_release_of_the_oldest_python() -> None:
+    """Debian 12 has Python 3.11.2, and pip finds no set of versions there if one of them needs 3.11.5."""
+    pinned = {
+        line.partition("==")[0].lower() for line in (REPOSITORY / "constraints.txt").read_text().split()
+    }
+    needed = {
+        each.name: each.metadata["Requires-Python"]
+        for each in distributions()
+        if each.name.lower() in pinned and each.metadata["Requires-Python"]
+    }
+    assert len(needed) > 100
+    first = f"{NAMED[0].removeprefix('python')}.0"
+    assert {name: python for name, python in needed.items() if first not in SpecifierSet(python)} == {}
 
 
 def _run(name: str, *arguments: str | Path, folder: Path) -> str:
