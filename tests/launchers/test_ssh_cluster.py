@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hosts
 import pytest
+from conftest import REPOSITORY
 from hosts import FarPython
 from hosts.namespaces import Host, wait_until
 from hosts.secure_shell import start_sshd
@@ -243,9 +244,11 @@ def test_the_keys_stand_in_no_command_line_and_no_environment(
 
 def left_on(host: Host) -> list[str]:
     """What a cluster has left on a host: processes, and folders of the kind that it makes."""
-    own_folder = str(Path(__file__).parents[2])
-    commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in ranks_of(host)]
-    commands = [command.replace(own_folder, "") for command in commands]
+    # The checkout's folder, which a clone calls nbgpu, stands in the command of the test's own Python, too.
+    commands = [
+        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").replace(str(REPOSITORY), "")
+        for pid in ranks_of(host)
+    ]
     folders = host.run(["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"], check=False).stdout.split()
     return [*(command for command in commands if "nbgpu" in command), *folders]
 

@@ -160,7 +160,7 @@ class DistributedCell:
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
                 if not self._watch.pending():
-                    break
+                    break  # what there is to do now is done at the cell's end
                 self._refresh()
                 if offer_stop and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
                     self._take_button_away = offer_stop(stop)

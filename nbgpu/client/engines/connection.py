@@ -64,10 +64,12 @@ class Client(ipp.Client):  # type: ignore[misc]
         # way.
         takes_own_way = is_awaited and not self.outstanding and not are_plain()
         socket = self._socket_of_this_loop() if takes_own_way else None
+        # By name and not by `asdict`, which would copy each value as if it had parts of its own.
+        sent_along = {name: getattr(options, name) for name in options.__slots__}
         request = self.session.msg(
             "execute_request",
             content={"code": code, "silent": False, "user_expressions": {}},
-            metadata={CellOptions.METADATA: {name: getattr(options, name) for name in options.__slots__}},
+            metadata={CellOptions.METADATA: sent_along},
         )
         # All ranks get the same message, except for its id: it is made and packed once.
         delimiter, _, header, *rest = self.session.serialize(request)

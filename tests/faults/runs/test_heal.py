@@ -65,9 +65,13 @@ def heals(run: Run) -> list[Event]:
 
 
 def wait_until(run: Run, status: str, after_step: int = 0) -> None:
+    wait_for(run, status, lambda: run.status == status and max(s.step for s in run.statuses()) >= after_step)
+
+
+def wait_for(run: Run, what: str, condition: Callable[[], object]) -> None:
     give_up_s = time.monotonic() + 90
-    while run.status != status or max(s.step for s in run.statuses()) < after_step:
-        assert time.monotonic() < give_up_s, f"{run} did not become {status}: {run.failures}"
+    while not condition():
+        assert time.monotonic() < give_up_s, f"{run} did not become {what}: {run.failures}"
         time.sleep(0.02)
 
 
@@ -85,11 +89,8 @@ def test_a_new_rank_goes_on_with_the_settings_that_were_changed(
     run.set(lr=1e-5, batch_size=1)
     wait_until(run, "training", after_step=max(s.step for s in run.statuses()) + 8)
     os.kill(cluster.pids[1], signal.SIGKILL)
-    give_up_s = time.monotonic() + 90
-    while not (healed := heals(run)):
-        assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
-        time.sleep(0.02)
-    wait_until(run, "training", after_step=healed[0].step + 5)
+    wait_for(run, "healed", lambda: heals(run))
+    wait_until(run, "training", after_step=heals(run)[0].step + 5)
     run.stop()
     assert run.wait(60).status == "stopped"
     (heal,) = {(event.kind, event.step) for event in heals(run)}
