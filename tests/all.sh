@@ -55,13 +55,12 @@ built_front_end() (
         { echo "nbgpu/static or nbgpu/labextension was not what widgets/ builds. It is now: commit it."; exit 1; }
 )
 
-# Most tests wait for processes that start, so that several files side by side take little more than half the time, and
-# one more than there are cores a tenth less than as many.
+# Most tests wait for processes that start, so that several files side by side take little more than half the time;
+# tests/conftest.py says how many.
 # Each run says where its time went. What failed beside others is tried once more alone: a failure that does not come
 # again is shown with its reason, and is to be mended, but does not hide what all the other tests say.
 python_tests() {
-    local side_by_side=$(($(nproc) < 3 ? $(nproc) + 1 : 4))
-    "$bin/python" -m pytest -m "$chosen" -n $side_by_side --dist loadfile \
+    "$bin/python" -m pytest -m "$chosen" -n auto --maxprocesses 4 --dist loadfile \
         --durations=40 --durations-min=2 && return
     [ $? -eq 1 ] || return 1
     printf '\n--- what failed above, alone\n'

