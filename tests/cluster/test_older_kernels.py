@@ -17,6 +17,8 @@ import pytest
 import nbgpu
 from nbgpu.client.host import registry
 
+pytestmark = pytest.mark.cold
+
 _OLDER_KERNEL = str(Path(__file__).parents[1] / "support" / "older_kernel.py")
 
 

@@ -17,6 +17,8 @@ import nbgpu
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import registry
 
+pytestmark = pytest.mark.cold
+
 _START = "%nbgpu start --gpus none --ranks 2"
 _PATIENCE_S = 20.0
 

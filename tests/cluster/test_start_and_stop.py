@@ -21,6 +21,8 @@ from nbgpu.client.host import registry
 from nbgpu.config import own_file
 from nbgpu.machine.processes import ProcessId
 
+pytestmark = pytest.mark.cold
+
 
 def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:
     with nbgpu.Cluster(gpus="none", ranks=3) as cluster:

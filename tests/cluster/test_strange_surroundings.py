@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from rows import row
 
+pytestmark = pytest.mark.cold
+
 TRAIN = (
     *("train", "autoencoder", "--gpus", "none", "--ranks", "1", "--data", "phantoms", "--patch-size", "16"),
     *("--num-phantoms", "8", "--steps", "2", "--val-every", "0"),

@@ -232,6 +232,7 @@ def test_a_check_that_breaks_is_told_and_the_run_goes_on(
     ]
 
 
+@pytest.mark.cold
 @row(
     "`nbgpu train` is killed while its data are read",
     "the process that reads them ends, too",

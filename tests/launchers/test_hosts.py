@@ -17,6 +17,7 @@ from pathlib import Path
 import leaks
 import psutil
 import pytest
+from warm_start import launcher_of
 
 import nbgpu
 from nbgpu.client.engines.other_hosts import joining
@@ -114,7 +115,7 @@ def test_ranks_are_numbered_host_by_host(two: TwoHosts) -> None:
 
 
 def test_each_rank_is_the_child_of_its_own_host(two: TwoHosts) -> None:
-    owners = {psutil.Process(pid).parents()[1].pid for pid in two.cluster.pids.values()}
+    owners = {launcher_of(psutil.Process(pid).ppid()) for pid in two.cluster.pids.values()}
     assert owners == {process.pid for process in two.processes}
 
 

@@ -20,9 +20,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
+import warm_start
 
 GRACE_S = 20.0
 """How long something may take to go away by itself: a socket is closed by another thread, a process exits."""
@@ -32,9 +34,11 @@ MARKER = "NBGPU_TEST_SESSION"
 
 KINDS = ("process", "thread", "socket", "temp", "variable")
 
-_PASSING_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL", "CUBLAS_WORKSPACE_CONFIG"})
+_PASSING_VARIABLES = frozenset(
+    {"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL", "CUBLAS_WORKSPACE_CONFIG", warm_start.FOLDER}
+)
 """The second is set by debugpy, which ipykernel 6 imports, and the third by MONAI, for good, when it is
-imported first."""
+imported first. The last is not there during tests that are marked `cold`."""
 _LASTING_THREADS = frozenset({"TMonitor", "GarbageCollectorThread"})
 """Threads that a library keeps for the life of the process: tqdm's from the first progress bar on, pyzmq's
 from the first message on that it sends without copying it."""
@@ -79,12 +83,22 @@ def holding_family_of(pid: int) -> Iterator[None]:
 
     def is_descendant(leftover: Leftover) -> bool:
         try:
-            return leftover.pid is not None and pid in {p.pid for p in psutil.Process(leftover.pid).parents()}
+            return leftover.pid is not None and pid in set(_family_above(leftover.pid))
         except psutil.NoSuchProcess:
             return True  # it has ended meanwhile
 
     with holding(is_descendant):
         yield
+
+
+def _family_above(pid: int) -> Iterator[int]:
+    """The parents of a process, and those for which the template has forked one of them."""
+    for process in [psutil.Process(pid), *psutil.Process(pid).parents()]:
+        yield process.pid
+        if owner := warm_start.owner_of(process.pid):
+            yield owner
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield from _family_above(owner)
 
 
 def session_marker() -> str:
@@ -115,29 +129,71 @@ def snapshot(kinds: tuple[str, ...] = KINDS) -> Snapshot:
 
 
 def _processes() -> Iterator[Leftover]:
-    own = psutil.Process()
-    candidates = {child.pid: child for child in own.children(recursive=True)}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            # A session inside a session (the tests of this file) has a marker that begins with the outer
-            # one's.
-            if process.environ().get(MARKER, "").startswith(session_marker()):
-                candidates[process.pid] = process
-    candidates.pop(own.pid, None)
-    for process in candidates.values():
-        if process.pid in _ancestors:
+    own = os.getpid()
+    there = dict(_pids_with_stat())
+    children: dict[int, list[int]] = {}
+    for pid, stat in there.items():
+        children.setdefault(stat.parent, []).append(pid)
+    _is_marked.update({key: _has_marker(key[0]) for key in _keys(there) if key not in _is_marked})
+    for gone in _is_marked.keys() - _keys(there):
+        del _is_marked[gone]
+    candidates = {pid for (pid, _), is_marked in _is_marked.items() if is_marked}
+    of_family = list(children.get(own, ()))
+    while of_family:
+        pid = of_family.pop()
+        candidates.add(pid)
+        of_family += children.get(pid, ())
+    for pid in sorted(candidates - _ancestors - {own, warm_start.template_pid()}):
+        # A zombie has ended, and holds nothing but its number.
+        if there[pid].state == "Z":
             continue
-        with contextlib.suppress(psutil.Error):
-            command = " ".join(process.cmdline())
-            # A zombie has ended, and holds nothing but its number.
-            if process.status() == psutil.STATUS_ZOMBIE or any(n in command for n in _lasting_processes):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if any(name in command for name in _lasting_processes):
                 continue
             yield Leftover(
                 "process",
-                f"process {process.pid} {process.create_time()}",
-                f"process {process.pid}: {command[:300] or process.name()}",
-                process.pid,
+                f"process {pid} {there[pid].started_ticks}",
+                f"process {pid}: {command[:300].strip() or Path(f'/proc/{pid}/comm').read_text().strip()}",
+                pid,
             )
+
+
+class _Stat(NamedTuple):
+    """What the kernel says of a process (proc_pid_stat(5))."""
+
+    state: str
+    parent: int
+    started_ticks: int
+
+
+_is_marked: dict[tuple[int, int], bool] = {}
+"""Whether a process has the session's marker, by its number and start: it has it from its beginning or never,
+and to read the variables of all processes around every test took a tenth of all the tests' time."""
+
+
+def _keys(there: Mapping[int, _Stat]) -> set[tuple[int, int]]:
+    return {(pid, stat.started_ticks) for pid, stat in there.items()}
+
+
+def _pids_with_stat() -> Iterator[tuple[int, _Stat]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name of the program, in brackets, may have blanks and brackets.
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                yield int(folder.name), _Stat(fields[0], int(fields[1]), int(fields[19]))
+
+
+def _has_marker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        # A session inside a session (the tests of this file) has a marker that begins with the outer one's.
+        beginning = f"{MARKER}={session_marker()}".encode()
+        return any(
+            variable.startswith(beginning)
+            for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        )
+    return False
 
 
 def _threads() -> Iterator[Leftover]:
@@ -149,14 +205,26 @@ def _threads() -> Iterator[Leftover]:
 
 
 def _sockets() -> Iterator[Leftover]:
-    for connection in psutil.Process().net_connections(kind="all"):
-        if connection.fd < 0:
-            continue
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             # The inode, because a number of a descriptor is given again to the next that is opened.
-            inode = Path(f"/proc/self/fd/{connection.fd}").readlink()
-            where = f"{connection.laddr} -> {connection.raddr}"
-            yield Leftover("socket", f"socket {inode}", f"{connection.status} socket {where} ({inode})")
+            inode = str(descriptor.readlink())
+            if inode.startswith("socket:"):
+                yield Leftover("socket", f"socket {inode}", inode)
+
+
+def _described(leftover: Leftover) -> str:
+    """The text of a leftover, for a message. What a socket is connected to takes long to find out."""
+    if leftover.kind == "socket":
+        for connection in psutil.Process().net_connections(kind="all"):
+            with contextlib.suppress(OSError):
+                if (
+                    connection.fd >= 0
+                    and str(Path(f"/proc/self/fd/{connection.fd}").readlink()) == leftover.text
+                ):
+                    where = f"{connection.laddr} -> {connection.raddr}"
+                    return f"{connection.status} socket {where} ({leftover.text})"
+    return leftover.text
 
 
 def _left_behind(before: Snapshot, kinds: tuple[str, ...]) -> list[Leftover]:
@@ -208,11 +276,11 @@ def free_of(*kinds: str) -> Iterator[None]:
     deadline_s = time.monotonic() + GRACE_S
     while left := _left_behind(before, watched):
         if time.monotonic() > deadline_s:
+            listed = "\n".join(f"  {_described(leftover)}" for leftover in left)
             for leftover in left:
                 _end(leftover)
             if any(leftover.kind == "variable" for leftover in left):
                 _restore(environment)
-            listed = "\n".join(f"  {leftover.text}" for leftover in left)
             pytest.fail(f"left behind:\n{listed}", pytrace=False)
         # Sockets and processes may hang on a cycle of objects that nobody refers to any more.
         gc.collect()
@@ -246,6 +314,7 @@ def _begin_session() -> Path:
     state = folder / "state"
     state.mkdir()
     os.environ["NBGPU_STATE_DIR"] = str(state)
+    warm_start.set_up(folder / "template")
     return folder
 
 
@@ -254,6 +323,7 @@ _session_folder = _begin_session()
 
 
 def pytest_unconfigure() -> None:
+    warm_start.end()
     shutil.rmtree(_session_folder, ignore_errors=True)
 
 

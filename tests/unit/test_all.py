@@ -28,6 +28,7 @@ TOOLS = {
 class Answer:
     code: int
     summary: list[str]
+    num_tried_again: int
 
 
 def _run(
@@ -35,11 +36,26 @@ def _run(
 ) -> Answer:
     """Runs all.sh, with `which` as its argument, in a repository where each tool does nothing, or what
     `scripts` says."""
-    for part in ("tests", "bin", ".venv/bin", "widgets", "nbgpu/static", "nbgpu/labextension"):
-        (folder / part).mkdir(parents=True)
+    for part in ("tests", "bin", ".venv/bin", "widgets/labextension", "nbgpu/static", "nbgpu/labextension"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
     shutil.copy(SCRIPT, folder / "tests")
-    for name in ("bash", "dirname", "mktemp", "cp", "rm", "diff"):
-        (folder / "bin" / name).symlink_to(str(shutil.which(name)))
+    for name in (
+        "bash",
+        "dirname",
+        "mktemp",
+        "mkdir",
+        "cp",
+        "rm",
+        "diff",
+        "find",
+        "sha256sum",
+        "sort",
+        "cat",
+        "grep",
+    ):
+        link = folder / "bin" / name
+        if not link.exists():
+            link.symlink_to(str(shutil.which(name)))
     for name in TOOLS.keys() - set(lacking):
         tool = folder / TOOLS[name] / name
         tool.write_text(f"#!/bin/sh\n{scripts.get(name, 'exit 0')}\n")
@@ -54,7 +70,9 @@ def _run(
         check=False,
     )
     _, _, summary = done.stdout.partition("=== summary\n")
-    return Answer(done.returncode, [line.split(" (")[0] for line in summary.splitlines()])
+    *parts, tried_again = summary.splitlines()
+    assert tried_again.startswith("tests that failed beside others and were tried again alone: ")
+    return Answer(done.returncode, [line.split(" (")[0] for line in parts], int(tried_again.split()[-1]))
 
 
 def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
@@ -66,11 +84,48 @@ def test_all_is_well_where_every_part_is(tmp_path: Path) -> None:
     ]
 
 
-def test_the_long_tests_come_alone_and_all_tests_are_one_or_the_other(tmp_path: Path) -> None:
-    takes = 'case "$*" in *"{}"*) exit 0;; *) exit 1;; esac'
-    answer = _run(tmp_path / "long", which="long", python=takes.format("-m long and not quality"))
-    assert (answer.code, answer.summary) == (0, ["passed   pytest"])
-    assert _run(tmp_path / "others", python=takes.format("-m not long and not quality")).code == 0
+@pytest.mark.parametrize(
+    ("which", "chosen"),
+    [
+        ("", "not long and not release and not quality"),
+        ("quick", "not long and not release and not quality and not slow"),
+        ("long", "long and not release and not quality"),
+        ("all", ""),
+    ],
+)
+def test_each_target_has_its_tests_and_together_they_have_all(
+    tmp_path: Path, which: str, chosen: str
+) -> None:
+    script = f'case "$*" in "-m pytest -m {chosen} "*) exit 0;; *) exit 1;; esac'
+    answer = _run(tmp_path, which=which, python=script)
+    assert answer.code == 0
+    # The checks belong to `make test`, and a person who writes has an editor for style.
+    assert ("passed   types" in answer.summary) == (which in ("", "all"))
+
+
+def test_the_front_end_is_checked_again_only_after_a_change_of_it(tmp_path: Path) -> None:
+    says_that_it_ran = "echo npm $* >> ../npm-ran; exit 0"
+    assert _run(tmp_path, npm=says_that_it_ran.replace("../", str(tmp_path) + "/")).code == 0
+    ran = (tmp_path / "npm-ran").read_text()
+    assert "run build" in ran
+    again = _run(tmp_path, npm="exit 1")
+    assert again.code == 0
+    assert "passed   front end" in again.summary
+    (tmp_path / "widgets" / "panel.ts").write_text("export {}")
+    changed = _run(tmp_path, npm="exit 1")
+    assert changed.code == 1
+    assert "FAILED   front end" in changed.summary
+    assert _run(tmp_path, npm="exit 1").code == 1, "what has failed is not taken for what has passed"
+
+
+def test_tests_that_are_tried_again_are_counted(tmp_path: Path) -> None:
+    """They failed beside others and passed alone."""
+    cache = tmp_path / ".pytest_cache" / "v" / "cache"
+    cache.mkdir(parents=True)
+    (cache / "lastfailed").write_text('{\n  "tests/a.py::one": true,\n  "tests/b.py::two": true\n}')
+    answer = _run(tmp_path, python='case "$*" in *--last-failed*) exit 0;; *) exit 1;; esac')
+    assert (answer.code, answer.num_tried_again) == (0, 2)
+    assert _run(tmp_path).num_tried_again == 0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +137,7 @@ def test_the_long_tests_come_alone_and_all_tests_are_one_or_the_other(tmp_path: 
         ("npm", 'test "$2" != typecheck', ["front end"]),
         ("npm", 'test "$1" != test', ["front end"]),
         ("npm", 'test "$2" != build', ["front end, as committed"]),
-        ("npm", 'test "$2" != build || echo changed > ../nbgpu/static/panel.js', ["front end, as committed"]),
+        ("npm", 'test "$2" != build || echo changed > nbgpu/static/panel.js', ["front end, as committed"]),
         ("ruff", "exit 1", ["style", "format"]),
     ],
 )

@@ -136,6 +136,7 @@ def _place(lines: list[str], flag: str) -> int:
     return next(place for place, line in enumerate(lines) if line.startswith(f"  {flag} "))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["train", "autoencoder", "--help-all"], ["recipes"], []])
 def test_a_reader_that_stops_reading_gets_no_traceback(arguments: list[str]) -> None:
     """As `| head` does, here before the first line."""

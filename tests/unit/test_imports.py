@@ -255,6 +255,7 @@ _ELSEWHERE = {
 """Modules outside of the host's code that may name what only a process of the same host can do, and why."""
 
 
+@pytest.mark.slow
 def test_only_the_hosts_code_touches_processes_and_devices() -> None:
     """All else asks a `Host`, because ranks may run on another one."""
     found = []
@@ -308,6 +309,7 @@ def test_the_reading_of_imports_itself(code: str, expected: list[str]) -> None:
     assert [found.imported for found in _imports("x", ast.parse(code))] == expected
 
 
+@pytest.mark.slow
 def test_the_map_in_the_docs_is_that_of_the_sources() -> None:
     """`make docs` draws it."""
     generator = runpy.run_path(str(PACKAGE.parent / "docs" / "generate_map.py"))
@@ -344,6 +346,7 @@ def test_importing_nbgpu_takes_no_time() -> None:
     assert min(float(_python(code)) for _ in range(5)) < 0.2
 
 
+@pytest.mark.slow
 def test_the_notebooks_side_loads_without_torch() -> None:
     """Neither directly nor through a library that it imports."""
     modules = [
@@ -361,6 +364,7 @@ def test_the_notebooks_side_loads_without_torch() -> None:
     assert _python(code).split() == sorted(modules)
 
 
+@pytest.mark.slow
 def test_engines_start_without_what_only_training_needs() -> None:
     code = (
         "import json, sys\n"
@@ -391,6 +395,7 @@ def test_a_script_starts_a_cluster_without_what_only_notebooks_need() -> None:
     assert {name.split(".")[0] for name in loaded} & needless == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["train", "data.workers"])
 def test_what_trains_needs_no_notebook(module: str) -> None:
     """A rank under torchrun, and each worker process that reads data, would load it for nothing."""

@@ -10,6 +10,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from nbgpu.text.palette import RANK_COLORS
 from nbgpu.version import VERSION
 
@@ -61,6 +63,7 @@ def test_the_ranks_have_the_same_colours_in_the_page() -> None:
     assert re.findall(r"(#[0-9a-f]{6})", cells) == list(RANK_COLORS[:2])
 
 
+@pytest.mark.slow
 def test_jupyterlab_takes_it_for_compatible() -> None:
     """A dependency on one exact version would be shown to users of any other JupyterLab as outdated."""
     listed = subprocess.run(

@@ -54,6 +54,7 @@ def _make(kind: str, path: Path) -> None:
             path.write_text(DEEP)
 
 
+@pytest.mark.slow
 @row("An entry of the registry is {kind}", "`nbgpu ps` names it, a start passes over it", bound_s=None)
 @pytest.mark.parametrize(
     "kind", ["a folder", "a link to itself", "a pipe", "of a wrong form", "nested too deeply"]
@@ -96,6 +97,7 @@ def test_settings_of_wrong_types(tmp_path: Path, what: str, text: str, told: str
     assert str(path) in str(error.value)
 
 
+@pytest.mark.slow
 @row("A pipe stands where {what} should", "it is refused, and nobody waits for it", bound_s=None)
 @pytest.mark.parametrize("what", ["--config", "--data", "the recipe"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, what: str) -> None:
@@ -113,6 +115,7 @@ def test_data_that_are_a_device() -> None:
         suitability.require_paths(train_config("microstructure", data="/dev/zero"))
 
 
+@pytest.mark.slow
 @row("`nbgpu new {name!r}`", "the name is refused in a sentence", bound_s=None)
 @pytest.mark.parametrize("name", ["", ".", "/", ".."])
 def test_a_recipe_with_no_name(tmp_path: Path, name: str) -> None:
@@ -268,6 +271,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @row(
     "A line in the middle of a run's `rankN.jsonl` is {what}",
     "the report shows all the others, and names file and line",
@@ -461,6 +465,7 @@ def test_a_damaged_command_does_not_end_the_run(
     assert "commands.jsonl are not what nbgpu writes, and were passed over" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["{", "{}", "3", '{"address": "x", "public_key": "y"}', DEEP])
 def test_records_come_from_the_file_where_the_endpoint_is_damaged(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank0.endpoint.json").write_text(text)
@@ -487,6 +492,7 @@ def test_something_else_stands_in_a_run_s_folder(tmp_path: Path, kind: str, name
         StoredRun(folder)
 
 
+@pytest.mark.slow
 def test_the_command_reports_a_damaged_run_without_a_traceback(tmp_path: Path) -> None:
     """The damage is named; what cannot be reported at all is one sentence, and the exit status says so."""
     folder = _run(tmp_path, rank0_jsonl=_with_line(6, DEEP), env_json=DEEP)

@@ -50,6 +50,7 @@ def test_the_import_says_what_is_linux_only_and_what_to_do(system: str, named: s
     assert ("WSL 2" in said.stderr) == (system == "win32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use", ["nbgpu.Cluster", "from nbgpu import controls", "nbgpu.load_ipython_extension(None)"]
 )
@@ -59,6 +60,7 @@ def test_what_needs_ranks_is_refused_with_the_same_words(use: str, tmp_path: Pat
     assert "ImportError" not in said.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_commands_that_start_no_ranks_work_and_others_say_why_not(system: str, tmp_path: Path) -> None:
     for arguments in (

@@ -307,6 +307,7 @@ OF_ITS_SUBCLASSES = {
 too."""
 
 
+@pytest.mark.slow
 def test_every_private_name_is_listed_and_every_listed_one_is_used() -> None:
     names = {name for _, name, _ in listed()} | ONLY_IN_SOME_VERSIONS
     places = used()
@@ -314,6 +315,7 @@ def test_every_private_name_is_listed_and_every_listed_one_is_used() -> None:
     assert names - set(places) - OF_ITS_SUBCLASSES == set()
 
 
+@pytest.mark.slow
 def test_each_library_has_rooms_for_its_private_names() -> None:
     libraries: dict[str, set[str]] = {}
     for owner, name, _ in listed():

@@ -69,12 +69,14 @@ def _run(name: str, *arguments: str | Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_every_module_is_compiled_without_a_warning(name: str, tmp_path: Path) -> None:
     for folder in ("nbgpu", "tests", "docs"):
         _run(name, "-m", "compileall", "-q", REPOSITORY / folder, folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_what_needs_no_package_runs(name: str, tmp_path: Path) -> None:
     """That of the standard library alone: no other package is installed beside this interpreter."""

@@ -45,6 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shell", "plain"), [("bash", "--norc"), ("zsh", "-f")])
 def test_tab_completes_what_is_typed(shell: str, plain: str, folder: Path) -> None:
     _require(shell)

@@ -58,6 +58,7 @@ def test_a_page_has_one_word_for_one_thing(page: Path) -> None:
     assert list(_other_words(NOT_PROSE.sub("", page.read_text()))) == []
 
 
+@pytest.mark.slow
 def test_messages_and_descriptions_have_one_word_for_one_thing() -> None:
     found = [
         f"{path.relative_to(REPOSITORY)}:{line}: {other}"

@@ -103,6 +103,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 def test_of_many_that_want_a_gpu_at_once_one_gets_it() -> None:
     takers = [
         subprocess.Popen(

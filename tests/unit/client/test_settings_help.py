@@ -153,6 +153,7 @@ def test_the_stubs_for_editors_are_those_of_the_settings() -> None:
     assert sorted(seen) == sorted((call, recipe) for call in BESIDE for recipe in TRAIN_CONFIGS)
 
 
+@pytest.mark.slow
 def test_an_editor_completes_the_settings() -> None:
     here = jedi.InterpreterEnvironment()
     script = jedi.Script(
@@ -180,6 +181,7 @@ def test_an_editor_completes_the_settings_of_sweeps_and_studies() -> None:
     assert any("lr: float | list[float] | str" in found.to_string() for found in script.get_signatures())
 
 
+@pytest.mark.slow
 def test_type_checkers_know_what_sweeps_and_studies_take(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

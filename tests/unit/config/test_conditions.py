@@ -72,6 +72,7 @@ def _with_conditions() -> Iterator[Any]:
                     yield pytest.param(model, name, condition, id=f"{title}: {name} {condition.words}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name", "condition"), [*_with_conditions()])
 def test_what_does_not_count_is_refused_with_the_condition(
     model: type[Settings], name: str, condition: Condition

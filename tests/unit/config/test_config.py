@@ -43,6 +43,7 @@ def _edges_of(model: type[ClusterConfig] | type[TrainConfig]) -> list[Any]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name", "value"), [case for model in MODELS for case in _edges_of(model)])
 def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
     model: type[ClusterConfig] | type[TrainConfig], name: str, value: float

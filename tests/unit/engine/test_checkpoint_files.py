@@ -224,6 +224,7 @@ for _ in range(num_kills):
 """
 
 
+@pytest.mark.slow
 @row(
     "a rank is ended by SIGKILL while it writes a checkpoint",
     "every finished checkpoint is whole; the next save removes what is left over",

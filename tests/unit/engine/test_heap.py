@@ -37,6 +37,7 @@ print(json.dumps([NUM_BYTES, before, kept, kept_bytes, left_bytes, after]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such calls")
 def test_what_a_step_frees_is_there_for_the_next_and_given_back_at_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", STEPS], check=True, capture_output=True, text=True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing
+from torch import Tensor
+from warm_start import on_ranks
 
 from nbgpu.engine.group import group
 from nbgpu.engine.group.group import Membership
@@ -47,6 +48,7 @@ def _start(*shape: int, seed: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("num_pairs", [3, 10])
 def test_it_ends_where_scipys_does(seed: int, num_pairs: int) -> None:
@@ -238,13 +240,12 @@ def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[st
     found: dict[int, list[dict[str, Any]]] = {}
     for world_size in (1, 2, 3):
         folder = tmp_path_factory.mktemp(f"ranks-{world_size}")
-        multiprocessing.start_processes(
-            _on_a_rank, (world_size, str(folder)), nprocs=world_size, start_method="spawn"
-        )
+        on_ranks(_on_a_rank, world_size, str(folder))
         found[world_size] = [torch.load(folder / f"{world_size}-{rank}.pt") for rank in range(world_size)]
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("kind", ["in one go", "volume", "phases", "picture"])
 def test_ranks_take_the_steps_of_one(

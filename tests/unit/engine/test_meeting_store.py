@@ -154,6 +154,7 @@ def outcome(call: Callable[[Any], Any], store: Any) -> Any:
         return type(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CALLS, *OF_HASHSTORE])
 def test_a_call_gives_what_it_gives_on_torchs_own_stores(
     name: str, store: meeting.Store, tmp_path: Path
@@ -230,6 +231,7 @@ def started(
     )
 
 
+@pytest.mark.slow
 def test_groups_are_made_in_it_by_processes(folder: Path) -> None:
     generation = next(generations)
     ranks = [started(folder, generation, FORMS_GROUPS, rank, 2) for rank in range(2)]
@@ -238,6 +240,7 @@ def test_groups_are_made_in_it_by_processes(folder: Path) -> None:
         assert printed == "2 [0, 1] 2\n", errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_while_it_waits_is_forgotten(folder: Path, store: meeting.Store) -> None:
     """It would take what others wait for."""
     code = "store.set('here', ''); store.queue_pop('q')"
@@ -298,6 +301,7 @@ def test_a_server_that_is_gone_leaves_nobody_waiting_who_is_freed(tmp_path: Path
 KEYS = ("server_public_key", "public_key", "secret_key")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacks", [*KEYS, "the pair", "everything"])
 def test_a_stranger_gets_nothing(lacks: str, folder: Path, store: meeting.Store) -> None:
     """Also one that knows the server's public key, which is no secret in CurveZMQ."""

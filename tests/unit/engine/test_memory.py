@@ -102,6 +102,7 @@ def test_the_largest_variables_by_name() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_a_need_computed_without_values_counts_what_fsdp_gathers(num_ranks: int) -> None:
     """As the plan does, which follows every tensor."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _REFUSED = """
 import resource, torch
 from nbgpu.engine.group.torch_settings import TorchSettings
@@ -55,6 +57,7 @@ assert not torch._C._get_mkldnn_enabled()
 """
 
 
+@pytest.mark.slow
 def test_it_computes_without_onednn_and_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _REFUSED], capture_output=True, text=True, check=False, timeout=200

@@ -12,6 +12,7 @@ from nbgpu.planning.epochs import epoch_of, share_of
 from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_volumes", [1, 2, 3, 7, 8, 9])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("per_volume", [1, 3])

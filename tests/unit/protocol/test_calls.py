@@ -26,6 +26,7 @@ def test_a_call_names_a_function(call: Call) -> None:
     assert callable(getattr(import_module(call.module), call.function))
 
 
+@pytest.mark.slow
 def test_no_other_place_names_the_engines_functions() -> None:
     on_the_ranks = {"engine", "recipes"}
     on_the_notebooks_side = [

@@ -66,6 +66,7 @@ def _of_lithography(folder: Path) -> None:
     prediction.write_picture(masks[0], masks[0], masks[0], 0.5, 25.0, folder / "mask")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [_of_autoencoder, _of_microstructure, _of_survival, _of_lithography])
 def test_axes_and_colours_have_names(
     draw: Callable[[Path], None], drawn: list[Figure], tmp_path: Path

@@ -299,6 +299,7 @@ def test_a_rank_that_begins_again_has_no_numbers_from_before(tmp_path: Path) -> 
     assert status.values == newest.values == {"loss": 0.125}
 
 
+@pytest.mark.slow
 def test_an_idle_rank_is_heard_and_a_stopped_one_falls_silent(tmp_path: Path) -> None:
     """The clock of silence starts again with every heartbeat, and a heartbeat is no record."""
     with reading(tmp_path) as reader:
@@ -402,6 +403,7 @@ def stranger(folder: Path, server_key: bytes | None) -> Iterator[zmq.Socket[byte
         context.term()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server_key", [None, zmq.curve_keypair()[0]], ids=["no key", "another key"])
 def test_a_stranger_gets_nothing(tmp_path: Path, server_key: bytes | None) -> None:
     with (

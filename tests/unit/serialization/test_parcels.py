@@ -246,6 +246,7 @@ def test_memory_is_given_back_one_by_one_and_no_descriptor_is_kept() -> None:
     assert mapped() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_the_sender_keeps_nothing(travel: Travel) -> None:
     tensor, array = torch.rand(LARGE), np.ones(LARGE)

@@ -64,6 +64,7 @@ def test_a_link_is_as_slow_as_it_says() -> None:
     assert link.report["wire_bytes"] > NUM_BYTES * HEADERS
 
 
+@pytest.mark.slow
 def test_hosts_see_nothing_but_their_link_and_go_with_it() -> None:
     with slow_link(3, BITS_PER_S, DELAY_S) as link:
         assert [sorted(found) for found in link.run(interfaces)] == [["lo", INTERFACE]] * 3

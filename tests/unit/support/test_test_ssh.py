@@ -14,6 +14,7 @@ def test_both_hosts_are_reached(test_ssh: hosts.SecureShell) -> None:
     assert [test_ssh.run(name, ["hostname"]).stdout for name in ("n1", "n2")] == ["n1\n", "n2\n"]
 
 
+@pytest.mark.slow
 def test_they_share_no_home_and_no_temporary_folder(test_ssh: hosts.SecureShell) -> None:
     for folder in (Path.home(), "/tmp", "/var/tmp"):
         test_ssh.run("n1", ["touch", f"{folder}/of-n1"])

@@ -110,6 +110,7 @@ def plain(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_where_there_is_no_terminal_it_is_printed_once(tmp_path: Path) -> None:
     done = plain("top", NBGPU_STATE_DIR=str(tmp_path))
     assert done.returncode == 0
@@ -182,6 +183,7 @@ class Terminal:
         os.close(self._other)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_is_live_follows_the_window_and_ends_with_q(tmp_path: Path) -> None:
     shown = Terminal(80, 60, tmp_path)
     try:
@@ -197,6 +199,7 @@ def test_on_a_terminal_it_is_live_follows_the_window_and_ends_with_q(tmp_path: P
         shown.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_leave_the_terminal_as_it_was(number: int, code: int, tmp_path: Path) -> None:
     shown = Terminal(80, 60, tmp_path)
@@ -211,6 +214,7 @@ def test_signals_leave_the_terminal_as_it_was(number: int, code: int, tmp_path: 
         shown.close()
 
 
+@pytest.mark.slow
 def test_it_can_be_suspended_and_goes_on(tmp_path: Path) -> None:
     shown = Terminal(80, 60, tmp_path)
     try:

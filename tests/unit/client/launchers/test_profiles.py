@@ -70,6 +70,7 @@ def test_settings_that_do_not_count_beside_a_profile(
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_does_not_start_says_why_and_leaves_nothing(profile: Path, tmp_path: Path) -> None:
     profile.write_text("c = get_config()\nc.Cluster.engine_launcher_class = 'pbs'\n")
     place = tmp_path / "shared"

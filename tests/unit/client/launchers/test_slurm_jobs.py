@@ -87,6 +87,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled(slurm: Slurm, test_slurm: ho
     slurm.cancel(second)
 
 
+@pytest.mark.slow
 def test_a_job_whose_nodes_are_taken_waits_and_runs_again(slurm: Slurm, test_slurm: hosts.Slurm) -> None:
     job = _submit(slurm, test_slurm, "sleep 60", exclusive=True, requeue=True)
     _wait(slurm, job, "RUNNING")

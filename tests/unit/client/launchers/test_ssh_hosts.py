@@ -130,6 +130,7 @@ def test_a_host_without_that_python(test_ssh: hosts.SecureShell) -> None:
         opened.start(SLEEP, SECRET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "more", "words"),
     [
@@ -153,6 +154,7 @@ def test_a_host_that_is_not_reached_is_named_with_the_reason(
     assert left.stdout == ""
 
 
+@pytest.mark.slow
 def test_two_hosts_are_asked_at_the_same_time(test_ssh: hosts.SecureShell) -> None:
     """Each takes the same while, in which the interpreter there sleeps."""
     slow = "/tmp/slow-python"

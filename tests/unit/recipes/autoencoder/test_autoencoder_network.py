@@ -135,6 +135,7 @@ def test_attention_learns_at_a_level_and_in_the_middle() -> None:
     assert all(value.grad is not None and bool(value.grad.any()) for value in of_attention)
 
 
+@pytest.mark.slow
 def test_the_planned_memory_has_the_scores_that_the_kernel_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.group, "membership", lambda: SimpleNamespace(device=torch.device("cpu")))
     settings = {"data": "phantoms", "patch_size": 16, "batch_size": 1, "with_encoder_nonlocal_attn": True}

@@ -85,6 +85,7 @@ def as_of_generative(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("latent_channels", "num_res_blocks", "norm_groups"), [(8, 2, 32), (3, 1, 16)], ids=["3d_ldm", "smaller"]
 )
@@ -114,6 +115,7 @@ def test_monais_weights_give_the_same_outputs(
         assert torch.equal(made, expected)
 
 
+@pytest.mark.slow
 def test_maisis_weights_give_the_same_outputs(tmp_path: Path) -> None:
     theirs = AutoencoderKlMaisi(
         **PUBLISHED, num_channels=(64, 128, 256), latent_channels=4, num_splits=1, norm_float16=False
@@ -213,6 +215,7 @@ def test_bad_weights_are_told_beside_bad_volumes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_bad_weights_are_told_before_an_engine_starts(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"nothing")
     config = train_config("autoencoder", data="phantoms", pretrained=str(tmp_path / "weights.pt"))

@@ -192,6 +192,7 @@ def test_whole_volumes_come_back_as_well_and_the_index_says_the_voxel_size(
 # ---- channels ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_chosen_channels_are_trained_on_each_scaled_by_itself(tmp_path: Path) -> None:
     for name in "abc":
         write(tmp_path / f"{name}.nii.gz", (12, 10, 9, 3), seed=ord(name))

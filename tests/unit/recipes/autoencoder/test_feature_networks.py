@@ -288,6 +288,7 @@ def test_the_published_sizes_of_medicalnet(title: str) -> None:
     assert round(millions, 2) == PUBLISHED_MILLIONS[title]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.3])
 @pytest.mark.parametrize("title", FEATURES)
 def test_lpips_of_slices_is_monais(
@@ -311,6 +312,7 @@ def test_lpips_of_slices_is_monais(
     assert float(symmetric) != pytest.approx(float(expected), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", PUBLISHED_MILLIONS)
 def test_medicalnets_distance_is_monais(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, title: str) -> None:
     file, weights = _save_medicalnet(tmp_path, title)
@@ -341,6 +343,7 @@ def test_one_file_may_have_the_whole_of_lpips(tmp_path: Path) -> None:
     torch.testing.assert_close(*distances)
 
 
+@pytest.mark.slow
 def test_the_network_is_frozen_and_in_no_checkpoint_and_the_model_learns_from_it(tmp_path: Path) -> None:
     file, *_ = _save_lpips(tmp_path, "SqueezeNet 1.1")
     recipe = load(_config(file, patch_size=20, perceptual_weight=2.0, perceptual_slices=0.1))
@@ -389,6 +392,7 @@ def test_equal_and_empty_images_have_a_gradient(tmp_path: Path) -> None:
             assert output.grad.isfinite().all()
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_step_counts_the_networks_activations(tmp_path: Path) -> None:
     file, *_ = _save_lpips(tmp_path, "VGG16")
     settings = {"patch_size": 16, "perceptual_weight": 0.1}
@@ -458,6 +462,7 @@ def _bad_files(folder: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
     )
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit_are_refused_with_names_and_shapes(tmp_path: Path) -> None:
     (tmp_path / "good").mkdir()
     for number, (_, tensors, words) in enumerate(_bad_files(tmp_path / "good")):
@@ -480,6 +485,7 @@ def test_linear_layers_that_are_not_there_are_named(tmp_path: Path) -> None:
     load(_config(file, perceptual_linear=str(elsewhere))).inspect()
 
 
+@pytest.mark.slow
 def test_settings_that_a_network_does_not_need_are_refused(tmp_path: Path) -> None:
     resnet, _ = _save_medicalnet(tmp_path, "MedicalNet's ResNet-10")
     with pytest.raises(DataError, match=r"perceptual_slices=0.2 counts only with a network of LPIPS"):

@@ -78,6 +78,7 @@ def test_a_network_that_knows_the_image_leads_there(prediction: str, how: dict[s
     assert knows.num_questions == len(sampler.times) == asked
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_case_is_its_own() -> None:
     """Whatever else is in its batch."""
     sampler = Sampler(_config(eta=1.0))
@@ -145,6 +146,7 @@ def test_files_become_cubes_and_patients_stay_together(tmp_path: Path, fit: str)
     assert (data["target"][:, outside] == -1).float().mean() > 0.5
 
 
+@pytest.mark.slow
 def test_a_case_with_no_target_can_be_sampled(tmp_path: Path) -> None:
     _brats(tmp_path / "data", patients=3, visits=1)
     config = _config(data=str(tmp_path / "data"), size=16, sampling_steps=3)

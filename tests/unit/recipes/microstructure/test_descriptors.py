@@ -131,6 +131,7 @@ def test_a_lineal_path_is_the_share_of_the_phase_and_falls_with_the_length(name:
         assert values.min() == pytest.approx(6 / 32)
 
 
+@pytest.mark.slow
 @pytest.mark.requires_shared_data
 def test_phases_of_a_real_micrograph_add_up(shared_data: Path) -> None:
     """Somewhere each pixel is in some phase: sum over q of S2(p, q; r) = share of p, for every r."""
@@ -146,6 +147,7 @@ def test_phases_of_a_real_micrograph_add_up(shared_data: Path) -> None:
     assert found["CrossCorrelations"].shape == (1, 1, 3 * 113, 113)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("periodic", [True, False])
 @pytest.mark.parametrize("name", [name for name, d in DESCRIPTORS.items() if d.differentiable])
 def test_gradients_are_those_of_the_values(name: str, periodic: bool) -> None:

@@ -118,6 +118,7 @@ def test_nan_is_refused(optimizer: str) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     ("names", "num_phases"),
@@ -203,6 +204,7 @@ def test_a_generated_field_has_the_correlation_that_it_should() -> None:
     assert shares == pytest.approx([0.4, 0.25, 0.35], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
     """The gate: at most 0.0034 on average over all lags below 8, in 200 steps. Voxels of the right share at
     random: 0.03."""
@@ -215,6 +217,7 @@ def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
     assert s2_error(found.phases, target, measure) <= 0.0034
 
 
+@pytest.mark.slow
 @pytest.mark.requires_shared_data
 def test_a_picture_of_three_phases_gets_the_shares_and_correlations_of_a_real_one(shared_data: Path) -> None:
     phases = torch.from_numpy(np.load(shared_data / "microstructures" / "composite_resized.npy")).long()

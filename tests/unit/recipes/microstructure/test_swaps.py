@@ -35,6 +35,7 @@ def _start(num_phases: int, shape: tuple[int, ...]) -> Tensor:
     return indicated(at_random(torch.tensor(shares), shape, seed=0), num_phases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_phases", "shape"), [(1, (16, 16, 16)), (3, (16, 12, 14)), (1, (20, 16))])
 def test_swaps_lower_the_loss_and_keep_each_phase(num_phases: int, shape: tuple[int, ...]) -> None:
     loss, start = _loss(num_phases), _start(num_phases, shape)
@@ -67,6 +68,7 @@ def test_a_search_that_is_taken_up_swaps_what_it_would_have_swapped() -> None:
     assert not torch.equal(found[0], start)
 
 
+@pytest.mark.slow
 def test_warm_steps_also_climb_and_cold_ones_do_not() -> None:
     loss, start = _loss(1), _start(1, (16, 16))
     losses: list[float] = []
@@ -77,6 +79,7 @@ def test_warm_steps_also_climb_and_cold_ones_do_not() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_search_ends_where_nothing_can_be_gained() -> None:
     picture = indicated(micrograph((16, 16), 2.0, [0.35], seed=1), 1)
     measure = Measure(4)
@@ -93,6 +96,7 @@ def test_pixels_at_random_have_the_shares_to_one_pixel() -> None:
     assert phases.unique_consecutive().numel() > 400
 
 
+@pytest.mark.slow
 def test_drawn_slices_give_the_loss_and_gradient_on_average() -> None:
     loss = _loss(1)
     field = torch.rand(1, 16, 18, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

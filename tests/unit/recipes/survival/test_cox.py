@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from warm_start import on_ranks
 
 from nbgpu.engine.group import group
 from nbgpu.engine.group.group import Membership
@@ -145,11 +146,10 @@ def _network() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_have_the_loss_and_the_gradient_of_one(world_size: int, tmp_path: Path) -> None:
-    multiprocessing.start_processes(
-        _on_a_rank, (world_size, str(tmp_path)), nprocs=world_size, start_method="spawn"
-    )
+    on_ranks(_on_a_rank, world_size, str(tmp_path))
     covariates, _, times, events = _cohort()
     for ties in ("breslow", "efron"):
         network = _network()
