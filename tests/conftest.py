@@ -35,9 +35,13 @@ import rows
 import slow_link
 import warm_start
 
+from nbgpu.machine import slow_imports
+
 if TYPE_CHECKING:
     from lab import Lab
     from playwright.sync_api import Page
+
+slow_imports.put_off()
 
 # For this process itself, which has read the variable already.
 sys.dont_write_bytecode = False

@@ -47,10 +47,10 @@ def test_the_switch_leaves_all_of_it_out(switch: str) -> None:
     "file",
     [
         "cells/test_cells.py",
-        "cells/test_output.py",
-        "cells/test_await.py",
-        "cells/test_magics_around.py",
-        "cells/test_questions.py",
+        pytest.param("cells/test_output.py", marks=pytest.mark.release),
+        pytest.param("cells/test_await.py", marks=pytest.mark.release),
+        pytest.param("cells/test_magics_around.py", marks=pytest.mark.release),
+        pytest.param("cells/test_questions.py", marks=pytest.mark.release),
         "faults/cells/test_interrupts.py",
     ],
 )

@@ -45,6 +45,7 @@ def test_a_cell_is_timed_on_growing_groups_and_the_ranks_that_stay_keep_their_va
     assert notebook.run("%%distributed\nprint(globals().get('kept'))").said(0, 1) == [["0"], ["None"]]
 
 
+@pytest.mark.long
 def test_a_cell_without_step_is_a_gap_that_says_so(notebook: Kernel) -> None:
     done = notebook.run("%%scaling --ranks 1,2 --repeats 1\nstep = 3")
     assert done.status == "ok"

@@ -33,6 +33,7 @@ def rehearsed(
     return done.returncode, found
 
 
+@pytest.mark.release
 def test_named_checks_leave_their_records_and_those_of_others_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -106,7 +107,7 @@ def test_a_check_that_is_cut_off_keeps_its_figures_and_the_next_one_runs(tmp_pat
     assert done.stdout.splitlines()[-1].startswith("3 of 4 failed; ")
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", SLICES)
 def test_the_quick_checks_of_a_slice_pass_on_cpu_ranks(number: int, tmp_path: Path) -> None:

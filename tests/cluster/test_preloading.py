@@ -70,7 +70,13 @@ def test_a_start_takes_what_was_preloaded_and_a_second_one_launches_its_own() ->
     assert _folders() == []
 
 
-@pytest.mark.parametrize("after_s", [0.0, 3.0], ids=["while it imports", "while it waits"])
+@pytest.mark.parametrize(
+    "after_s",
+    [
+        pytest.param(0.0, id="while it imports"),
+        pytest.param(3.0, id="while it waits", marks=pytest.mark.long),
+    ],
+)
 def test_what_was_preloaded_ends_with_a_kernel_that_is_killed(after_s: float) -> None:
     with kernel() as notebook:
         preloaded = _preload(notebook)
@@ -106,9 +112,9 @@ def test_nothing_is_preloaded_where_that_is_turned_off() -> None:
     "change",
     [
         "import os; os.environ['NBGPU_TEST_COLOUR'] = 'green'",
-        "%cd -q {folder}",
-        "import os; os.umask(0o027)",
-        "import tempfile; tempfile.tempdir = '{folder}'",
+        pytest.param("%cd -q {folder}", marks=pytest.mark.long),
+        pytest.param("import os; os.umask(0o027)", marks=pytest.mark.long),
+        pytest.param("import tempfile; tempfile.tempdir = '{folder}'", marks=pytest.mark.long),
     ],
 )
 def test_the_engines_have_the_surroundings_of_the_start(change: str, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from linked_steps import rows_of
 from slow_link import slow_link
 
-pytestmark = [pytest.mark.slow_link, pytest.mark.long]
+pytestmark = [pytest.mark.slow_link, pytest.mark.release]
 
 ROW = {"width": 512, "wait_ms": 4.0, "batch_size": 1, "bucket_mb": 1, "strategy": "ddp"}
 NUM_TRIES = 3

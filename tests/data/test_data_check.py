@@ -148,6 +148,7 @@ def test_a_missing_microstructure(tmp_path: Path) -> None:
     _refused(_train(tmp_path, "microstructure", "--data", "gone.npy"), "gone.npy")
 
 
+@pytest.mark.long
 def test_a_file_of_weights_beside_generated_data(tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, tmp_path / "squeezenet.pth")
     done = _train(

@@ -76,6 +76,7 @@ def test_the_script_gives_the_notebooks_numbers(cluster2: nbgpu.Cluster, tmp_pat
     assert _said_under_torchrun(_notebook(tmp_path / "lesson.ipynb", *cells)) == here
 
 
+@pytest.mark.long
 @pytest.mark.timeout(330)
 def test_the_ranks_meet_again_when_torchrun_starts_them_again(tmp_path: Path) -> None:
     cells = (f"%%distributed\n{ENDS}", "%%distributed\nprint(f'rank {rank} is here\\n', end='', flush=True)")

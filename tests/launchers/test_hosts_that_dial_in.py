@@ -194,6 +194,7 @@ time.time = lambda: right() + 100
 """
 
 
+@pytest.mark.long
 def test_times_are_by_the_notebooks_clock(site: hosts.Site) -> None:
     (site.folder / "clock").mkdir()
     (site.folder / "clock" / "sitecustomize.py").write_text(AHEAD)
@@ -218,6 +219,7 @@ def test_times_are_by_the_notebooks_clock(site: hosts.Site) -> None:
     site.wait_for_all_to_end(site.hosts["n1"], site.hosts["n2"])
 
 
+@pytest.mark.long
 def test_hosts_end_with_a_notebook_that_is_killed(site: hosts.Site) -> None:
     site.start()
     assert site.cell(SUM) == RIGHT

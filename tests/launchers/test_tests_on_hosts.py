@@ -26,7 +26,13 @@ OF_RUNS = [
 @pytest.mark.hosts
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("chosen", [OF_CELLS, OF_RUNS], ids=["cells", "runs"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(OF_CELLS, id="cells"),
+        pytest.param(OF_RUNS, id="runs", marks=pytest.mark.release),
+    ],
+)
 def test_chosen_tests_pass_with_ranks_on_other_hosts(chosen: list[str], tmp_path: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", "--launcher=hosts"]
     done = subprocess.run(

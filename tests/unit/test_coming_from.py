@@ -100,6 +100,7 @@ def test_the_page_has_commands_of_every_recipe() -> None:
     assert {command.recipe for command in COMMANDS} == set(TRAIN_CONFIGS)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: f"{c.recipe}: {c.text}")
 def test_every_command_is_one_of_its_recipe(

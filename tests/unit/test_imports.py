@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -170,11 +171,13 @@ def _resolve(name: str) -> str:
     return "__init__"
 
 
-IMPORTS = [
-    found
-    for name, path in MODULES.items()
-    for found in _imports(name, ast.parse(path.read_text(), filename=str(path)))
-]
+@cache
+def _all_imports() -> list[Import]:
+    return [
+        found
+        for name, path in MODULES.items()
+        for found in _imports(name, ast.parse(path.read_text(), filename=str(path)))
+    ]
 
 
 def _part(module: str) -> str:
@@ -216,7 +219,7 @@ def test_every_module_has_a_room_and_every_room_a_module() -> None:
 
 
 def test_imports_only_go_down() -> None:
-    assert [str(found) for found in IMPORTS if _is_wrong(found)] == []
+    assert [str(found) for found in _all_imports() if _is_wrong(found)] == []
 
 
 @pytest.mark.parametrize("room", HOUSE[1:])
@@ -275,7 +278,7 @@ def test_only_the_hosts_code_touches_processes_and_devices() -> None:
 def test_no_module_imports_itself_through_others() -> None:
     # The root package loads its names when they are used, and so may name any module.
     edges: dict[str, set[str]] = {module: set() for module in MODULES}
-    for found in IMPORTS:
+    for found in _all_imports():
         if not found.imported.startswith("/") and found.importer != "__init__" and not found.for_types:
             edges[found.importer].add(found.imported)
     done: set[str] = set()

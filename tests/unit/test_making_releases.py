@@ -63,6 +63,7 @@ def test_the_recipe_for_conda_asks_for_what_pip_is_asked_for() -> None:
     assert recipe["build"]["python"]["entry_points"] == [f"nbgpu = {PROJECT['scripts']['nbgpu']}"]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "pattern"),

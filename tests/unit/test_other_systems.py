@@ -60,6 +60,7 @@ def test_what_needs_ranks_is_refused_with_the_same_words(use: str, tmp_path: Pat
     assert "ImportError" not in said.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 def test_commands_that_start_no_ranks_work_and_others_say_why_not(system: str, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def _run(name: str, *arguments: str | Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_every_module_is_compiled_without_a_warning(name: str, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_the_cards_head_the_report_and_name_nobody_in_json(
     assert not {"holder", "why"} & card.keys()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_here_two_processes_add_up(tmp_path: Path) -> None:
     code, found = examined(tmp_path)
@@ -85,6 +86,7 @@ def test_here_two_processes_add_up(tmp_path: Path) -> None:
     assert all(f["fix"] for findings in found.values() for f in findings if f["verdict"] != "ok")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interface_that_is_not_there_is_seen_and_really_fails(tmp_path: Path) -> None:
     code, found = examined(tmp_path, GLOO_SOCKET_IFNAME="nbgpu-none", NCCL_TIMEOUT="1800")

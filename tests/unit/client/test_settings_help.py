@@ -181,6 +181,7 @@ def test_an_editor_completes_the_settings_of_sweeps_and_studies() -> None:
     assert any("lr: float | list[float] | str" in found.to_string() for found in script.get_signatures())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_type_checkers_know_what_sweeps_and_studies_take(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

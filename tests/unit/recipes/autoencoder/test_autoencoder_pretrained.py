@@ -215,6 +215,7 @@ def test_bad_weights_are_told_beside_bad_volumes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_bad_weights_are_told_before_an_engine_starts(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"nothing")

@@ -392,6 +392,7 @@ def test_equal_and_empty_images_have_a_gradient(tmp_path: Path) -> None:
             assert output.grad.isfinite().all()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_memory_of_a_step_counts_the_networks_activations(tmp_path: Path) -> None:
     file, *_ = _save_lpips(tmp_path, "VGG16")
