@@ -84,10 +84,14 @@ def test_a_mere_mistake_leaves_the_groups_as_they_are(notebook: Kernel) -> None:
     assert done.said(0, 1, 2) == [["3"]] * 3
 
 
-def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel) -> None:
-    """A small broadcast is sent before anybody takes it: what rank 0 sent in vain must not be taken later."""
-    code = f"%%distributed\n{faults.at(1, 'raise')}\nif rank == 0: dist.broadcast(torch.full((1,), 100.0), src=0)"
-    notebook.run(code, timeout_s=BOUND_S)
+@pytest.mark.parametrize("waits", [True, False], ids=["the sender waits", "nobody waits"])
+def test_news_of_a_failed_cell_never_reaches_the_next(notebook: Kernel, waits: bool) -> None:
+    """A small broadcast is sent before anybody takes it: what rank 0 sent in vain must not be taken later,
+    also where no rank was in a collective any more when rank 1 raised."""
+    sent = f"dist.broadcast(torch.full((1,), 100.0), src=0, async_op={not waits})"
+    late = "" if waits else "__import__('time').sleep(0.5)\n"
+    code = f"%%distributed\nif rank == 0: {sent}\nif rank == 1: {late or 'pass'}\n{faults.at(1, 'raise')}"
+    assert "on purpose" in notebook.run(code, timeout_s=BOUND_S).error
     code = "%%distributed\nnews = torch.full((1,), float(rank + 1))\ndist.broadcast(news, src=0)\nint(news)"
     assert notebook.run(code, timeout_s=BOUND_S).said(0, 1, 2) == [["1"]] * 3
 
