@@ -36,7 +36,7 @@ def main() -> None:
     """Import, then answer requests. Returns in each fork, which goes on as what was asked for."""
     folder, owner_pid, options = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     owner = os.pidfd_open(owner_pid)
-    surroundings = [*warm_start._surroundings(), options]
+    surroundings = warm_start._surroundings(options)
     variables = dict(os.environ)  # before imports set some
     _import_all()
     requests = socket.socket(socket.AF_UNIX)
@@ -104,10 +104,11 @@ def _read(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data), list(descriptors)
 
 
-def _differences(request: dict[str, Any], surroundings: list[Any], variables: dict[str, str]) -> str:
+def _differences(request: dict[str, Any], surroundings: dict[str, Any], variables: dict[str, str]) -> str:
     """What a fork would have otherwise, in words; empty where nothing is."""
-    if request["surroundings"] != surroundings:
-        return "its surroundings"
+    theirs = request["surroundings"]
+    if theirs != surroundings:
+        return ", ".join(f"{name} {theirs[name]}" for name in theirs if theirs[name] != surroundings[name])
     asked = request["variables"]
     names = {name for name in asked.keys() | variables.keys() if asked.get(name) != variables.get(name)}
     differ = sorted(name for name in names - {_THREADS} if not name.startswith(warm_start._READ_LATER))

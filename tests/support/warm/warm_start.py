@@ -25,7 +25,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -259,7 +258,7 @@ def _ask(
         "module": module,
         "arguments": list(command[command.index(module) + 1 :]),
         "variables": dict(variables),
-        "surroundings": [*_surroundings(), list(command[: command.index(module)])],
+        "surroundings": _surroundings(command[: command.index(module)]),
         "cwd": str(Path("/proc/self/cwd").readlink()),
         "umask": _umask(),
         "kept": list(kept),
@@ -287,16 +286,22 @@ def _noted_as_cold(module: str, why: str) -> None:
         file.write(f"{os.environ.get('PYTEST_CURRENT_TEST', '')} {module}: {why}\n")
 
 
-def _surroundings() -> list[Any]:
-    """What a fork has of the template that it cannot change as easily as a folder."""
-    return [
-        [list(resource.getrlimit(limit)) for limit in _LIMITS],
-        sorted(os.sched_getaffinity(0)),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        [int(n) for n in sorted(signal.valid_signals()) if signal.getsignal(n) == signal.SIG_IGN],
-        [str(space.readlink()) for space in sorted(Path("/proc/self/ns").iterdir())],
-        sys.executable,
-    ]
+def _surroundings(options: Sequence[str]) -> dict[str, Any]:
+    """What a fork has of the template that it cannot change as easily as a folder.
+
+    Args:
+        options: how Python is called.
+    """
+    return {
+        "options": list(options),
+        "limits": [list(resource.getrlimit(limit)) for limit in _LIMITS],
+        "cores": sorted(os.sched_getaffinity(0)),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+        "ignored signals": [
+            int(n) for n in sorted(signal.valid_signals()) if signal.getsignal(n) == signal.SIG_IGN
+        ],
+        "namespaces": [str(space.readlink()) for space in sorted(Path("/proc/self/ns").iterdir())],
+    }
 
 
 def _umask() -> int:
