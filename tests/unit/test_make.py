@@ -69,6 +69,19 @@ def test_a_venv_that_fails_half_way_is_not_taken_for_a_whole_one(tmp_path: Path)
     assert not (tmp_path / "venv").exists()
 
 
+def test_what_is_installed_once_is_not_installed_again(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    first = _make("-n", f"VENV={venv}", "test").stdout
+    steps = [line for line in first.splitlines() if line.startswith("echo")]
+    assert [re.search(r"step \d of \d", step)[0] for step in steps] == [f"step {n} of 3" for n in (1, 2, 3)]  # type: ignore[index]
+    assert first.count(" -m pip install ") == 3
+    for ready in (".ready-for-use", ".ready-for-development"):
+        (venv / ready).touch()
+    assert _make("-n", f"VENV={venv}", "test").stdout == "bash tests/all.sh\n"
+
+
 def test_the_checks_for_a_gpu_take_the_python_at_hand_and_set_nothing_up(tmp_path: Path) -> None:
     """On a borrowed machine there is no network."""
     python = tmp_path / "python-of-this-test"
