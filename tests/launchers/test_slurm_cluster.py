@@ -119,7 +119,11 @@ def test_the_hosts_see_the_gpus_that_slurm_gives_them(started: FarPython, test_s
 
 
 def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    """The command line of a process; empty if it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:

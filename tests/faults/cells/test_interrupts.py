@@ -14,6 +14,9 @@ import pytest
 
 import nbgpu
 
+# Of a rank that has imported torch's compiler nothing could be shown.
+pytestmark = pytest.mark.cold
+
 NUM_CELLS = 60
 NUM_STOPS = 40
 PATIENCE_S = 30

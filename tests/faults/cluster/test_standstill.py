@@ -16,6 +16,7 @@ from typing import Any
 import faults
 import psutil
 import pytest
+import warm_start
 from kernel import Done, Kernel
 from rows import Measured, row
 
@@ -183,9 +184,8 @@ def test_whoever_asks_for_a_variable_is_told_of_a_rank_that_stands_still(noteboo
     bound_s=None,
 )
 def test_a_host_that_sleeps_loses_no_engine(notebook: Kernel) -> None:
-    owner = psutil.Process(notebook.manager.provisioner.pid)
-    family = [owner.pid, *(child.pid for child in owner.children(recursive=True))]
-    assert {pid_of(notebook, rank) for rank in (0, 1)} < set(family)
+    family = warm_start.family_of(notebook.manager.provisioner.pid)
+    assert {pid_of(notebook, rank) for rank in (0, 1)} < family
 
     def sleep() -> None:
         notebook.client.hb_channel.pause()  # it would connect once more, which is this test's own

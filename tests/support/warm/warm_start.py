@@ -114,6 +114,23 @@ def launcher_of(pid: int) -> int:
     return owner_of(pid) or psutil.Process(pid).ppid()
 
 
+def family_of(pid: int) -> set[int]:
+    """A process, its descendants, and those that the template has forked for one of them."""
+    assert _folder is not None
+    forked: dict[int, list[int]] = {}
+    for file in _folder.glob("owner-*"):
+        with contextlib.suppress(OSError, ValueError):
+            forked.setdefault(int(file.read_text()), []).append(int(file.name.rpartition("-")[2]))
+    family, to_look_at = set(), [pid]
+    while to_look_at:
+        member = to_look_at.pop()
+        family.add(member)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            to_look_at += [child.pid for child in psutil.Process(member).children()]
+        to_look_at += forked.get(member, ())
+    return family
+
+
 def set_up(folder: Path) -> None:
     """Have this process and those that it starts look for the template in a new folder."""
     global _folder
