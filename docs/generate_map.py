@@ -67,7 +67,7 @@ def rooms() -> list[Room]:
     of_the_test = runpy.run_path(str(DOCS.parent / "tests" / "unit" / "test_imports.py"))
     order = list(dict.fromkeys(_room(entry) for entry in of_the_test["HOUSE"]))
     imports: dict[str, set[str]] = {name: set() for name in order}
-    for found in of_the_test["IMPORTS"]:
+    for found in of_the_test["_all_imports"]():
         if not found.imported.startswith("/"):
             imports[_room(found.importer)].add(_room(found.imported))
     return [

@@ -20,6 +20,9 @@ import pytest
 from kernel import Done, Kernel, kernel
 from rows import row
 
+# A process is interrupted as it is launched, and who is left of a kernel's family is looked at.
+pytestmark = pytest.mark.cold
+
 BOUND_S = 60
 SETTLED_S = 5
 STARTS = f"%nbgpu start {launching.flags()}"

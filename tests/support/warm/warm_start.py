@@ -51,28 +51,11 @@ _template: subprocess.Popen[bytes] | None = None
 
 _SOCKET = "requests"
 _WARM = ("nbgpu.engine.process.fork_server", "nbgpu.client.engines.controller")
-_READ_LATER = ("NBGPU_", "IPP_", "JPY_", "PYTEST_", "CUDA_VISIBLE_DEVICES", "TMPDIR", "HOME", "PWD", "OLDPWD")
-_READ_LATER += (
-    "SHLVL",
-    "_",
-    "PATH",
-    "COLUMNS",
-    "LINES",
-    "TERM",
-    "CLICOLOR",
-    "FORCE_COLOR",
-    "NO_COLOR",
-    "PAGER",
-)
-_READ_LATER += (
-    "GIT_PAGER",
-    "MPLBACKEND",
-    "WANDB_",
-    "SLURM_",
-    "NCCL_",
-    "GLOO_",
-    "PYDEVD_",
-    "PYTHONFAULTHANDLER",
+_READ_LATER = (
+    *("NBGPU_", "IPP_", "PYTEST_", "SLURM_", "NCCL_", "GLOO_", "WANDB_", "CUDA_VISIBLE_DEVICES"),
+    *("JPY_", "JUPYTER", "IPYTHONDIR", "MPLBACKEND", "PYDEVD_", "PYTHONFAULTHANDLER"),
+    *("HOME", "TMPDIR", "PATH", "PWD", "OLDPWD", "SHLVL", "_"),
+    *("TERM", "COLUMNS", "LINES", "CLICOLOR", "FORCE_COLOR", "NO_COLOR", "PAGER", "GIT_PAGER"),
 )
 """The first letters of variables that nothing reads while modules are imported."""
 
