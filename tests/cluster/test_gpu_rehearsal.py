@@ -58,6 +58,7 @@ def test_named_checks_leave_their_records_and_those_of_others_stay(tmp_path: Pat
     assert found["checks"]["picker"]["status"] == "passed"
 
 
+@pytest.mark.release
 def test_a_check_that_is_cut_off_keeps_its_figures_and_the_next_one_runs(tmp_path: Path) -> None:
     """In a copy of the folder with three checks of its own."""
     copy = tmp_path / "tests" / "gpu"

@@ -59,6 +59,7 @@ def test_the_ranks_keep_what_they_have_and_nothing_else(cluster2: Any) -> None:
     assert cluster2.execute(unchanged) == {0: "2\n0 True\n", 1: "2\n1 True\n"}
 
 
+@pytest.mark.long
 def test_other_settings_and_ranks_are_predicted_without_the_ranks(cluster2: Any) -> None:
     found = nbgpu.memory("autoencoder", **AUTOENCODER)
     plain = found.predicted.tensors

@@ -94,6 +94,7 @@ def test_a_single_process_chooses_as_a_cluster_does(
     assert "the median of 12 volumes" in json.loads((folder / "chosen.json").read_text())["words"][0]
 
 
+@pytest.mark.long
 def test_an_autoencoder_gets_a_network_and_patches_that_fit(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     data = _volumes(tmp_path / "volumes", [(70, 40, 90), (64, 64, 64), (90, 90, 90)])
     asked = train_config("autoencoder", data=str(data), runs_dir=str(tmp_path), steps=1)

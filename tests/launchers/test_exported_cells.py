@@ -62,6 +62,7 @@ def _said_under_torchrun(notebook: Path) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(330)
 def test_the_script_gives_the_notebooks_numbers(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     cluster2.push(seed=7)

@@ -271,6 +271,7 @@ def test_a_recipe_of_ones_own_is_asked_for_its_predictions(cluster2: nbgpu.Clust
     assert [row.files for row in found.rows] == [[f"sample-{index}.npy"] for index in range(3)]
 
 
+@pytest.mark.long
 def test_the_command_predicts_and_says_what_failed(run: Run, volumes: Path, tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(np.ones((9, 9, 9), np.float32), LEFT_BACK), volumes / "flat.nii")
 
