@@ -73,8 +73,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
 def pytest_xdist_auto_num_workers() -> int:
-    """The number of files to run side by side: twice the cores, because a test waits for half of its time, and
-    eight at most, because each worker has a template of half a gigabyte."""
+    """The number of files to run side by side: twice the cores, because a test waits for half of its time,
+    and eight at most, because each worker has a template of half a gigabyte."""
     return min(8, 2 * len(os.sched_getaffinity(0)))
 
 
