@@ -111,7 +111,8 @@ else
     if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
         skip "browser tests" "there is no Chromium here (apt-get install chromium)"
     fi
-    part "pytest" python_tests
+    # The long tests have two hosts each, or a browser: one file more than cores keeps both cores busy.
+    part "pytest" python_tests $([ "${1:-}" != long ] || echo "--maxprocesses $(($(nproc) + 1))")
 fi
 
 printf '\n=== summary\n'
