@@ -52,6 +52,7 @@ def _run(
         "sort",
         "cat",
         "grep",
+        "nproc",
     ):
         link = folder / "bin" / name
         if not link.exists():
