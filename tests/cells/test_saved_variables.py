@@ -240,13 +240,15 @@ def test_a_kernel_that_is_killed_while_it_saves(tmp_path: Path) -> None:
         f"    cluster.execute({faults.when_pickled(1, 'sleep')!r})\n"
         f"    cluster.save({str(folder)!r})\n"
     )
-    process = subprocess.Popen([sys.executable, str(program)])
-    give_up_s = time.monotonic() + 60
-    while not moment().exists():
-        assert time.monotonic() < give_up_s, "the second save did not begin"
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.kill()
+    with subprocess.Popen([sys.executable, str(program)]) as process:
+        try:
+            give_up_s = time.monotonic() + 120
+            while not moment().exists():
+                assert time.monotonic() < give_up_s, "the second save did not begin"
+                assert process.poll() is None
+                time.sleep(0.05)
+        finally:
+            process.kill()
     process.wait()
     with nbgpu.Cluster(**launching.settings()) as cluster:
         assert cluster.load(folder).names == ["first"]

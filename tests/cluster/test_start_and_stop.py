@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import launching
 import psutil
 import pytest
 from rows import Measured, row
 
 import nbgpu
 from nbgpu.client.cluster.cluster import current
+from nbgpu.client.engines import processes
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.results import collect
 from nbgpu.client.host import registry
@@ -173,3 +176,23 @@ def test_a_controller_that_ended_before_it_answered_is_noticed(tmp_path: Path) -
     with pytest.raises(nbgpu.ClusterError, match="the controller ended during the start"):
         processes.connect(1, timeout_s=300)
     assert time.monotonic() - started_s < 60
+
+
+def test_an_engine_that_came_while_the_client_connected_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller tells of it once, and a client that misses that would wait for ever."""
+    from nbgpu.client.engines.connection import Client
+
+    clients: list[Client] = []
+    hear = Client._register_engine
+
+    def the_first_is_deaf(client: Client, news: Any) -> None:
+        if not clients:
+            clients.append(client)
+        if client is not clients[0]:
+            hear(client, news)
+
+    monkeypatch.setattr(Client, "_register_engine", the_first_is_deaf)
+    monkeypatch.setattr(processes, "_NEWS_PATIENCE_S", 0.5)
+    with nbgpu.Cluster(**launching.settings()) as cluster:
+        assert cluster._client is not clients[0]
+        assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}

@@ -41,6 +41,9 @@ _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Cells that are sent every few milliseconds do not look at the processes each time."""
 _CONTROLLER_PATIENCE_S = 1.0
+_NEWS_PATIENCE_S = 5.0
+"""The controller tells a client of an engine once. A client that connects while the engine registers may miss
+that, and would wait for ever: after this time another one asks for all that are there."""
 _FAREWELL_S = 3.0
 _serializers_tables = threading.Lock()
 
@@ -140,19 +143,26 @@ class Processes:
             self._check_start(0, num_engines, deadline_s, timeout_s)
         _fill_serializers_tables()
         client = None
-        patience_s = _CONTROLLER_PATIENCE_S
+        patience_s, news_patience_s = _CONTROLLER_PATIENCE_S, _NEWS_PATIENCE_S
+        ask_again_mono_s = math.inf
         try:
-            while client is None:
-                try:
-                    with _no_warning_of_missing_signatures():
-                        client = Client(connection, timeout=min(patience_s, timeout_s))
-                except TimeoutError:
-                    # It may have ended just after it had written how it is reached, or have much to do: then
-                    # it gets longer.
-                    self._check_start(0, num_engines, deadline_s, timeout_s)
-                    patience_s *= 2
-            while len(client.ids) < num_engines:
+            while client is None or len(client.ids) < num_engines:
+                if client is None:
+                    try:
+                        with _no_warning_of_missing_signatures():
+                            client = Client(connection, timeout=min(patience_s, timeout_s))
+                    except TimeoutError:
+                        # It may have ended just after it had written how it is reached, or have much to do:
+                        # then it gets longer.
+                        self._check_start(0, num_engines, deadline_s, timeout_s)
+                        patience_s *= 2
+                    ask_again_mono_s = time.monotonic() + news_patience_s
+                    continue
                 self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
+                if time.monotonic() > ask_again_mono_s:
+                    client.close()
+                    client = None
+                    news_patience_s *= 2
         except BaseException:
             if client is not None:
                 client.close()
