@@ -9,7 +9,6 @@ import atexit
 import gc
 import json
 import os
-import random
 import runpy
 import select
 import signal
@@ -57,10 +56,14 @@ def main() -> None:
             _note_ends(folder)
         if requests in ready:
             connection, _ = requests.accept()
-            request, descriptors = _read(connection)
+            try:
+                request, descriptors = _read(connection)
+            except (OSError, ValueError):
+                connection.close()
+                continue  # whoever asked was killed meanwhile, as tests do it
             differs = _differences(request, surroundings, variables)
             if differs:
-                connection.sendall(json.dumps({"differs": differs}).encode())
+                _answer(connection, {"differs": differs})
             else:
                 pid = os.fork()
                 if pid == 0:
@@ -73,7 +76,7 @@ def main() -> None:
                     return
                 (folder / f"status-{pid}").unlink(missing_ok=True)
                 (folder / f"owner-{pid}").write_text(str(request["owner"]))
-                connection.sendall(json.dumps({"pid": pid}).encode())
+                _answer(connection, {"pid": pid})
             connection.close()
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -97,11 +100,15 @@ def _import_all() -> None:
 
 def _read(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     header, descriptors, _, _ = socket.recv_fds(connection, 4, 64)
-    size = int.from_bytes(header, "big")
-    data = b""
-    while len(data) < size:
-        data += connection.recv(size - len(data))
+    with connection.makefile("rb") as request:
+        data = request.read(int.from_bytes(header, "big"))
     return json.loads(data), list(descriptors)
+
+
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    # A fork whose owner was killed meanwhile ends by itself.
+    with suppress(OSError):
+        connection.sendall(json.dumps(answer).encode())
 
 
 def _differences(request: dict[str, Any], surroundings: dict[str, Any], variables: dict[str, str]) -> str:
@@ -154,7 +161,6 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     tempfile.tempdir = None
     if threads_before != os.environ.get(_THREADS):
         _use_threads(int(os.environ[_THREADS]))
-    random.seed()
     import_module("numpy").random.seed()
     module = request["module"]
     sys.argv = [module, *request["arguments"]]
