@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
+from pathlib import Path
+
 import pytest
 import warm_start
 
@@ -55,6 +60,18 @@ def test_a_fork_is_as_a_cold_start(num_ranks: int, monkeypatch: pytest.MonkeyPat
         warm, cold = found[True][rank], found[False][rank]
         assert warm.pop("variables") == cold.pop("variables")
         assert warm == cold
+
+
+def test_a_request_that_is_cut_off_leaves_the_template_at_work() -> None:
+    """As where a test kills the process that asks."""
+    warm_start.begin()
+    warm_start.wait_until_ready()
+    with socket.socket(socket.AF_UNIX) as connection, tempfile.TemporaryFile() as log:
+        connection.connect(str(Path(os.environ[warm_start.FOLDER]) / "requests"))
+        socket.send_fds(connection, [(100).to_bytes(4, "big")], [log.fileno()])
+        connection.sendall(b"{")
+    with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
+        assert warm_start.owner_of(_parent(cluster)) is not None
 
 
 def _parent(cluster: nbgpu.Cluster) -> int:
