@@ -4,6 +4,7 @@
 import { disableWidgets, watchKernel } from "./kernel";
 import { findPlace, hasNotebook, saveNotebook } from "./notebook";
 import { loadedPlotly, loadPlotly } from "./plotly";
+import { sayUntilAnswered } from "./ready";
 import { RunStore } from "./store";
 import { decodePoints, FINAL_STATES, type KernelMessage, type PageMessage } from "./wire";
 
@@ -32,6 +33,7 @@ export class Link {
   readonly store = new RunStore();
   refusal = "";
   private readonly listeners = new Set<(change: Change) => void>();
+  private readonly stopSaying: () => void;
   private readonly stopWatching: () => void;
   private readonly listening: ReturnType<typeof setInterval>;
   private heardMs = performance.now();
@@ -43,12 +45,15 @@ export class Link {
     this.listening = setInterval(() => this.measureSilence(), LISTEN_PERIOD_MS);
     const pushed = model.get("plotly_gz");
     if (ArrayBuffer.isView(pushed) && pushed.byteLength > 0) void loadPlotly(pushed);
-    const plotly = loadedPlotly() !== undefined || (ArrayBuffer.isView(pushed) && pushed.byteLength > 0);
-    model.send({ type: "ready", plotly });
+    const wasPushed = ArrayBuffer.isView(pushed) && pushed.byteLength > 0;
+    this.stopSaying = sayUntilAnswered(() =>
+      model.send({ type: "ready", plotly: wasPushed || loadedPlotly() !== undefined }),
+    );
   }
 
   close(): void {
     this.model.off("msg:custom", this.receive);
+    this.stopSaying();
     this.stopWatching();
     clearInterval(this.listening);
     this.listeners.clear();
@@ -76,6 +81,7 @@ export class Link {
     this.store.silent_s = 0;
     switch (message.type) {
       case "snapshot":
+        this.stopSaying();
         if (this.store.run === undefined) {
           setTimeout(() => saveNotebook(this.model.widget_manager), SAVE_AFTER_MS);
         }

@@ -2,6 +2,7 @@
 // same; this puts it on the page and tells the kernel whose text is seen.
 
 import { findPlace, saveNotebook, takeButtonsAway } from "./notebook";
+import { sayUntilAnswered } from "./ready";
 import type { MimeBundle } from "./wire";
 
 /** The part of anywidget's model that is used here. */
@@ -75,16 +76,18 @@ export class TextLink {
   private readonly views = new Set<TextView>();
   /** What a new view has to know: the last snapshot and what came since. */
   private known: TextMessage[] = [];
+  private readonly stopSaying: () => void;
   private readonly save: ReturnType<typeof setTimeout>;
 
   constructor(private readonly model: TextModel) {
     model.on("msg:custom", this.receive);
-    model.send({ type: "ready" });
+    this.stopSaying = sayUntilAnswered(() => model.send({ type: "ready" }));
     this.save = setTimeout(() => saveNotebook(model.widget_manager), SAVE_AFTER_MS);
   }
 
   close(): void {
     this.model.off("msg:custom", this.receive);
+    this.stopSaying();
     clearTimeout(this.save);
     this.views.clear();
   }
@@ -99,6 +102,7 @@ export class TextLink {
   private readonly receive = (message: TextMessage): void => {
     switch (message.type) {
       case "snapshot":
+        this.stopSaying();
         this.known = [message];
         break;
       case "more": {
@@ -110,6 +114,7 @@ export class TextLink {
         break;
       }
       case "end":
+        this.stopSaying();
         clearTimeout(this.save);
         setTimeout(() => this.checkText(), TEXT_PATIENCE_MS);
         return;

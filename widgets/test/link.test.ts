@@ -15,6 +15,23 @@ describe("a link", () => {
     expect(model.sent).toEqual([{ type: "ready", plotly: false }]);
   });
 
+  it("says so again until the kernel answers, whose main thread may be in a cell", () => {
+    const model = new FakeModel();
+    new Link(model);
+    vi.advanceTimersByTime(1000);
+    expect(model.sent.length).toBe(3);
+    model.kernelSays(snapshot(SERIES), buffers(points([0, 1001, 1, 5])));
+    vi.advanceTimersByTime(60_000);
+    expect(model.sent.length).toBe(3);
+  });
+
+  it("does not fill the queue of a kernel that cannot answer during a cell", () => {
+    const model = new FakeModel();
+    new Link(model);
+    vi.advanceTimersByTime(3_600_000);
+    expect(model.sent.length).toBeLessThan(10);
+  });
+
   it("adds what is new to what it knows", () => {
     const model = new FakeModel();
     const link = new Link(model);

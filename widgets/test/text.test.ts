@@ -58,6 +58,14 @@ test("it says that it is ready, and shows what it is told", () => {
   expect(root.querySelector(".nbgpu-whose")?.hasAttribute("hidden")).toBe(false);
 });
 
+test("it says that it is ready until the kernel answers, whose main thread may be in another cell", () => {
+  vi.advanceTimersByTime(300);
+  expect(kernel.told).toEqual([{ type: "ready" }, { type: "ready" }]);
+  kernel.say({ type: "snapshot", html: PAGE });
+  vi.advanceTimersByTime(60_000);
+  expect(kernel.told.length).toBe(2);
+});
+
 test("a second view has all, and what comes before the first snapshot is in that", () => {
   kernel.say(more({ tail: "\nlost" }));
   kernel.say({ type: "snapshot", html: PAGE });

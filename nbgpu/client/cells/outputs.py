@@ -17,10 +17,11 @@ from nbgpu.client.cells.terminal_text import Screen
 from nbgpu.client.cells.transcript import Transcript
 from nbgpu.client.engines.cell_replies import Arrivals, Message
 from nbgpu.text.palette import rank_color
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranks, rank_ranges
 
 _UPDATE_PERIOD_S = 0.1
-_OUTPUT_PATIENCE_S = 2.0
+_OUTPUT_PATIENCE_S = 5.0
+"""How long nothing may come of output that is under way."""
 _CHARS_PER_LINE = 100
 """A cell may show this many characters for each line of its limit."""
 
@@ -86,6 +87,8 @@ class CellOutput:
         self._waiting_since_s = 0.0
         """The time when the first such text came; 0 while there is none."""
         self._has_taken = False
+        self._incomplete: set[int] = set()
+        """The ranks whose last output has not come."""
         self._closed = False
 
     # Made when the first output is looked at: of many ranks they take longer to make than an empty cell.
@@ -135,7 +138,7 @@ class CellOutput:
         Args:
             without: ranks that will not end the cell, and whose output is not waited for.
         """
-        self._arrivals.wait_for_ends(
+        self._incomplete = self._arrivals.wait_for_ends(
             [rank for rank in self._ranks if rank not in without], _OUTPUT_PATIENCE_S
         )
         self.close()
@@ -146,7 +149,7 @@ class CellOutput:
             return
         self._closed = True
         self._arrivals.close()
-        if not self._has_taken and self._arrivals.are_empty:
+        if not self._has_taken and not self._incomplete and self._arrivals.are_empty:
             return  # no rank has printed or displayed anything
         self._take(self._ranks)
         blocks = self._limited(self._merger.take(time.monotonic()))
@@ -156,7 +159,8 @@ class CellOutput:
         if self._transcript is not None:
             blocks += self._last_words(self._transcript)
             self._transcript.close()
-        self._show([*blocks, *values], is_end=True)
+        missing = [self._what_is_missing()] if self._incomplete else []
+        self._show([*blocks, *values, *missing], is_end=True)
         self._close_view()
 
     # The way in.
@@ -264,6 +268,10 @@ class CellOutput:
         counts = sorted(set(transcript.num_lines().values()))
         note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
         return [Block((), NOTE, [note]), *transcript.tail()]
+
+    def _what_is_missing(self) -> Block:
+        note = f"the last output of {named_ranks(sorted(self._incomplete))} is missing: nothing more has come for {_OUTPUT_PATIENCE_S:.0f} s"
+        return Block((), NOTE, [note])
 
     def _show(self, blocks: Sequence[Block], is_end: bool = False) -> None:
         """Show blocks. A display ends the text before it, but the update of a display does not."""

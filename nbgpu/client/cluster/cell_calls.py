@@ -12,7 +12,8 @@ from nbgpu.client.faults.watch import RankWatch
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import CellOptions
 
-_OUTPUT_PATIENCE_S = 2.0
+_OUTPUT_PATIENCE_S = 5.0
+"""How long nothing may come of output that is under way."""
 
 _R = TypeVar("_R", bound=Reply)
 """A rank's pending reply."""
@@ -97,7 +98,9 @@ class CellCalls(ClusterParts):
             self.note_use()
         for result in results.values():
             # Output comes over another socket than the result, and may come after it.
-            result.wait_for_output(_OUTPUT_PATIENCE_S)
+            length = -1
+            while not result.wait_for_output(_OUTPUT_PATIENCE_S) and length < (length := len(result.stdout)):
+                pass
         return {rank: result.stdout for rank, result in results.items()}
 
     @uninterrupted()

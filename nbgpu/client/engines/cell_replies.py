@@ -45,13 +45,17 @@ class Arrivals:
         """Whether there is nothing to take."""
         return not self._came
 
-    def wait_for_ends(self, ranks: Collection[int], patience_s: float) -> None:
-        """Wait, at most `patience_s`, until all output of these ranks, which have ended the cell, is here.
+    def wait_for_ends(self, ranks: Collection[int], patience_s: float) -> set[int]:
+        """Wait until all output of these ranks, which have ended the cell, is here; return the ranks from
+        whose output something is missing after `patience_s` in which nothing has come.
 
-        The result may overtake the output, which takes another socket.
+        The result may overtake the output, which takes another socket: on a busy machine by seconds.
         """
+        num_came = -1
         with self._news:
-            self._news.wait_for(lambda: self._ended.issuperset(ranks), patience_s)
+            while not self._ended.issuperset(ranks) and num_came < (num_came := sum(self._num_came.values())):
+                self._news.wait_for(lambda: self._ended.issuperset(ranks), patience_s)
+            return set(ranks) - self._ended
 
     def has_ended(self, rank: int) -> bool:
         """Return whether everything that the rank printed in the cell is here."""

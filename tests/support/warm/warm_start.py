@@ -8,9 +8,11 @@ controller, `_ask` asks the template for a fork of it that then runs the same mo
 arguments, variables, folder and descriptors, in a session of its own. Everything after the imports is
 the product's own code.
 
-A launch is a cold one, as it is for a person, where the fork would not be the same: other namespaces, limits,
-niceness or cores, or a variable that is read while modules are imported (`_READ_LATER` has those that are
-not). Tests of the start itself are marked `cold`, and `pytest --cold` starts every process that way.
+While the template imports, launches wait for it, so that a test has the same processes alone and among
+others. A launch is a cold one, as it is for a person, where the fork would not be the same: other
+namespaces, limits, niceness or cores, or a variable that is read while modules are imported (`_READ_LATER`
+has those that are not). Tests of the start itself are marked `cold`, and `pytest --cold` starts every
+process that way.
 
 The differences that are left: the template is the parent in place of the process that launched, and the
 command line is the template's. `owner_of` says for whom a process was forked.
@@ -50,6 +52,9 @@ _folder: Path | None = None
 _template: subprocess.Popen[bytes] | None = None
 
 _SOCKET = "requests"
+_PID = "pid"
+_LOG = "template.log"
+_IMPORTS_PATIENCE_S = 120.0
 _WARM = ("nbgpu.engine.process.fork_server", "nbgpu.client.engines.controller")
 _READ_LATER = (
     *("NBGPU_", "IPP_", "PYTEST_", "SLURM_", "NCCL_", "GLOO_", "WANDB_", "CUDA_VISIBLE_DEVICES"),
@@ -143,7 +148,7 @@ def turn(*, on: bool) -> None:
 
 
 def begin() -> None:
-    """Start this process's template in the background. Until it is ready, launches are cold."""
+    """Start this process's template in the background. Launches wait until it is ready."""
     global _template
     from nbgpu.machine import interpreter
 
@@ -152,7 +157,7 @@ def begin() -> None:
     assert _folder is not None
     command = interpreter.command("template")
     options = command[: command.index("template")]
-    with (_folder / "template.log").open("wb") as log:
+    with (_folder / _LOG).open("wb") as log:
         _template = subprocess.Popen(
             [*command, str(_folder), str(os.getpid()), json.dumps(options)],
             stdin=subprocess.DEVNULL,
@@ -161,15 +166,28 @@ def begin() -> None:
             env={**os.environ, "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,
         )
+    part = _folder / f"part-of-{_PID}"
+    part.write_text(str(_template.pid))
+    part.rename(_folder / _PID)
 
 
 def wait_until_ready() -> None:
     """Wait until the template has imported all."""
     assert _folder is not None
-    assert _template is not None
-    while not (_folder / _SOCKET).exists():
-        log = _folder / "template.log"
-        assert _template.poll() is None, f"the tests' template has ended:\n{log.read_text()}"
+    _wait_for_template(_folder)
+    assert (_folder / _SOCKET).exists(), f"the tests' template has ended:\n{(_folder / _LOG).read_text()}"
+
+
+def _wait_for_template(folder: Path) -> None:
+    """Wait while a template imports."""
+    give_up_s = time.monotonic() + _IMPORTS_PATIENCE_S
+    while not (folder / _SOCKET).exists() and time.monotonic() < give_up_s:
+        try:
+            template = psutil.Process(int((folder / _PID).read_text()))
+            if template.status() == psutil.STATUS_ZOMBIE:
+                return
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            return
         time.sleep(0.02)
 
 
@@ -254,6 +272,7 @@ def _ask(
     if not is_on():
         return None
     folder = Path(os.environ[FOLDER])
+    _wait_for_template(folder)
     request = {
         "module": module,
         "arguments": list(command[command.index(module) + 1 :]),
@@ -268,7 +287,7 @@ def _ask(
         try:
             connection.connect(str(folder / _SOCKET))
         except OSError:
-            return _noted_as_cold(module, "the template is not ready")
+            return _noted_as_cold(module, "there is no template")
         data = json.dumps(request).encode()
         socket.send_fds(connection, [len(data).to_bytes(4, "big")], [output.fileno(), *kept])
         connection.sendall(data)

@@ -16,6 +16,7 @@ from typing import Any
 import pexpect
 import psutil
 import pytest
+import warm_start
 from recorded import RecordedRun
 from rich.console import Console
 
@@ -98,7 +99,7 @@ def wait_for(look: Callable[[], Any]) -> Any:
 
 def pid_of_rank(pid: int, records: Path) -> int:
     """The process, of those that a process has started, that writes a rank's records."""
-    family = psutil.Process(pid).children(recursive=True)
+    family = [psutil.Process(member) for member in warm_start.family_of(pid)]
     (found,) = [p.pid for p in family if records in {Path(file.path) for file in p.open_files()}]
     return found
 
