@@ -361,28 +361,35 @@ def main(arguments: list[str]) -> int:
     member = _take_place(place, cluster)
     # A single rank meets nobody.
     group.form(member, None if member.world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
-    rank = member.rank
     try:
-        folder, config, goes_on = _own_folder(asked, cluster, place.of_ranks, rank)
-        done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
-        if exchange.broadcast(done, source=0):
-            if rank == 0:
-                print(_finished_already(folder))  # noqa: T201 - what the command is for
-            return 0
-        held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
-        trainer = _trainer(config, folder, member, place.device, goes_on)
-        ending.listen(lambda: trainer.step)
-        try:
-            state = _leaving_outcome(folder, rank, lambda: train(trainer))
-        except BaseException as error:
-            _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
-            raise
-        finally:
-            if held is not None:
-                os.close(held)
-        signals = exchange.gather(ending.received()) if state == "stopped" else []
+        return _train_as_member(asked, cluster, place, member)
     finally:
+        # The trainer is gone by now. If its replica were the last to have the group, that would end without
+        # giving way to its own threads (torch 2.13), and now and then wait for one that waits for it.
         dist.destroy_process_group()
+
+
+def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, member: Membership) -> int:
+    """Train in the group of torchrun's ranks; return the exit code."""
+    rank = member.rank
+    folder, config, goes_on = _own_folder(asked, cluster, place.of_ranks, rank)
+    done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
+    if exchange.broadcast(done, source=0):
+        if rank == 0:
+            print(_finished_already(folder))  # noqa: T201 - what the command is for
+        return 0
+    held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
+    trainer = _trainer(config, folder, member, place.device, goes_on)
+    try:
+        with ending.listening(lambda: trainer.step):
+            state = _leaving_outcome(folder, rank, lambda: train(trainer))
+    except BaseException as error:
+        _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
+        raise
+    finally:
+        if held is not None:
+            os.close(held)
+    signals = exchange.gather(ending.received()) if state == "stopped" else []
     if rank == 0:
         print(f"{state}: {folder}\n`nbgpu report {folder}` makes one page of it")  # noqa: T201 - what the command is for
     return _exit_code(folder, signals, rank)

@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _GRACE_S = 20.0
@@ -22,8 +23,10 @@ _received: signal.Signals | None = None
 _steps: Callable[[], int] | None = None
 
 
-def listen(step: Callable[[], int]) -> None:
-    """Take SIGTERM and SIGUSR1 as requests to stop from now on. Call on the main thread.
+@contextmanager
+def listening(step: Callable[[], int]) -> Iterator[None]:
+    """Take SIGTERM and SIGUSR1 as requests to stop from now on; after the block they have no effect on a rank
+    that ends within `_GRACE_S`. Call on the main thread.
 
     Args:
         step: returns the number of steps done, by which a rank that is stuck is told from one that works.
@@ -32,6 +35,10 @@ def listen(step: Callable[[], int]) -> None:
     _steps = step
     signal.signal(signal.SIGTERM, _take)
     signal.signal(signal.SIGUSR1, _take)
+    try:
+        yield
+    finally:
+        _steps = None
 
 
 def received() -> signal.Signals | None:

@@ -13,6 +13,8 @@ from hosts.namespaces import Host, Hosts, wait_until
 
 _NEW = """
 import nbgpu
+if "cluster" in globals():
+    cluster.stop()
 cluster = nbgpu.Cluster(launcher="hosts", gpus_per_node=2, gpus="none", interface="eth0", threads_per_rank=1, **{settings!r})
 """
 _STOP = """
@@ -60,7 +62,7 @@ class Site:
         return [self.hosts[name] for name in self.names]
 
     def start(self, **settings: Any) -> None:
-        """Start the cluster, with more settings; all hosts dial in."""
+        """Start a cluster in place of the one that may be there, with more settings; all hosts dial in."""
         given = {"nodes": len(self.names), **self._settings, **settings}
         self._start(_NEW.format(settings=given))
 

@@ -286,6 +286,9 @@ def _wait_until_free(panel: _Controls) -> None:
     while panel._busy:
         assert time.monotonic() < give_up_s, panel._said.value
         time.sleep(0.05)
+    # Whoever frees the panel holds this until the buttons say so.
+    with panel._lock:
+        pass
 
 
 @pytest.mark.long
