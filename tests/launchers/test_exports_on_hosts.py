@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "threads": 1,
 }
 ON_CPU = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1, "cpus_per_node": 1}
-_PATIENCE_S = 150
+_PATIENCE_S = 250
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
@@ -14,7 +15,8 @@ from typing import Any, Self
 from hosts.namespaces import Host
 
 _SERVE = """
-import asyncio, contextlib, io, json, os, sys, traceback
+import asyncio, contextlib, faulthandler, io, json, os, signal, sys, traceback
+faulthandler.register(signal.SIGUSR2)
 os.chdir(sys.argv[1])
 names = {}
 answers = sys.stdout
@@ -73,6 +75,9 @@ class FarPython:
         try:
             line = self._answers.get(timeout=self._patience_s)
         except Empty:
+            # Where all its threads are stands in the report of the test then.
+            Host.send_signal(self.process, signal.SIGUSR2)
+            time.sleep(1.0)
             raise TimeoutError(f"no answer within {self._patience_s:g} s") from None
         if not line:
             raise EOFError(f"the Python there has ended with {self.process.wait()}")
