@@ -138,8 +138,8 @@ def _on_a_rank(rank: int, world_size: int, folder: str) -> None:
         loss.backward()
         found[ties] = (loss.detach(), [parameter.grad for parameter in network.parameters()])
     torch.save(found, Path(folder, f"{world_size}-{rank}.pt"))
-    # Where a replica is the last to have the group, that ends without giving way to its own threads (torch 2.13),
-    # and now and then waits for one that waits for it.
+    # Where a replica is the last to have the group, that ends without giving way to its own threads (torch
+    # 2.13), and now and then waits for one that waits for it.
     del replica
     dist.destroy_process_group()
 
