@@ -1,4 +1,5 @@
-"""The DistributedDataParallel objects that are alive in this process, and the arguments of each.
+"""The DistributedDataParallel objects that are alive in this process, with the arguments and the
+communication hook of each.
 
 An object is identified by the number of objects made before it.
 """
@@ -19,11 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 _numbers = itertools.count()
 _made: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """For every DDP object that is alive: the number of objects made before it, and its arguments."""
+_hooks: WeakKeyDictionary[DistributedDataParallel, tuple[Any, Any]] = WeakKeyDictionary()
+"""The state and the communication hook that a person has registered; an object takes one."""
 
 
 def note() -> None:
-    """Record the arguments of every DDP object that is made from now on."""
+    """Record the arguments and the communication hook of every DDP object that is made from now on."""
     make = DistributedDataParallel.__init__
+    register = DistributedDataParallel.register_comm_hook
     signature = inspect.signature(make)
 
     @functools.wraps(make)
@@ -33,12 +37,31 @@ def note() -> None:
         del arguments["self"], arguments["module"]
         number, _ = _made.get(self, (next(_numbers), {}))
         _made[self] = number, arguments
+        # What was registered meanwhile is DDP's own, as with mixed precision.
+        _hooks.pop(self, None)
         if dist.get_backend() == "fake":
             # The reducer needs a result of each exchange, and the fake group gives none.
             # A lambda, because DDP checks annotations and does not understand them as strings.
             self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
 
+    @functools.wraps(register)
+    def register_and_note(self: DistributedDataParallel, state: object, hook: Any) -> None:
+        register(self, state, hook)
+        note_hook(self, state, hook)
+
     DistributedDataParallel.__init__ = make_and_note  # type: ignore[method-assign]
+    DistributedDataParallel.register_comm_hook = register_and_note  # type: ignore[method-assign]
+
+
+def note_hook(ddp: DistributedDataParallel, state: object, hook: Any) -> None:
+    """Record the communication hook of a DDP object, unless it is one of nbgpu's own."""
+    if not str(getattr(hook, "__module__", "")).startswith("nbgpu."):
+        _hooks[ddp] = state, hook
+
+
+def hook_of(ddp: DistributedDataParallel) -> tuple[Any, Any] | None:
+    """Return (state, hook) as a person has registered them; None where nobody has."""
+    return _hooks.get(ddp)
 
 
 def are_there() -> bool:

@@ -244,6 +244,8 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     Returns:
         A line for each variable that could not be moved to the new group, or whose state differed.
     """
+    import torch.distributed as dist
+
     from nbgpu.engine.group import group, simulated_link
     from nbgpu.engine.variables import replicas, user_groups
 
@@ -257,12 +259,13 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     taken = _take(new_seat)
     variables = _shell().user_ns
     lost = [f"{why}: {line}" for line in user_groups.how_to_make_again(variables)]
+    before = dist.group.WORLD
     group.form_again(_membership(taken), _store(taken, generation), generation)
     simulated_link.begin(Path(taken.folder), generation)
     global _last_cell_failed
     _last_cell_failed = False
     with simulated_link.not_simulated():
-        return lost + replicas.move(variables, healthy)
+        return lost + replicas.move(variables, healthy, before)
 
 
 _last_cell_failed = False
@@ -340,8 +343,9 @@ def _take(seat: Seat) -> Seat:
     debug_mode.mend_ddp()
     import_times.note()
     group.note_connections()
-    ddp_objects.note()
     simulated_link.install(None if seat.link is None else Link(**seat.link), seat.slow_factor)
+    # After the simulated link, whose own hooks are none of the person's.
+    ddp_objects.note()
     shell = _shell()
     tracebacks.install(shell)
     script_lines.install(shell, seat.device)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.engine.group import simulated_ddp, torch_private
+from nbgpu.engine.group import ddp_objects, simulated_ddp, torch_private
 from nbgpu.engine.group.simulated_ddp import Hook
 
 _FAKE = "fake"
@@ -82,6 +82,7 @@ def _let_persons_replace() -> None:
             register(self, state, hook)
         else:
             given.replace(state, hook)
+            ddp_objects.note_hook(self, state, hook)
 
     DistributedDataParallel.register_comm_hook = register_or_replace  # type: ignore[method-assign]
     by_torch = torch_private.builtin_hooks_registrar()

@@ -1,4 +1,5 @@
-"""How the person's DistributedDataParallel objects move to the next generation of the group.
+"""How the person's DistributedDataParallel objects move to the next generation of the group, with what was
+put on them (ddp_attachments.py).
 
 `DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
 buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised again, in
@@ -23,6 +24,7 @@ from nbgpu.engine.group import ddp_objects, exchange, torch_settings
 from nbgpu.engine.ipykernel import kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
+from nbgpu.engine.variables import ddp_attachments
 from nbgpu.errors import ConfigError
 
 _reported: set[tuple[str | int, ...]] = set()
@@ -35,9 +37,9 @@ def report_again() -> None:
 
 
 @torch_settings.as_at_the_beginning()
-def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
+def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> list[str]:
     """Initialise every DDP object again on the group, with the same parameters and optimizer state on all
-    ranks.
+    ranks, and with all that the person has put on it.
 
     A collective: every rank calls it, right after the group was formed.
 
@@ -45,6 +47,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
         variables: the person's variables, by name.
         healthy: the ranks whose state is trusted; where the ranks differ, that of the lowest of these is
             used.
+        before: the default group that has ended; None where there was none.
 
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
@@ -58,6 +61,9 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
     source = min(healthy, default=0)
     everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
     moved: list[DistributedDataParallel] = []
+    for value in variables.values():
+        if isinstance(value, Optimizer):
+            ddp_attachments.on_new_group(value, before)
     for key in everywhere:
         ddp = mine[key]
         arguments = arguments_of[ddp]
@@ -74,12 +80,32 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int]) -> list[str]:
             lines.append(
                 f"the parameters of {key} differed between the ranks: all have those of rank {source} now"
             )
-        was_training = ddp.training
-        # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
-        ddp.__init__(ddp.module, **{**arguments, "init_sync": False})  # type: ignore[misc]
-        ddp.training = was_training
+        problem, attachments = _initialise_again(ddp, arguments)
+        seen = exchange.gather([problem, attachments.name_of_hook])
+        if any(problems := [theirs for theirs, _ in seen]):
+            lines.append(f"{key}: {next(filter(None, problems))}. Make it again on all ranks")
+            continue
+        if any(name != seen[0][1] for _, name in seen):
+            lines.append(f"{key} had a communication hook on some ranks only: it has none now")
+        elif said := ddp_attachments.register_hook(ddp, attachments, before):
+            lines.append(f"{key}: {said}")
         moved.append(ddp)
     return lines + _share_optimizers(variables, moved, source)
+
+
+def _initialise_again(
+    ddp: DistributedDataParallel, arguments: Mapping[str, Any]
+) -> tuple[str, ddp_attachments.Attachments]:
+    """Initialise an object on the group that there is now. Returns (why that failed, empty if it did not;
+    what the person had put on the object)."""
+    attachments = ddp_attachments.take(ddp)
+    try:
+        # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
+        ddp.__init__(ddp.module, **{**arguments, "init_sync": False})  # type: ignore[misc]
+    except Exception as error:  # noqa: BLE001 - the person is told, and has a group all the same
+        return f"{type(error).__name__}: {error}", attachments
+    ddp_attachments.put_back(ddp, attachments)
+    return "", attachments
 
 
 def _forget_what_only_failed_functions_hold() -> None:
@@ -156,7 +182,10 @@ def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, str]:
     try:
         return optimizers.state_of(optimizer), ""
     except ConfigError as error:
-        return OptimizerState({}, {}, []), str(error)
+        return OptimizerState({}, {}, []), f"{error}. Make it again on all ranks"
+    except Exception as error:  # noqa: BLE001 - an optimizer of the person's may raise what it likes
+        raised = f"{type(error).__name__}: {error}"
+        return OptimizerState({}, {}, []), f"its state could not be compared over the ranks ({raised})"
 
 
 def _share_optimizers(
@@ -168,13 +197,15 @@ def _share_optimizers(
         name: value
         for name, value in variables.items()
         if isinstance(value, Optimizer)
+        # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
+        and not ddp_attachments.has_group(value)
         and all(id(p) in shared for group in value.param_groups for p in group["params"])
     }
     everywhere, lines = _on_every_rank(mine, source, "optimizer")
     for name in everywhere:
         state, problem = _state_of(mine[name])
         if any(problems := exchange.gather(problem)):
-            lines.append(f"{name}: {next(filter(None, problems))}. Make it again on all ranks")
+            lines.append(f"{name}: {next(filter(None, problems))}")
             continue
         tensors, values, groups = state
         settings = [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in groups]
@@ -184,8 +215,18 @@ def _share_optimizers(
             continue
         tensors = dict(exchange.broadcast_tensors(tensors, source, moved[0].device))
         theirs, values = exchange.broadcast([settings, values], source)
+        problem = ""
         if dist.get_rank() != source:
             load = [own | other for own, other in zip(groups, theirs, strict=True)]
-            optimizers.load_state(mine[name], OptimizerState(tensors, values, load))
+            try:
+                optimizers.load_state(mine[name], OptimizerState(tensors, values, load))
+            except Exception as error:  # noqa: BLE001 - as above
+                problem = f"{type(error).__name__}: {error}"
+        if any(problems := exchange.gather(problem)):
+            raised = next(filter(None, problems))
+            lines.append(
+                f"the state of {name} differs between the ranks ({raised}). Make it again on all ranks"
+            )
+            continue
         lines.append(f"the state of {name} differed between the ranks: all have that of rank {source} now")
     return lines

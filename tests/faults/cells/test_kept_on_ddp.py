@@ -1,0 +1,133 @@
+"""What a person has put on a DDP object is on it after a failed cell, as before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import launching
+import pytest
+from kernel import Kernel, kernel
+
+_NUM_RANKS = 3
+_FAIL = "%%distributed\nif rank == 1: raise ValueError('on purpose')\ndist.barrier()"
+_MAKE = "%%distributed\nddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))\n"
+_GRADIENT = (
+    "%%distributed\nddp.zero_grad()\nddp(torch.full((1, 2), rank + 1.0)).sum().backward()\n"
+    "ddp.module.weight.grad[0, 0].item()"
+)
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Kernel]:
+    with kernel() as started:
+        assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags(_NUM_RANKS)}").status == "ok"
+        yield started
+        started.run("%nbgpu stop")
+
+
+def _run(notebook: Kernel, code: str) -> None:
+    done = notebook.run(code)
+    assert done.status == "ok", done.error
+
+
+def _gradients(notebook: Kernel) -> list[float]:
+    return [float(lines[-1]) for lines in notebook.run(_GRADIENT).said(*range(_NUM_RANKS))]
+
+
+def _fail(notebook: Kernel) -> str:
+    """Have a cell fail, and return what is said of it."""
+    done = notebook.run(_FAIL)
+    assert "on purpose" in done.error
+    return done.error + done.stderr
+
+
+SUMMED = (
+    "def summed(_, bucket): return dist.all_reduce(bucket.buffer(), async_op=True).get_future()"
+    ".then(lambda f: f.value()[0])\n"
+)
+HOOKS = {
+    "of the person's own": (f"{SUMMED}ddp.register_comm_hook(None, summed)", 6.0),
+    "of torch": (
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "ddp.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)",
+        2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("which", HOOKS)
+def test_a_communication_hook_is_on_it(notebook: Kernel, which: str) -> None:
+    register, expected = HOOKS[which]
+    _run(notebook, f"{_MAKE}{register}")
+    before = _gradients(notebook)
+    assert before == pytest.approx([expected] * _NUM_RANKS, rel=1e-3)  # in half precision
+    for _ in range(2):
+        assert "hook" not in _fail(notebook)
+        assert _gradients(notebook) == before
+        assert notebook.run("%%distributed\nlen(ddp._comm_hooks)").said(0) == [["1"]]
+
+
+def test_power_sgd_goes_on_and_says_what_begins_anew(notebook: Kernel) -> None:
+    _run(
+        notebook,
+        f"{_MAKE.replace('Linear(2, 1', 'Linear(40, 40')}"
+        "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power\n"
+        "state = power.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)\n"
+        "ddp.register_comm_hook(state, power.powerSGD_hook)",
+    )
+    steps = "%%distributed\nfor _ in range(5): ddp(torch.ones(3, 40)).sum().backward()\nlen(state.error_dict)"
+    assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
+    assert "powerSGD_hook begins anew: 2 steps without compression" in _fail(notebook)
+    assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
+
+
+def test_a_hook_that_only_some_ranks_have_is_named(notebook: Kernel) -> None:
+    _run(notebook, f"{_MAKE}{SUMMED}if rank: ddp.register_comm_hook(None, summed)")
+    assert "ddp had a communication hook on some ranks only: it has none now" in _fail(notebook)
+    assert _gradients(notebook) == [2.0] * _NUM_RANKS
+
+
+def test_hooks_of_the_module_children_and_switches_are_on_it(notebook: Kernel) -> None:
+    _run(
+        notebook,
+        f"{_MAKE}calls = []\n"
+        "handle = ddp.register_forward_hook(lambda *_: calls.append(1))\n"
+        "ddp.register_buffer('mean', torch.ones(3))\nddp.eval()\nddp.require_backward_grad_sync = False",
+    )
+    _fail(notebook)
+    seen = "calls.clear(); ddp(torch.ones(1, 2)); [len(calls), ddp.mean.sum().item(), ddp.training, ddp.require_backward_grad_sync]"
+    assert notebook.run(f"%%distributed\n{seen}").said(0, 1, 2) == [["[1, 3.0, False, False]"]] * 3
+    # The handle of before still takes the hook away.
+    assert notebook.run(f"%%distributed\nhandle.remove()\n{seen}").said(0)[0][-1].startswith("[0, ")
+
+
+def test_an_optimizer_with_a_part_of_the_state_on_each_rank_goes_on(notebook: Kernel) -> None:
+    _run(
+        notebook,
+        f"{_MAKE}from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+        "zero = ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.1)",
+    )
+    step = (
+        "%%distributed\nddp(torch.ones(1, 2)).sum().backward(); zero.step()\nddp.module.weight.sum().item()"
+    )
+    _run(notebook, step)
+    said = _fail(notebook)
+    assert "could not be formed" not in said
+    assert "zero" not in said
+    done = notebook.run(step)
+    assert done.status == "ok", done.error
+    assert len({lines[-1] for lines in done.said(*range(_NUM_RANKS))}) == 1
+    _run(notebook, "%%distributed\ndel zero")
+
+
+def test_an_optimizer_whose_state_cannot_be_taken_keeps_nobody(notebook: Kernel) -> None:
+    _run(
+        notebook,
+        f"{_MAKE}class Odd(torch.optim.SGD):\n    def state_dict(self): raise RuntimeError('not mine to give')\n"
+        "odd = Odd(ddp.parameters(), lr=0.1)",
+    )
+    assert "odd: its state could not be compared over the ranks (RuntimeError: not mine to give)" in _fail(
+        notebook
+    )
+    assert _gradients(notebook) == [2.0] * _NUM_RANKS
+    _run(notebook, "%%distributed\ndel odd, Odd")
