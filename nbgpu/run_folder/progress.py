@@ -36,8 +36,8 @@ _ORDER: tuple[RunState, ...] = (
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """The progress of a run. `eta_s` is None where it is not known, and epochs are 0 until the data have been
-    read."""
+    """The progress of a run. `eta_s` is None where it is not known. Epochs are 0 until the data have been read,
+    and so are the steps of a run whose length is given in epochs."""
 
     step: int
     total_steps: int
@@ -48,6 +48,11 @@ class ProgressBar:
     samples_per_s: float
     """The throughput over all ranks; 0 until it is known."""
     eta_s: float | None
+
+    @property
+    def in_steps(self) -> str:
+        """'step 5 of 60'."""
+        return f"step {self.step} of {self.total_steps}" if self.total_steps else f"step {self.step}"
 
 
 def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:

@@ -3,7 +3,7 @@
 import { element, setAttribute, setText } from "./dom";
 import { number } from "./format";
 import type { RunStore } from "./store";
-import { FINAL_STATES, type RunState } from "./wire";
+import { FINAL_STATES, type RunState, type Status } from "./wire";
 
 type Command = "pause" | "resume" | "stop";
 
@@ -76,11 +76,11 @@ export class Header {
     if (gone) this.release();
     setText(this.state, gone ? "kernel gone" : status.state);
     setAttribute(this.state, "data-state", gone ? "gone" : status.state);
-    const share = run.total_steps > 0 ? status.step / run.total_steps : 0;
+    const share = status.total_steps > 0 ? Math.min(1, status.step / status.total_steps) : 0;
     this.fill.style.width = `${(share * 100).toFixed(1)}%`;
     const words = progressInWords(this.store);
     setText(this.words, words);
-    setAttribute(this.bar, "aria-valuemax", String(run.total_steps));
+    setAttribute(this.bar, "aria-valuemax", String(status.total_steps));
     setAttribute(this.bar, "aria-valuenow", String(status.step));
     setAttribute(this.bar, "aria-valuetext", words);
     this.updateButtons(status.state);
@@ -127,6 +127,10 @@ export class Header {
   }
 }
 
+function stepInWords(status: Status): string {
+  return status.total_steps > 0 ? `step ${status.step} of ${status.total_steps}` : `step ${status.step}`;
+}
+
 export function progressInWords(store: RunStore): string {
   const { run, status } = store;
   if (!run || !status) return "";
@@ -134,12 +138,12 @@ export function progressInWords(store: RunStore): string {
     const fate = run.kept
       ? "the run goes on. In the new kernel %nbgpu attach connects to it again, and run.panel() shows it"
       : "the run ended with it";
-    return `The kernel is gone; ${fate}. Last heard: step ${status.step} of ${run.total_steps}`;
+    return `The kernel is gone; ${fate}. Last heard: ${stepInWords(status)}`;
   }
   if (store.silent_s > 0) {
-    return `Nothing was heard from the kernel for ${store.silent_s} s: it is busy, or gone. Last heard: step ${status.step} of ${run.total_steps}`;
+    return `Nothing was heard from the kernel for ${store.silent_s} s: it is busy, or gone. Last heard: ${stepInWords(status)}`;
   }
-  const parts = [`step ${status.step} of ${run.total_steps}`];
+  const parts = [stepInWords(status)];
   if (status.num_epochs > 1) parts.push(`epoch ${status.epoch} of ${status.num_epochs}`);
   else if (status.num_epochs === 0 && status.epoch > 0) parts.push(`epoch ${status.epoch}`);
   if (status.samples_per_s > 0) {

@@ -19,7 +19,6 @@ export const FINAL_STATES: ReadonlySet<RunState> = new Set(["stopped", "finished
 export interface RunMeta {
   id: string;
   recipe: string;
-  total_steps: number;
   started_s: number;
   /** Whether the run goes on when the kernel ends. */
   kept: boolean;
@@ -47,6 +46,8 @@ export interface RankNow {
 export interface Status {
   state: RunState;
   step: number;
+  /** 0 where it is not known yet. */
+  total_steps: number;
   epoch: number;
   /** 0 until the ranks have looked at the data, and where a change of the batch size has changed it. */
   num_epochs: number;

@@ -7,6 +7,7 @@ export function status(overrides: Partial<Status> = {}, ranks = 2): Status {
   return {
     state: "training",
     step: 3,
+    total_steps: 10,
     epoch: 1,
     num_epochs: 2,
     samples_per_s: 40,
@@ -27,7 +28,7 @@ export function status(overrides: Partial<Status> = {}, ranks = 2): Status {
 export function snapshot(series: [number, string][], overrides: Partial<SnapshotMessage> = {}, ranks = 2): SnapshotMessage {
   return {
     type: "snapshot",
-    run: { id: "run-1", recipe: "autoencoder", total_steps: 10, started_s: 1000, kept: false, why_losses_differ: "" },
+    run: { id: "run-1", recipe: "autoencoder", started_s: 1000, kept: false, why_losses_differ: "" },
     ranks: Array.from({ length: ranks }, (_, rank) => ({
       color: rank === 0 ? "#0000ff" : "#00ff00",
       label: `GPU ${rank} NVIDIA H200`,

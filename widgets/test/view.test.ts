@@ -104,6 +104,15 @@ describe("a panel", () => {
     expect(el.querySelector('[role="status"]')?.textContent).toBe("autoencoder is training at step 3");
   });
 
+  it("has the number of steps from the ranks, who know it once they have seen the data", async () => {
+    const { model, el } = open();
+    await say(model, { total_steps: 0 });
+    expect(el.querySelector(".nbgpu-words")?.textContent).toContain("step 3 ·");
+    await say(model, { step: 115, total_steps: 1200 });
+    expect(el.querySelector(".nbgpu-words")?.textContent).toContain("step 115 of 1200");
+    expect(el.querySelector('[role="progressbar"]')?.getAttribute("aria-valuemax")).toBe("1200");
+  });
+
   it("gives each chart its newest values as its name", async () => {
     const { model, el } = open();
     await say(model);

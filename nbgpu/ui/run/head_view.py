@@ -103,7 +103,7 @@ def progress(run: Reportable, history: History) -> str:
     """How far the run came, and how long that took, in a line."""
     info, statuses = run.info, run.statuses()
     now = run_progress.progress(info, run.status, statuses)
-    words = [f"step {now.step} of {info.total_steps}", wording.epochs(now)]
+    words = [now.in_steps, wording.epochs(now)]
     newest_s = max((series.times_s[-1] for series in history.series.values() if series.times_s), default=0.0)
     if newest_s > info.started_s:
         words.append(duration(newest_s - info.started_s))

@@ -276,7 +276,6 @@ class Panel(anywidget.AnyWidget):
                 "run": {
                     "id": info.run_id,
                     "recipe": ", ".join(filter(None, [info.title, info.simulated])),
-                    "total_steps": info.total_steps,
                     "started_s": info.started_s,
                     "kept": self._run.outlives_kernel,
                     "why_losses_differ": self._run.config.why_losses_differ,
@@ -306,6 +305,8 @@ class Panel(anywidget.AnyWidget):
         return {
             "state": state,
             "step": now.step,
+            # It is not known before the data are, where the length is given in epochs.
+            "total_steps": now.total_steps,
             "epoch": now.epoch,
             "num_epochs": now.num_epochs,
             # The others wait for a rank that is lost.

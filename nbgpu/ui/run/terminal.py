@@ -142,7 +142,7 @@ class _Screen:
         if validated := self._history.ranks_of("val_loss"):
             parts.append(f"validation loss {next(iter(validated.values())).values[-1]:.4g}")
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
-        head.add_row(Text(run.status, style="bold"), bar, f"step {now.step} of {now.total_steps}{left}")
+        head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("rank", no_wrap=True)
         # This is the one column that shrinks in a narrow window.

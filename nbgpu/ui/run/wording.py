@@ -114,7 +114,7 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
     """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
     losses are those of the history, or without one the newest that each rank has told."""
     now = progress(info, state, statuses)
-    parts = [f"{info.title}: {state}", f"step {now.step} of {now.total_steps}"]
+    parts = [f"{info.title}: {state}", now.in_steps]
     if in_epochs := epochs(now):
         parts.append(in_epochs)
     for name, label in (("loss", "loss"), ("val_loss", "validation loss")):

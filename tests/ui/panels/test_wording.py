@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nbgpu.config import TrainConfig
 from nbgpu.protocol.records import Device, Event, RankStatus, RunInfo, RunState, Sample
 from nbgpu.ui.run import wording
 from nbgpu.ui.run.history import History
@@ -68,6 +69,14 @@ def test_a_run_with_a_name_is_called_by_it() -> None:
     named = replace(INFO, name="with-ema")
     said = summary(named, "training", [status()], History())
     assert said.startswith("autoencoder 'with-ema': training, step 30 of 100")
+
+
+def test_steps_that_nobody_has_counted_yet_are_not_said() -> None:
+    """A run of 3 epochs has no number of steps before the ranks have seen the data."""
+    config = TrainConfig.checked(epochs=3)
+    early = replace(INFO, total_steps=config.total_steps(steps_per_epoch=0), steps_per_epoch=0)
+    assert summary(early, "loading", [status()], History()).startswith("autoencoder: loading, step 30, ")
+    assert summary(replace(early, total_steps=60), "training", [status()]).split(", ")[1] == "step 30 of 60"
 
 
 def test_nothing_is_said_to_be_left_while_the_result_is_worked_out() -> None:

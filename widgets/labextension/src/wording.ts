@@ -17,7 +17,7 @@ export function countOfRanks(count: number): string {
 
 /** 'step 120 of 400, epoch 2 of 5, 3 min left'. */
 export function progressInWords(progress: Progress): string {
-  const parts = [`step ${progress.step} of ${progress.total_steps}`];
+  const parts = [progress.total_steps ? `step ${progress.step} of ${progress.total_steps}` : `step ${progress.step}`];
   if (progress.num_epochs > 1) parts.push(`epoch ${progress.epoch} of ${progress.num_epochs}`);
   else if (progress.epoch && !progress.num_epochs) parts.push(`epoch ${progress.epoch}`);
   if (progress.eta_s !== null) parts.push(`${duration(progress.eta_s)} left`);
@@ -33,7 +33,7 @@ export function statusInWords(cluster: Cluster): string {
   else if (cluster.waiting) parts.push("some wait");
   if (run && !run.is_over) {
     parts.push(run.state === "training" ? "running" : run.state);
-    if (run.progress) parts.push(`step ${run.progress.step} / ${run.progress.total_steps}`);
+    if (run.progress) parts.push(`step ${run.progress.step}${run.progress.total_steps ? ` / ${run.progress.total_steps}` : ""}`);
   } else if (cluster.ranks.some((rank) => rank.sign === "busy" || rank.sign === "waits")) {
     parts.push("in a cell");
   } else if (cluster.ranks.every((rank) => rank.sign === "idle")) {
