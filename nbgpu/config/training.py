@@ -81,8 +81,8 @@ class LoopSettings(Settings):
         return self.batch_size * world_size * self.accumulate
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """The total number of optimizer steps. Where the length is given in epochs and `steps_per_epoch` is 0,
-        because nobody has looked at the data yet, it is 0: not known."""
+        """The total number of optimizer steps; 0 where the length is given in epochs and `steps_per_epoch` is
+        0, because nobody has looked at the data yet."""
         return self.steps if self.epochs is None else self.epochs * steps_per_epoch
 
 

@@ -36,8 +36,8 @@ _ORDER: tuple[RunState, ...] = (
 
 @dataclass(frozen=True)
 class ProgressBar:
-    """The progress of a run. `eta_s` is None where it is not known. Epochs are 0 until the data have been read,
-    and so are the steps of a run whose length is given in epochs."""
+    """The progress of a run. `eta_s` is None where it is not known. Epochs are 0 until the data have been
+    read, and so are the steps of a run whose length is given in epochs."""
 
     step: int
     total_steps: int
