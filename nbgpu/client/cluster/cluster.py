@@ -41,7 +41,7 @@ from nbgpu.errors import (
     NbgpuError,
     NoClusterError,
 )
-from nbgpu.host import host_checks
+from nbgpu.host import host_checks, torch_build
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
@@ -162,8 +162,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         Raises:
             ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
             ClusterError: another cluster of this process runs, another cluster has a GPU, the limits of the
-                number or size of files are too low, or an engine did not start. The message ends with the
-                engines' log.
+                number or size of files are too low, torch is built for the CPU only and there are GPUs, or an
+                engine did not start. The message ends with the engines' log.
         """
         require_none()
         return self._start(self._become_current, tell, stop)
@@ -185,6 +185,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end, tell, stop)
+        torch_build.require_for(self.devices)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines

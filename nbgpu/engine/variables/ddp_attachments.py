@@ -71,7 +71,7 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
         return f"its communication hook {name} is on a group of your own: make it and register the hook again"
     note = ""
     if _begin_compression_again(state):
-        note = f"its communication hook {name} begins anew: {_STEPS_TO_SETTLE} steps without compression, no error kept"
+        note = f"its communication hook {name} begins again: {_STEPS_TO_SETTLE} steps without compression, no error kept"
     ddp.register_comm_hook(state, hook)
     return note
 

@@ -77,7 +77,7 @@ def test_power_sgd_goes_on_and_says_what_begins_anew(notebook: Kernel) -> None:
     )
     steps = "%%distributed\nfor _ in range(5): ddp(torch.ones(3, 40)).sum().backward()\nlen(state.error_dict)"
     assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
-    assert "powerSGD_hook begins anew: 2 steps without compression" in _fail(notebook)
+    assert "powerSGD_hook begins again: 2 steps without compression" in _fail(notebook)
     assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
 
 
