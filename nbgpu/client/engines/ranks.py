@@ -40,6 +40,7 @@ _MAX_REGROUP_ATTEMPTS = 3
 _ENGINE_PATIENCE_S = 60.0
 _ECHO_PATIENCE_S = 0.1
 _POLL_PERIOD_S = 0.01
+_EXIT_PATIENCE_S = 5.0
 
 
 class Ranks(ChangingRanks):
@@ -299,6 +300,17 @@ class Ranks(ChangingRanks):
         processes = self.seating.processes
         ending = [rank for rank in range(len(self)) if self._lifetimes.glance(processes[rank]).is_ending()]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
+
+    def gone_together(self) -> dict[int, str]:
+        """Do the work of `gone`; where a rank is gone, wait for others that are on their way out, because
+        what has ended one may have ended them, too."""
+        give_up_s = time.monotonic() + _EXIT_PATIENCE_S
+        while gone := self.gone():
+            alive = set(range(len(self))) - gone.keys()
+            if not any(self.is_ending(rank) for rank in alive) or time.monotonic() > give_up_s:
+                break
+            time.sleep(_POLL_PERIOD_S)
+        return gone
 
     def close(self) -> None:
         """Stop watching the processes. Call when the cluster has ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +66,8 @@ class Recovery:
         """The cells from which ranks did not come back, by rank."""
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
+        self._empty: set[int] = set()
+        """The ranks that have a new engine of which the person has not been told."""
         self._reported_signals: set[str] = set()
         self.hosts = LostHosts(cluster)
 
@@ -86,10 +88,10 @@ class Recovery:
 
     def _replace_ranks_that_went(self) -> None:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
-        gone = self._cluster.ranks.gone()
+        gone = self._cluster.ranks.gone_together()
         if gone:
             try:
-                message = self.replace_gone()
+                message = self.replace_all_gone()
             except HostsGivenUpError as error:
                 raise ClusterError(str(error)) from None
             self._cluster.ranks.add_spares(self._cluster.config.spare)
@@ -256,18 +258,27 @@ class Recovery:
             waiting: how to wait for a lost host, as for `LostHosts.go_on`.
         """
         lines = self.hosts.go_on(waiting)
-        gone = self._cluster.ranks.gone()
-        if not gone:
-            return "\n".join([*lines, *self._cluster.ranks.regroup()])
+        gone = self._cluster.ranks.gone_together()
         try:
-            lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
-            self.hosts.places.clear()
-        except KeyboardInterrupt:
+            if gone:
+                lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
+                self.hosts.places.clear()
+            else:
+                lost = self._cluster.ranks.regroup()
+        except BaseException as error:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
-            if replaced := sorted(set(gone) - set(self._cluster.ranks.gone())):
-                self._cluster.news.append(self._describe_replaced(replaced))
+            self._empty |= set(gone) - set(self._cluster.ranks.gone())
+            if isinstance(error, KeyboardInterrupt):
+                self._cluster.news += self._replaced(())
             raise
-        return "\n".join([*lines, self._describe_replaced(list(gone)), *lost])
+        return "\n".join([*lines, *self._replaced(gone), *lost])
+
+    def _replaced(self, gone: Iterable[int]) -> list[str]:
+        """Return the line that tells of ranks which have just got new engines, and of those not told of
+        yet."""
+        replaced = sorted(self._empty.union(gone))
+        self._empty.clear()
+        return [self._describe_replaced(replaced)] if replaced else []
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Follow the ranks to their new numbers, given by those from before. The others are lost."""
@@ -275,6 +286,7 @@ class Recovery:
             numbers[rank]: each for rank, each in self._left_behind.items() if rank in numbers
         }
         self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
+        self._empty = {numbers[rank] for rank in self._empty if rank in numbers}
 
     def replace_all_gone(self, waiting: Waiting | None = None) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.

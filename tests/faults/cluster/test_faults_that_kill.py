@@ -228,6 +228,28 @@ def test_a_rank_that_is_stuck_can_be_given_up(notebook: Kernel) -> None:
 
 
 @row(
+    "all ranks are killed between two cells",
+    "one cell fails, which names all of them and says that nothing was kept",
+    bound_s=6,
+)
+@pytest.mark.parametrize("apart_s", [0, 0.05])
+def test_all_ranks_are_killed_between_two_cells(
+    notebook: Kernel, measured: Measured, apart_s: float
+) -> None:
+    pids = ast.literal_eval(notebook.run("import nbgpu\nnbgpu.current().pids").value)
+    notebook.run("%%distributed\nkept = 1")
+    measured.fault_now()
+    for pid in (pids[0], pids[1]):
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(apart_s)
+    done = notebook.run("%%distributed\n1", timeout_s=BOUND_S)
+    measured.ended(done.error)
+    assert all(f"rank {rank} was killed by SIGKILL" in done.error for rank in (0, 1))
+    assert "rank 0, 1 was replaced and is empty; no rank kept its variables" in done.error
+    assert notebook.run("%%distributed\n'kept' in globals()").said(0, 1) == [["False"]] * 2
+
+
+@row(
     "gloo aborts the ranks, because their tensors differ in size",
     "the ranks that it killed are named and replaced",
     bound_s=6,
