@@ -233,9 +233,7 @@ def test_a_rank_that_is_stuck_can_be_given_up(notebook: Kernel) -> None:
     bound_s=6,
 )
 @pytest.mark.parametrize("apart_s", [0, 0.05])
-def test_all_ranks_are_killed_between_two_cells(
-    notebook: Kernel, measured: Measured, apart_s: float
-) -> None:
+def test_all_ranks_are_killed_between_two_cells(notebook: Kernel, measured: Measured, apart_s: float) -> None:
     pids = ast.literal_eval(notebook.run("import nbgpu\nnbgpu.current().pids").value)
     notebook.run("%%distributed\nkept = 1")
     measured.fault_now()
