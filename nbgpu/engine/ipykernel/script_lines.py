@@ -19,7 +19,7 @@ from types import FunctionType, TracebackType
 from typing import Any
 
 from torch import multiprocessing
-from torch.multiprocessing import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from nbgpu.engine.frames import called_collective, codes, is_library
 from nbgpu.engine.group import group
@@ -67,7 +67,7 @@ def install(shell: Any, device: str) -> None:
     _device = device
     for kind in (SpawnProcess, ForkServerProcess):
         kind.__init__ = _noting(kind.__init__)  # type: ignore[method-assign]
-    multiprocessing.start_processes = _refusing_launchers(spawn.start_processes)  # type: ignore[attr-defined]
+    multiprocessing.start_processes = _refusing_launchers(start_processes)  # type: ignore[attr-defined]
     shell.events.register("post_run_cell", _say_what_could_not_begin)
 
 
@@ -134,7 +134,7 @@ def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
     never end.
     """
 
-    def start_processes(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def start_or_refuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         module = getattr(fn, "__module__", None) or ""
         for package, instead in _LAUNCHERS.items():
             if module == package or module.startswith(f"{package}."):
@@ -143,7 +143,7 @@ def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
                 )
         return start(fn, *args, **kwargs)
 
-    return start_processes
+    return start_or_refuse
 
 
 def _noting(begin: Callable[..., None]) -> Callable[..., None]:
