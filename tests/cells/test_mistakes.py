@@ -154,7 +154,6 @@ MP = "import torch.multiprocessing as mp\n"
             "Leave device_ids out:",
             marks=pytest.mark.long,
         ),
-        ("import os; int(os.environ['LOCAL_RANK'])", "LOCAL_RANK is a variable that torchrun sets"),
         ("dist.destroy_process_group(); dist.barrier()", ENDED),
         (f"dist.destroy_process_group(); {INIT.replace('gloo', 'nothing')}", ""),
     ],
@@ -169,8 +168,6 @@ def test_lines_of_scripts_are_explained(notebook: Kernel, cell: str, said: str) 
 @pytest.mark.parametrize(
     "cell",
     [
-        "{}['RANK']",
-        "import os; os.environ['RANKS']",
         "raise RuntimeError('Torch not compiled with CUDA enabled')",
         "torch.cuda.synchronize()",
         "torch.zeros(2).to('nowhere')",

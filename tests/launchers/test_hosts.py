@@ -114,6 +114,15 @@ def test_ranks_are_numbered_host_by_host(two: TwoHosts) -> None:
     assert [path.stat().st_mode & 0o777 for path in (first, second)] == [0o700, 0o700]
 
 
+def test_ranks_on_several_hosts_have_what_torchrun_sets(two: TwoHosts) -> None:
+    names = "RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"
+    said = two.cluster.execute(f"import os; print(*(os.environ[name] for name in {names}))")
+    assert said == {0: "0 0 0 2\n", 1: "1 1 0 2\n", 2: "2 0 1 2\n", 3: "3 1 1 2\n"}
+    masters = two.cluster.execute("print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
+    assert len(set(masters.values())) == 1
+    assert not masters[0].startswith("127.")
+
+
 def test_each_rank_is_the_child_of_its_own_host(two: TwoHosts) -> None:
     owners = {launcher_of(psutil.Process(pid).ppid()) for pid in two.cluster.pids.values()}
     assert owners == {process.pid for process in two.processes}

@@ -25,6 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(nbgpu.__file__).parent
 
 CONTRACT = """
+accelerate.state:AcceleratorState
+    _reset_state(reset_partial_state)
 ipykernel.kernelbase:Kernel
     _abort_queues(self, subshell_id)
     _aborting
@@ -128,6 +130,7 @@ torch.utils.data.dataloader:_MultiProcessingDataLoaderIter
 can read."""
 
 ROOMS = {
+    "accelerate": {"engine/variables/library_objects.py"},
     "ipykernel": {"client/ipykernel", "engine/ipykernel", "protocol/streams.py"},
     "IPython": {"engine/ipykernel"},
     "ipyparallel": {"client/engines"},
@@ -217,6 +220,8 @@ def parameters_of(function: Any) -> str:
 def moved() -> Iterator[str]:
     """A line for each name that is not as it was tried."""
     for owner, name, parameters in listed():
+        if owner.startswith("accelerate.") and find_spec("accelerate") is None:
+            continue  # nbgpu does without it, and then does not use the name either
         try:
             there = resolved(owner)
         except (ImportError, AttributeError):

@@ -37,6 +37,7 @@ def of_ranks(
     for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
         place = processes.place_of(hosts[rank])
         world_size = 1 if transport.name == SINGLE else len(chosen)
+        with_ranks = list(dict.fromkeys(hosts[:world_size]))
         here = [each for each in range(world_size) if hosts[each] == hosts[rank]]
         # No process sees another host's devices.
         devices_here = [each for each, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
@@ -47,6 +48,8 @@ def of_ranks(
                 "host": place.name,
                 "local_rank": here.index(rank),
                 "local_world_size": len(here),
+                "host_number": with_ranks.index(hosts[rank]),
+                "num_hosts": len(with_ranks),
                 "interface": place.interface,
                 "backend": transport.backend,
                 "transport": transport.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ def take_over(shell: Any) -> None:
     # the right renderer by itself.
     if not {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & set(os.environ):
         os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")
+    # IPython sets it for scripts that ask whether a person types at them. Lightning does, and then refuses to
+    # train with several processes. A rank is one of these processes, as below a launcher.
+    vars(sys).pop("ps1", None)
     # The pager belongs to the page, which the ranks cannot reach.
     shell.set_hook("show_in_pager", page.as_hook(_print), 0)
     shell.ask_exit = _refuse_to_exit

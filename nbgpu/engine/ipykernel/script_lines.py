@@ -8,7 +8,6 @@ other error gets none.
 from __future__ import annotations
 
 import linecache
-import os
 import re
 import sys
 import weakref
@@ -18,6 +17,9 @@ from multiprocessing.process import BaseProcess
 from traceback import extract_tb
 from types import FunctionType, TracebackType
 from typing import Any
+
+from torch import multiprocessing
+from torch.multiprocessing.spawn import start_processes
 
 from nbgpu.engine.frames import called_collective, codes, is_library
 from nbgpu.engine.group import group
@@ -33,15 +35,17 @@ _NO_SUCH_GPU = (
     "Invalid device id",
 )
 _PUTS_ON_A_DEVICE = re.compile(r"\.to\(|\.cuda\(|device")
-_OF_TORCHRUN: Mapping[str, str] = {
-    "RANK": "rank",
-    "LOCAL_RANK": "local_rank",
-    "WORLD_SIZE": "world_size",
-}
-"""The variables that torchrun sets for scripts, and the names of their values on a rank."""
-_OS = {"<frozen os>", os.__file__}
-"""What frames call the module `os`, which may be built into Python."""
 _SPAWNS = "torch/multiprocessing/spawn.py"
+_NOTEBOOK_LAUNCHER = "accelerate/launchers.py"
+_CALL_IT = "call the function itself, without notebook_launcher"
+_BY_DDP = "pass devices=world_size and strategy='ddp'"
+_LAUNCHERS: Mapping[str, str] = {
+    "lightning": _BY_DDP,
+    "lightning_fabric": _BY_DDP,
+    "pytorch_lightning": _BY_DDP,
+    "torch.distributed.elastic": _CALL_IT,
+}
+"""Packages that start the processes of a group from a notebook, and what to write in a cell instead."""
 
 _started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionary()
 """The processes that begin with an empty interpreter and are to call a function of a cell, with its name."""
@@ -52,7 +56,8 @@ _device = ""
 
 
 def install(shell: Any, device: str) -> None:
-    """Note the processes that cells start, and say at the end of a cell which of them could not begin.
+    """Note the processes that cells start, refuse those that would be ranks, and say at the end of a cell
+    which of them could not begin.
 
     Args:
         shell: the engine's shell.
@@ -62,6 +67,7 @@ def install(shell: Any, device: str) -> None:
     _device = device
     for kind in (SpawnProcess, ForkServerProcess):
         kind.__init__ = _noting(kind.__init__)  # type: ignore[method-assign]
+    multiprocessing.start_processes = _refusing_launchers(start_processes)  # type: ignore[attr-defined]
     shell.events.register("post_run_cell", _say_what_could_not_begin)
 
 
@@ -85,21 +91,16 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
         return _ended()
     if any(code.co_filename.endswith(_SPAWNS) for code in codes(traceback)):
         return _about_spawned(message)
-    if isinstance(error, KeyError) and (variable := _variable_asked_for(error, traceback)) in _OF_TORCHRUN:
-        return f"{variable} is a variable that torchrun sets for scripts. Here its value is `{_OF_TORCHRUN[variable]}`."
+    if any(code.co_filename.endswith(_NOTEBOOK_LAUNCHER) for code in codes(traceback)):
+        return f"The ranks are the processes that notebook_launcher starts in a notebook: {_CALL_IT}."
+    if "needs to be called with a function that contains the code to launch in processes" in message:
+        return f"The ranks are these processes: {_BY_DDP}."  # of Lightning's Fabric
     if "device_ids and output_device arguments only work with" in message:
         return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
     if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):
         has = "has no GPU" if _device == "cpu" else f"has the GPU {_device}"
         return f"This rank {has}: write .to(device). `device` is '{_device}' here, and a rank's own GPU where it has one."
     return ""
-
-
-def _variable_asked_for(error: KeyError, traceback: TracebackType | None) -> str:
-    """The variable that `os.environ` does not have; empty where the error is another mapping's."""
-    called = [(code.co_name, code.co_filename) for code in codes(traceback)]
-    is_environment = called and called[-1][0] == "__getitem__" and called[-1][1] in _OS
-    return str(error.args[0]) if is_environment and error.args else ""
 
 
 def _ended() -> str:
@@ -124,6 +125,25 @@ def _own_lines(traceback: TracebackType | None) -> str:
         return ""
     last = own[-1].end_lineno or first
     return "".join(linecache.getline(own[-1].filename, number) for number in range(first, last + 1))
+
+
+def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to start processes that a library takes for the ranks of a group.
+
+    A forked process has the group of this rank, number and connections included. Its first collective would
+    never end.
+    """
+
+    def start_or_refuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module = getattr(fn, "__module__", None) or ""
+        for package, instead in _LAUNCHERS.items():
+            if module == package or module.startswith(f"{package}."):
+                raise RuntimeError(
+                    f"{package} would start processes of its own here. The ranks are these processes: {instead}."
+                )
+        return start(fn, *args, **kwargs)
+
+    return start_or_refuse
 
 
 def _noting(begin: Callable[..., None]) -> Callable[..., None]:

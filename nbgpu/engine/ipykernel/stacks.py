@@ -181,7 +181,7 @@ def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -
     collective = _collective(frames[own[-1] :])
     return MainThreadState(
         doing,
-        line=frames[in_cell[-1]].f_lineno if doing == "cell" else 0,
+        line=(frames[in_cell[-1]].f_lineno or 0) if doing == "cell" else 0,
         source=_source(innermost),
         within=_described(innermost) if elsewhere else "",
         collective=collective,
@@ -218,7 +218,7 @@ def _described(frame: FrameType) -> str:
 
 
 def _source(frame: FrameType) -> str:
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals).strip()
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals).strip()
     return text if len(text) <= _MAX_SOURCE_CHARS else f"{text[: _MAX_SOURCE_CHARS - 3]}..."
 
 

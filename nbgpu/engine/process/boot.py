@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import interrupts, stacks
-from nbgpu.engine.process import resizing
+from nbgpu.engine.process import resizing, torchrun_variables
 from nbgpu.machine import clock, descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
@@ -170,6 +170,10 @@ class Seat:
     local_rank: int
     local_world_size: int
     """The number of ranks on its host."""
+    host_number: int
+    """The number of its host among those that have ranks, from 0 on."""
+    num_hosts: int
+    """The number of hosts that have ranks."""
     interface: str
     """The interface over which it talks to ranks of other hosts; empty where all are on one."""
     backend: str
@@ -217,7 +221,10 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     from nbgpu.engine.group import group, simulated_link
 
     taken = _take(Seat(**seat))
-    group.form(_membership(taken), _store(taken, generation), generation)
+    store = _store(taken, generation)
+    torchrun_variables.publish_master(taken, store)
+    group.form(_membership(taken), store, generation)
+    torchrun_variables.set_master(store)
     simulated_link.begin(Path(taken.folder), generation)
     return _settings_of_transport
 
@@ -247,20 +254,26 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     import torch.distributed as dist
 
     from nbgpu.engine.group import group, simulated_link
-    from nbgpu.engine.variables import replicas, user_groups
+    from nbgpu.engine.variables import library_objects, replicas, user_groups
 
     global _taken
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
+    variables = _shell().user_ns
+    of_libraries = []
     if _taken is not None and _taken != new_seat:
         why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
         resizing.follow(_taken, new_seat, _shell())
+        if _taken.world_size != new_seat.world_size:
+            of_libraries = library_objects.how_to_make_again(variables)
         _taken = new_seat
     taken = _take(new_seat)
-    variables = _shell().user_ns
-    lost = [f"{why}: {line}" for line in user_groups.how_to_make_again(variables)]
+    lost = [f"{why}: {line}" for line in [*user_groups.how_to_make_again(variables), *of_libraries]]
     before = dist.group.WORLD
-    group.form_again(_membership(taken), _store(taken, generation), generation)
+    store = _store(taken, generation)
+    torchrun_variables.publish_master(taken, store)
+    group.form_again(_membership(taken), store, generation)
+    torchrun_variables.set_master(store)
     simulated_link.begin(Path(taken.folder), generation)
     global _last_cell_failed
     _last_cell_failed = False
@@ -294,8 +307,8 @@ def _settle_variables(seat: Seat) -> None:
     # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
     os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else seat.visible_gpus
     os.environ["OMP_NUM_THREADS"] = str(seat.threads)
+    torchrun_variables.set_for(seat)
     if seat.interface:
-        os.environ["LOCAL_WORLD_SIZE"] = str(seat.local_world_size)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", seat.interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", seat.interface)
     if seat.transport == NCCL_SAFE:
@@ -331,7 +344,7 @@ def _take(seat: Seat) -> Seat:
     )
     from nbgpu.engine.memory import limit as memory_limit
     from nbgpu.engine.model import randomness
-    from nbgpu.engine.variables import import_times
+    from nbgpu.engine.variables import import_times, library_objects
 
     _taken = seat
     _settle_variables(seat)
@@ -349,6 +362,7 @@ def _take(seat: Seat) -> Seat:
     shell = _shell()
     tracebacks.install(shell)
     script_lines.install(shell, seat.device)
+    torchrun_variables.install(shell)
     defaults.take_over(shell)
     clear_output.clear_only_own_displays(shell)
     input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
@@ -367,6 +381,7 @@ def _take(seat: Seat) -> Seat:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
     shell.events.register("pre_run_cell", lambda _: group.prepare_cell())
     shell.events.register("post_run_cell", _note_end_of_cell)
+    shell.events.register("post_run_cell", lambda _: library_objects.say_which_are_alone(shell.user_ns))
     given = {
         "rank": seat.rank,
         "local_rank": seat.local_rank,

@@ -29,8 +29,8 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
 
 
 def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
-    """Give this process what differs in its seat: the names `rank` and `world_size`, its threads and its
-    memory limit.
+    """Give this process what differs in its seat: the names `rank` and `world_size`, torchrun's variables,
+    its threads and its memory limit.
 
     What the person has set to another value stays.
 
@@ -42,6 +42,7 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     from nbgpu.engine.group import torch_settings
     from nbgpu.engine.ipykernel import input_requests
     from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.process import torchrun_variables
     from nbgpu.engine.variables import replicas
 
     assert seat.described == before.described, f"rank {before.rank} has another device"
@@ -52,6 +53,7 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     torch_settings.note_threads(seat.threads)
     if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
         os.environ["OMP_NUM_THREADS"] = str(seat.threads)
+    torchrun_variables.set_for(seat)
     for name, then, now in (
         ("rank", before.rank, seat.rank),
         ("world_size", before.world_size, seat.world_size),

@@ -188,10 +188,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except NbgpuError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     if world_size > 1:
-        dist.init_process_group("gloo")
+        # The ranks of a notebook have their group already, and keep it.
+        is_ours = not dist.is_initialized()
+        if is_ours:
+            dist.init_process_group("gloo")
         parts = exchange.gather([asdict(condition) for condition in found])
         found = [Condition(**values) for part in parts for values in part]
-        dist.destroy_process_group()
+        if is_ours:
+            dist.destroy_process_group()
     if rank == 0:
         write(found, Path(asked.out).expanduser())
         sys.stdout.write(f"{len(found)} conditions: {Path(asked.out) / _CSV}, {Path(asked.out) / _PICTURE}\n")

@@ -1,0 +1,108 @@
+"""The environment variables that torchrun sets for each process, set for a rank.
+
+accelerate, Lightning, transformers and many scripts learn from these variables that they run in a group, and
+join the group that is there. Without them each rank is a world of its own to such a library, which then
+trains alone on every rank and says nothing.
+
+The variables are in `os.environ` and not in the environment that child processes inherit. A program that a
+cell starts (`!python script.py`, `subprocess.run`, a process that multiprocessing spawns) is no rank: with
+the variables it would wait for as many processes as there are ranks. `os.unsetenv` makes this difference: it
+is documented to leave `os.environ` as it is. A child that gets `env=os.environ` has the variables, as it has
+below torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from nbgpu.machine import interfaces
+
+if TYPE_CHECKING:
+    from nbgpu.engine.group.meeting import Store
+    from nbgpu.engine.process.boot import Seat
+
+_STORE_KEY = "nbgpu/master"
+_own: dict[str, str] = {}
+"""The variables that this module has set, with their values."""
+
+
+def install(shell: Any) -> None:
+    """Keep the variables from the children of this rank, whatever sets them again.
+
+    accelerate assigns the values that it has read to `os.environ`, and `unittest.mock.patch.dict` restores
+    them by assignment: both put them into the environment of children. The cure comes before each cell, and
+    before each fork, with which `!` starts its commands.
+    """
+    shell.events.register("pre_run_cell", lambda _: hide_from_children())
+    os.register_at_fork(before=hide_from_children)
+
+
+def set_for(seat: Seat) -> None:
+    """Set the variables that follow from a rank's seat, before the first group and after each change of the
+    number of ranks."""
+    _set(
+        {
+            "RANK": str(seat.rank),
+            "WORLD_SIZE": str(seat.world_size),
+            "LOCAL_RANK": str(seat.local_rank),
+            "LOCAL_WORLD_SIZE": str(seat.local_world_size),
+            "GROUP_RANK": str(seat.host_number),
+            "GROUP_WORLD_SIZE": str(seat.num_hosts),
+            "ROLE_RANK": str(seat.rank),
+            "ROLE_WORLD_SIZE": str(seat.world_size),
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            # What torchrun says where it was given no identity. A name would be taken for that of a job.
+            "TORCHELASTIC_RUN_ID": "none",
+            # Nobody listens at MASTER_PORT: rank 0 opens a store there for whoever asks for one.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }
+    )
+    if seat.device == "cpu":
+        # As `accelerate launch --cpu` does. Otherwise accelerate is distributed on GPUs only.
+        _set({"ACCELERATE_USE_CPU": "true"})
+
+
+def publish_master(seat: Seat, store: Store) -> None:
+    """Have rank 0 say at which address and port of its host a store of the person's may be. Call before the
+    group is formed."""
+    if seat.rank:
+        return
+    address = interfaces.address_of(seat.interface)[1] if seat.interface else interfaces.LOOPBACK
+    store.set(_STORE_KEY, json.dumps([address, _free_port(address)]))
+
+
+def set_master(store: Store) -> None:
+    """Set MASTER_ADDR and MASTER_PORT to what rank 0 has said. Call after the group was formed."""
+    address, port = json.loads(store.get(_STORE_KEY))
+    _set({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+
+
+def hide_from_children() -> None:
+    """Take the variables out of the environment that children inherit, unless the person has changed one.
+
+    Who changes one of them prepares the environment of a child.
+    """
+    if all(os.environ.get(name) == value for name, value in _own.items()):
+        for name in _own:
+            os.unsetenv(name)
+
+
+def _set(variables: dict[str, str]) -> None:
+    """Set variables, but for those that the person has changed since they were set here."""
+    for name, value in variables.items():
+        if name in _own and os.environ.get(name) != _own[name]:
+            continue
+        os.environ[name] = _own[name] = value
+        os.unsetenv(name)
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

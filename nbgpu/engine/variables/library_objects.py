@@ -1,0 +1,67 @@
+"""The person's objects of training libraries that divide the work by the number of ranks."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+_CLASSES = (
+    ("accelerate", "Accelerator", "Accelerator(...), and all that its prepare(...) returned"),
+    ("lightning.fabric", "Fabric", "Fabric(...), and all that its setup(...) returned"),
+    ("lightning_fabric", "Fabric", "Fabric(...), and all that its setup(...) returned"),
+    ("lightning.pytorch", "Trainer", "Trainer(...)"),
+    ("pytorch_lightning", "Trainer", "Trainer(...)"),
+    ("transformers.training_args", "TrainingArguments", "TrainingArguments(...)"),
+    ("transformers.trainer", "Trainer", "Trainer(...)"),
+)
+"""Module, class, and the call that makes an object again."""
+
+_noted: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Objects of which was said that they are alone."""
+
+
+def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
+    """Return a line for each object that a library made for another number of ranks.
+
+    accelerate reads the number of ranks once in a process. What it has read is dropped, because a new
+    Accelerator would be made for the old number.
+    """
+    lines = [f"{name} = {call}" for name, _, call in _objects(variables)]
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+    return lines
+
+
+def say_which_are_alone(variables: Mapping[str, Any]) -> None:
+    """Say at the end of a cell which of Lightning's objects take this rank for the only one.
+
+    Without a number of devices Lightning takes one process on the CPU, and its numbers are then those of one
+    rank.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    for name, value, call in _objects(variables):
+        if "ightning" in type(value).__module__ and value not in _noted and value.world_size == 1:
+            _noted.add(value)
+            print(  # noqa: T201 - the cell's output
+                f"{name} takes this rank for the only one, and each rank trains alone: pass devices=world_size and "
+                f"strategy='ddp' to {call.partition('(')[0]}",
+                file=sys.stderr,
+            )
+
+
+def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Name, value and call of each object of these classes."""
+    for module, kind, call in _CLASSES:
+        # Looked up without loading it: transformers loads a class when it is asked for.
+        its_class = vars(sys.modules[module]).get(kind) if module in sys.modules else None
+        if not isinstance(its_class, type):
+            continue
+        for name, value in list(variables.items()):
+            # IPython keeps the values of cells under names such as _7.
+            if isinstance(value, its_class) and not name.startswith("_"):
+                yield name, value, call
