@@ -78,20 +78,57 @@ class Slurm:
         Raises:
             ClusterError: Slurm does not answer.
         """
-        done = self._run(["scontrol", "show", "job", "--oneliner", job])
-        if not done.returncode and (line := done.stdout.strip()):
+        if line := self._described(job):
             return from_scontrol(line, self._nodes(line))
-        if "Invalid job id" not in done.stderr:
-            raise ClusterError(f"Slurm does not say how job {job} is: {self._with_advice(done)}")
         return self._recorded(job) or JobState(job, "")
 
+    def gpus_by_node(self, job: str) -> dict[str, int]:
+        """The nodes of a job that runs, in Slurm's order, each with the number of its GPUs that the job has;
+        empty where Slurm knows the job no longer.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        gpus: dict[str, int] = {}
+        for nodes, given in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", self._described(job)):
+            # Several types are separated by commas: gpu:a100:2(IDX:0-1),gpu:1(IDX:2)
+            counts = re.findall(r"(?:^|,)gpu:(?:[^,:(]+:)?(\d+)", given)
+            gpus |= dict.fromkeys(self._named(nodes), sum(map(int, counts)))
+        return gpus
+
+    def _described(self, job: str) -> str:
+        """The line in which scontrol describes a job; empty where Slurm knows it no longer."""
+        done = self._run(["scontrol", "show", "job", "--details", "--oneliner", job])
+        # The number of the first job of an array stands for all of them.
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"JobId={job} ")]
+        if lines and not done.returncode:
+            return lines[0]
+        if "Invalid job id" not in done.stderr:
+            raise ClusterError(f"Slurm does not say how job {job} is: {self._with_advice(done)}")
+        return ""
+
+    def steps(self, job: str, name: str) -> list[str]:
+        """The numbers of a job's steps that have this name, such as '7.1'.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        done = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
+        if done.returncode:
+            raise ClusterError(f"Slurm does not say which steps job {job} has: {self._with_advice(done)}")
+        words = [line.split() for line in done.stdout.splitlines()]
+        return [number for number, step in (each for each in words if len(each) == 2) if step == name]
+
     def cancel(self, job: str) -> None:
-        """End a job, whether it waits or runs; does nothing where it is over.
+        """End a job, whether it waits or runs, or steps of a job; does nothing where they are over.
+
+        Args:
+            job: the number of the job, or of steps of one, separated by spaces: '7.1 7.2'.
 
         Raises:
             ClusterError: Slurm does not do it.
         """
-        done = self._run(["scancel", job])
+        done = self._run(["scancel", *job.split()])
         if done.returncode and "Invalid job id" not in done.stderr and "already" not in done.stderr:
             raise ClusterError(f"Slurm did not cancel job {job}: {self._with_advice(done)}")
 
@@ -100,9 +137,11 @@ class Slurm:
         done = self._run(["sinfo", "--noheader", "--format=%R %a"])
         return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
 
-    def node_addresses(self, partition: str = "") -> list[str]:
-        """The names or addresses by which Slurm reaches its nodes: of the partition's, where one is named."""
+    def node_addresses(self, partition: str = "", nodes: Sequence[str] = ()) -> list[str]:
+        """The names or addresses by which Slurm reaches its nodes: of the partition's where one is named, and
+        of these alone where some are."""
         of = [f"--partition={partition}"] if partition else []
+        of += [f"--nodes={','.join(nodes)}"] if nodes else []
         return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *of]).stdout.split()
 
     def _recorded(self, job: str) -> JobState | None:
@@ -122,12 +161,13 @@ class Slurm:
     def _nodes(self, line: str) -> list[str]:
         """The nodes that a line's NodeList stands for, such as 'n[1-3]'."""
         found = re.search(r"\sNodeList=(\S+)", line)
-        if found is None or found[1] == "(null)":
-            return []
-        if not re.search(r"[\[,]", found[1]):
-            return [found[1]]
-        done = self._run(["scontrol", "show", "hostnames", found[1]])
-        return done.stdout.split() or [found[1]]
+        return [] if found is None or found[1] == "(null)" else self._named(found[1])
+
+    def _named(self, nodes: str) -> list[str]:
+        if not re.search(r"[\[,]", nodes):
+            return [nodes]
+        done = self._run(["scontrol", "show", "hostnames", nodes])
+        return done.stdout.split() or [nodes]
 
     def _run(
         self, command: Sequence[str], stdin: str = "", patience_s: float | None = None
@@ -135,7 +175,7 @@ class Slurm:
         if not self.through and shutil.which(command[0]) is None:
             raise ClusterError(
                 f"there is no {command[0]} on this host. launcher='slurm' works where Slurm's programs are, such as "
-                "on a cluster's login node"
+                "on a cluster's login node, and not in a container without them"
             )
         words = [*self.through, *command]
         patience_s = patience_s or self.patience_s

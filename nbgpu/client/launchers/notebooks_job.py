@@ -1,0 +1,69 @@
+"""The Slurm job that the notebook itself is in: how it is, what it has, and for how long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from nbgpu.client.launchers.slurm import Slurm
+from nbgpu.errors import ClusterError
+from nbgpu.machine import slurm_job
+from nbgpu.machine.slurm_job import OwnJob
+
+_PATIENCE_S = 3.0
+"""Somebody waits for the answer who can do without it."""
+
+
+class NotebooksJob:
+    """Asks Slurm about the job in which this process runs.
+
+    Args:
+        job: what Slurm has told this process of it.
+        slurm: Slurm's programs.
+    """
+
+    def __init__(self, job: OwnJob, slurm: Slurm | None = None) -> None:
+        self.number = job.number
+        self._end_s = job.end_s
+        self._slurm = slurm or Slurm(patience_s=_PATIENCE_S)
+
+    @classmethod
+    def find(cls) -> Self | None:
+        """The job in which this process runs; None where it is in none."""
+        job = slurm_job.own_job()
+        return None if job is None else cls(job)
+
+    def state(self) -> str:
+        """Say how the job is: "this notebook's job 7 runs on n1, n2; 3 h left"."""
+        try:
+            return f"this notebook's {self._slurm.state(self.number).in_words()}"
+        except ClusterError as error:
+            return f"this notebook is in Slurm's job {self.number}: {error}"
+
+    def time_left_s(self) -> float | None:
+        """The time until the job's limit; None if it has none or nobody knows."""
+        try:
+            return self._slurm.state(self.number).time_left_s
+        except ClusterError:
+            # As in a container without Slurm's programs.
+            return None if self._end_s is None else max(0.0, self._end_s - time.time())
+
+    def describe(self) -> str:
+        """Say how the job is, and which GPUs it has on which nodes.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        state = self._slurm.state(self.number).in_words()
+        return f"this notebook's {state}; {gpus_in_words(self._slurm.gpus_by_node(self.number))}"
+
+
+def gpus_in_words(gpus: Mapping[str, int]) -> str:
+    """The GPUs of a job by node: '2 GPUs on each of n1, n2', or '2 GPUs on n1, 1 on n2'."""
+    if not any(gpus.values()):
+        return "Slurm counts no GPU of it"
+    if len(set(gpus.values())) == 1 and len(gpus) > 1:
+        number = next(iter(gpus.values()))
+        return f"{number} GPU{'s' if number > 1 else ''} on each node"
+    return "GPUs: " + ", ".join(f"{number} on {node}" for node, number in gpus.items())
