@@ -26,6 +26,9 @@ class OwnJob:
 
     number: str
     num_nodes: int
+    node: str = ""
+    """Slurm's name of the node on which this process runs; empty where it is on none of the job's, as with
+    salloc on a login node."""
     gpus_per_node: int | None = None
     """How many GPUs of this node the job has; None where Slurm has not said so to this process."""
     end_s: float | None = None
@@ -47,6 +50,7 @@ def own_job(variables: Mapping[str, str] | None = None) -> OwnJob | None:
         number,
         # The older name has the number of the step's nodes in a step.
         _number(variables, "SLURM_JOB_NUM_NODES") or _number(variables, "SLURM_NNODES") or 1,
+        variables.get("SLURMD_NODENAME", ""),
         _number(variables, "SLURM_GPUS_ON_NODE"),
         _number(variables, "SLURM_JOB_END_TIME"),
     )
@@ -80,9 +84,8 @@ def restriction(num_gpus: int) -> Restriction | None:
     """
     if (names := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return Restriction(names, f"CUDA_VISIBLE_DEVICES={names}")
-    node = os.environ.get("SLURMD_NODENAME")
     job = own_job()
-    if not num_gpus or node is None or job is None:
+    if not num_gpus or job is None or not job.node:
         return None
     for variable in _OF_SLURM:
         if (names := os.environ.get(variable)) is None:
@@ -92,7 +95,9 @@ def restriction(num_gpus: int) -> Restriction | None:
         is_part = num_gpus > len(names.split(","))
         return Restriction(names, f"{variable}={names}") if is_known and is_part else None
     return (
-        Restriction("", f"Slurm's job {job.number}, which was given no GPU,") if _counts_gpus(node) else None
+        Restriction("", f"Slurm's job {job.number}, which was given no GPU,")
+        if _counts_gpus(job.node)
+        else None
     )
 
 

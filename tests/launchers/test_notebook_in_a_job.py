@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,3 +279,42 @@ def test_a_notebook_in_a_step_of_an_exclusive_job(
         opened.run("c.stop()")
         require_the_job_alone(test_slurm, in_step.job)
     in_step.end()
+
+
+@row(
+    "the kernel of a notebook in a Slurm job, whose ranks are on the job's nodes, is killed",
+    "its steps end, the job goes on; no process and no folder of the cluster is left on any node",
+    bound_s=10,
+    runs_on="CPU, gloo, 3 test hosts, Slurm",
+)
+def test_a_kernel_that_ends_leaves_the_job_and_a_kept_cluster(
+    test_slurm: hosts.Slurm, measured: Measured
+) -> None:
+    """The job's own program is the server of the notebooks, which starts another kernel."""
+    job = test_slurm.run(
+        ["sbatch", "--parsable", "--output=/dev/null", *OPTIONS, "--wrap=sleep 600"]
+    ).stdout.strip()
+    wait_until(lambda: jobs(test_slurm) == [f"{job} RUNNING"], PATIENCE_S, test_slurm.logs)
+    node = test_slurm.hosts["n1"]
+    of_job = {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
+    before = dict(node.environment)
+    node.environment |= of_job
+    try:
+        with FarPython(node, PATIENCE_S) as first:
+            first.run(f"import nbgpu; {start(keep=True)}; c.execute('kept = 7 * rank')")
+            hosts.Host.send_signal(first.process, signal.SIGKILL)
+        with FarPython(node, PATIENCE_S) as second:
+            second.run("import nbgpu; c = nbgpu.attach()")
+            assert second.value("c.pull('kept', ranks='all')") == {"0": 0, "1": 7}
+            assert second.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
+            second.run("c.stop()")
+            require_the_job_alone(test_slurm, job)
+            second.run(start())
+            measured.fault_now()
+            hosts.Host.send_signal(second.process, signal.SIGKILL)
+        require_the_job_alone(test_slurm, job)
+        measured.ended()
+    finally:
+        node.environment.clear()
+        node.environment |= before
+        test_slurm.cancel_all()

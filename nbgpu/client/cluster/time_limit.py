@@ -16,7 +16,6 @@ from nbgpu.client.launchers.slurm_hosts import SlurmHosts
 from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.machine import slurm_job
 from nbgpu.text.durations import duration
 
 if TYPE_CHECKING:
@@ -41,17 +40,21 @@ def require_loop(config: ClusterConfig) -> None:
 
 def require_limit(config: ClusterConfig) -> None:
     """Raise ConfigError if variables are to be saved before the end of a job, and there is no job."""
-    if config.save_before_time_limit and config.launcher != "slurm" and slurm_job.own_job() is None:
+    if (
+        config.save_before_time_limit
+        and config.launcher != "slurm"
+        and NotebooksJob.that_ends_this_process() is None
+    ):
         raise ConfigError(
-            f"save_before_time_limit={config.save_before_time_limit!r} counts with launcher='slurm', or in a notebook that is in "
-            f"a Slurm job, and this one is in none (SLURM_JOB_ID is not set): with launcher={config.launcher!r} nothing ends "
-            "the ranks at a known time. Leave it out"
+            f"save_before_time_limit={config.save_before_time_limit!r} counts with launcher='slurm', or in a notebook that is on "
+            f"a node of a Slurm job. This one is on none (by SLURM_JOB_ID and SLURMD_NODENAME), and with launcher="
+            f"{config.launcher!r} nothing ends the ranks at a known time. Leave it out"
         )
 
 
 def job_state(launcher: Launcher | None) -> str:
     """Say how the jobs are that have the ranks or the notebook; nothing where there is none."""
-    own = None if isinstance(launcher, StepLauncher) else NotebooksJob.find()
+    own = None if isinstance(launcher, StepLauncher) else NotebooksJob.that_ends_this_process()
     return "\n".join(filter(None, [each.state() for each in (launcher, own) if each is not None]))
 
 
@@ -66,7 +69,7 @@ def watch_over(cluster: Cluster, launcher: Launcher | None) -> TimeLimitWatch | 
     limits: list[Callable[[], float | None]] = []
     if isinstance(launcher, SlurmHosts):
         limits.append(launcher.time_left_s)
-    if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.find()) is not None:
+    if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.that_ends_this_process()) is not None:
         limits.append(own.time_left_s)
     if not limits:
         return None

@@ -101,14 +101,15 @@ def notebooks_job() -> Iterator[Finding]:
     if job is None:
         return
     try:
-        yield ok("job", f"{job.describe()}. launcher='slurm' takes its nodes, and 'local' this one")
+        this_one = "'local' this one" if job.node else "this host is none of them"
+        yield ok("job", f"{job.describe()}. launcher='slurm' takes its nodes, and {this_one}")
     except ClusterError as error:
         left_s = job.time_left_s()
         time_left = "" if left_s is None else f"; {duration(left_s)} left"
         yield warn(
             "job",
             f"this notebook is in Slurm's job {job.number}{time_left}, and {error}",
-            "launcher='local' takes this node's devices; launcher='slurm' needs Slurm's programs here",
+            "launcher='local' takes the devices of this host; launcher='slurm' needs Slurm's programs here",
         )
 
 

@@ -25,6 +25,7 @@ class NotebooksJob:
 
     def __init__(self, job: OwnJob, slurm: Slurm | None = None) -> None:
         self.number = job.number
+        self.node = job.node
         self._end_s = job.end_s
         self._slurm = slurm or Slurm(patience_s=_PATIENCE_S)
 
@@ -33,6 +34,13 @@ class NotebooksJob:
         """The job in which this process runs; None where it is in none."""
         job = slurm_job.own_job()
         return None if job is None else cls(job)
+
+    @classmethod
+    def that_ends_this_process(cls) -> Self | None:
+        """The same, where this process is on one of the job's nodes; one that salloc has started on a login
+        node may outlive the job."""
+        job = cls.find()
+        return job if job is not None and job.node else None
 
     def state(self) -> str:
         """Say how the job is: "this notebook's job 7 runs on n1, n2; 3 h left"."""

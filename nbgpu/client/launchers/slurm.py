@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from nbgpu.errors import ClusterError
 
 _SUBMIT_PATIENCE_S = 30.0
 """Where the queue is full, sbatch tries again and again."""
+_STEP_PATIENCE_S = 5.0
+_STEP_LOOK_S = 0.2
 
 _STAYS = re.compile(r"JUPYTERHUB_.*|JUPYTER_TOKEN|JPY_API_TOKEN|IPP_CONNECTION_INFO")
 """Variables of the notebook's server that hold its keys. Slurm keeps a job's environment on its disk."""
@@ -128,9 +131,26 @@ class Slurm:
         Raises:
             ClusterError: Slurm does not do it.
         """
-        done = self._run(["scancel", *job.split()])
+        numbers = job.split()
+        if any("." in number for number in numbers):
+            # Slurm kills the tasks of a step at once, and what they have made would stay.
+            self._signal(["--signal=TERM", *numbers])
+            self._wait_for_end(numbers)
+        self._signal(numbers)
+
+    def _signal(self, arguments: Sequence[str]) -> None:
+        done = self._run(["scancel", *arguments])
         if done.returncode and "Invalid job id" not in done.stderr and "already" not in done.stderr:
-            raise ClusterError(f"Slurm did not cancel job {job}: {self._with_advice(done)}")
+            raise ClusterError(f"Slurm did not cancel job {arguments[-1]}: {self._with_advice(done)}")
+
+    def _wait_for_end(self, steps: Sequence[str]) -> None:
+        job = steps[0].partition(".")[0]
+        give_up_mono_s = time.monotonic() + _STEP_PATIENCE_S
+        while time.monotonic() < give_up_mono_s:
+            done = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
+            if done.returncode or not set(done.stdout.split()) & set(steps):
+                return
+            time.sleep(_STEP_LOOK_S)
 
     def partitions(self) -> list[str]:
         """The names of the partitions that take jobs."""

@@ -4,7 +4,6 @@ job, each of which becomes a host in a step."""
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -151,7 +150,7 @@ class StepLauncher(SlurmHosts):
         if self._config.interface != "auto":
             return super().listen_at()
         # The way to itself is no way to others.
-        others = [node for node in self._gpus_by_node if node != platform.node().split(".")[0]]
+        others = [node for node in self._gpus_by_node if node != self._of_notebook.node]
         return self._interface_towards(self._slurm.node_addresses(nodes=others or list(self._gpus_by_node)))
 
     def _chosen_nodes(self) -> dict[str, int]:
