@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Self
 
 from nbgpu.client.launchers.slurm import Slurm
@@ -64,14 +63,4 @@ class NotebooksJob:
             ClusterError: Slurm does not answer.
         """
         state = self._slurm.state(self.number).in_words()
-        return f"this notebook's {state}; {gpus_in_words(self._slurm.gpus_by_node(self.number))}"
-
-
-def gpus_in_words(gpus: Mapping[str, int]) -> str:
-    """The GPUs of a job by node: '2 GPUs on each of n1, n2', or '2 GPUs on n1, 1 on n2'."""
-    if not any(gpus.values()):
-        return "Slurm counts no GPU of it"
-    if len(set(gpus.values())) == 1 and len(gpus) > 1:
-        number = next(iter(gpus.values()))
-        return f"{number} GPU{'s' if number > 1 else ''} on each node"
-    return "GPUs: " + ", ".join(f"{number} on {node}" for node, number in gpus.items())
+        return f"this notebook's {state}; {self._slurm.allocation(self.number).gpus_in_words}"

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from_accounting, from_scontrol
 from nbgpu.errors import ClusterError
@@ -51,6 +51,30 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """What a job has."""
+
+    gpus_by_node: Mapping[str, int]
+    """Its nodes in Slurm's order, each with the number of its GPUs that the job has."""
+    gpus_are_of_job: bool = False
+    """Whether the job was asked for with a number of GPUs for all nodes together (--gpus)."""
+
+    @property
+    def gpus_in_words(self) -> str:
+        """The GPUs by node: '2 GPUs on each node', or 'GPUs: 2 on n1, 1 on n2'."""
+        numbers = list(self.gpus_by_node.values())
+        if not any(numbers):
+            return "Slurm counts no GPU of it"
+        if len(set(numbers)) == 1 and len(numbers) > 1:
+            return f"{numbers[0]} GPU{'s' if numbers[0] > 1 else ''} on each node"
+        return "GPUs: " + ", ".join(f"{number} on {node}" for node, number in self.gpus_by_node.items())
+
+    def of(self, num_nodes: int) -> Allocation:
+        """The part of it that the first nodes have."""
+        return replace(self, gpus_by_node=dict(list(self.gpus_by_node.items())[:num_nodes]))
+
+
+@dataclass(frozen=True)
 class Slurm:
     """The Slurm of this host.
 
@@ -85,19 +109,19 @@ class Slurm:
             return from_scontrol(line, self._nodes(line))
         return self._recorded(job) or JobState(job, "")
 
-    def gpus_by_node(self, job: str) -> dict[str, int]:
-        """The nodes of a job that runs, in Slurm's order, each with the number of its GPUs that the job has;
-        empty where Slurm knows the job no longer.
+    def allocation(self, job: str) -> Allocation:
+        """Return what a job that runs has; nothing where Slurm knows the job no longer.
 
         Raises:
             ClusterError: Slurm does not answer.
         """
+        described = self._described(job)
         gpus: dict[str, int] = {}
-        for nodes, given in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", self._described(job)):
+        for nodes, given in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", described):
             # Several types are separated by commas: gpu:a100:2(IDX:0-1),gpu:1(IDX:2)
             counts = re.findall(r"(?:^|,)gpu:(?:[^,:(]+:)?(\d+)", given)
             gpus |= dict.fromkeys(self._named(nodes), sum(map(int, counts)))
-        return gpus
+        return Allocation(gpus, re.search(r"\sTresPerJob=\S*gpu", described) is not None)
 
     def _described(self, job: str) -> str:
         """The line in which scontrol describes a job; empty where Slurm knows it no longer."""

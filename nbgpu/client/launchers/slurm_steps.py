@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.client.launchers import shared_folder
-from nbgpu.client.launchers.notebooks_job import NotebooksJob, gpus_in_words
-from nbgpu.client.launchers.slurm import environment
+from nbgpu.client.launchers.notebooks_job import NotebooksJob
+from nbgpu.client.launchers.slurm import Allocation, environment
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
@@ -25,6 +25,7 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.slurm_job import NEW_JOB, OwnJob
 from nbgpu.text.similar import did_you_mean
 
+_REFUSED = "srun: error: Unable to create step"
 _BEGIN_PATIENCE_S = 5.0
 _BEGIN_LOOK_S = 0.1
 _END_PATIENCE_S = 3.0
@@ -39,8 +40,8 @@ class StepRequest:
     """The number of the job."""
     name: str
     """Of the steps, by which they are found."""
-    gpus_by_node: Mapping[str, int]
-    """The nodes that become hosts, each with the number of the job's GPUs there."""
+    allocation: Allocation
+    """The nodes that become hosts, each with the job's GPUs there."""
     setup: Sequence[str] = ()
     """Lines of shell before the hosts start, such as 'module load cuda'."""
     outlives_nodes: bool = False
@@ -48,21 +49,34 @@ class StepRequest:
 
 
 def step_script(request: StepRequest, command: Sequence[str]) -> str:
-    """Return the shell script that runs `command` once on each node, within the job.
-
-    A step whose nodes do not have the same number of GPUs gets the same number on each all the same, so
-    that nodes with as many GPUs have a step of their own.
-    """
-    groups: dict[int, list[str]] = {}
-    for node, number in request.gpus_by_node.items():
-        groups.setdefault(number, []).append(node)
-    steps = [shlex.join([*_srun(request, nodes, number), *command]) for number, nodes in groups.items()]
+    """Return the shell script that runs `command` once on each node, within the job."""
+    steps = [
+        shlex.join([*_srun(request, nodes, gpus), *command]) for nodes, gpus in _steps(request.allocation)
+    ]
     run = [f"exec {steps[0]}"] if len(steps) == 1 else [*(f"{step} &" for step in steps), "wait"]
     # A login shell, because without one many sites have no `module`.
     return "\n".join(["#!/bin/bash -l", *request.setup, *run]) + "\n"
 
 
-def _srun(request: StepRequest, nodes: Sequence[str], gpus: int) -> list[str]:
+def _steps(allocation: Allocation) -> list[tuple[list[str], list[str]]]:
+    """The nodes of each step, with the options that give it all GPUs that the job has there.
+
+    Without an option a step in an exclusive job gets no GPU. A step has the same number on each of its nodes,
+    and where the job has a number for all nodes together Slurm gives a step of several nodes fewer than
+    there are.
+    """
+    if allocation.gpus_are_of_job:
+        return [
+            ([node], [f"--gpus={number}"] if number else [])
+            for node, number in allocation.gpus_by_node.items()
+        ]
+    groups: dict[int, list[str]] = {}
+    for node, number in allocation.gpus_by_node.items():
+        groups.setdefault(number, []).append(node)
+    return [(nodes, [f"--gres=gpu:{number}"] if number else []) for number, nodes in groups.items()]
+
+
+def _srun(request: StepRequest, nodes: Sequence[str], gpus: Sequence[str]) -> list[str]:
     return [
         "srun",
         f"--jobid={request.job}",
@@ -75,8 +89,7 @@ def _srun(request: StepRequest, nodes: Sequence[str], gpus: int) -> list[str]:
         "--ntasks-per-node=1",
         # The one task of a node has ranks that share its cores.
         "--cpu-bind=none",
-        # By itself a step in an exclusive job gets none.
-        *([f"--gres=gpu:{gpus}"] if gpus else []),
+        *gpus,
         "--input=none",
         # The end of one host does not end the others: nbgpu decides what becomes of them.
         "--kill-on-bad-exit=0",
@@ -136,7 +149,7 @@ class StepLauncher(SlurmHosts):
     def __init__(self, config: ClusterConfig, tell: Callable[[str], None], job: OwnJob) -> None:
         super().__init__(config, tell)
         self._of_notebook = NotebooksJob(job, self._quick_slurm)
-        self._gpus_by_node: dict[str, int] = {}
+        self._allocation = Allocation({})
         self._shell: subprocess.Popen[bytes] | None = None
 
     @property
@@ -146,29 +159,33 @@ class StepLauncher(SlurmHosts):
     def listen_at(self) -> tuple[str, str]:
         """Look at what the job has, and return the interface that the settings name, or else that which
         leads to its other nodes."""
-        self._gpus_by_node = self._chosen_nodes()
+        self._allocation = self._chosen_nodes()
         if self._config.interface != "auto":
             return super().listen_at()
         # The way to itself is no way to others.
-        others = [node for node in self._gpus_by_node if node != self._of_notebook.node]
-        return self._interface_towards(self._slurm.node_addresses(nodes=others or list(self._gpus_by_node)))
+        nodes = list(self._allocation.gpus_by_node)
+        others = [node for node in nodes if node != self._of_notebook.node]
+        return self._interface_towards(self._slurm.node_addresses(nodes=others or nodes))
 
-    def _chosen_nodes(self) -> dict[str, int]:
+    def _chosen_nodes(self) -> Allocation:
         state = self._look(self._slurm)
         if state.phase != "running":
             raise ClusterError(
                 f"this notebook was started in job {self._job_number}, and its nodes cannot be had: {state.in_words()}. Start "
                 f"the notebook in another job, or launcher_options={{{NEW_JOB!r}: True}} submits one"
             )
-        has = self._slurm.gpus_by_node(self._job_number)
-        wanted = self._config.num_hosts
-        chosen = dict(list(has.items())[:wanted])
-        few = {node: number for node, number in chosen.items() if _wants_more_gpus(self._config, number)}
-        if len(chosen) < wanted or few:
+        has = self._slurm.allocation(self._job_number)
+        chosen = has.of(self._config.num_hosts)
+        num_nodes = len(has.gpus_by_node)
+        if num_nodes < self._config.num_hosts or any(
+            _wants_more_gpus(self._config, number) for number in chosen.gpus_by_node.values()
+        ):
             raise ConfigError(
-                f"nodes={wanted}, gpus_per_node={self._config.gpus_per_node} is more than job {self._job_number} has: "
-                f"{len(has)} node(s), {', '.join(has)}; {gpus_in_words(has)}"
+                f"nodes={self._config.num_hosts}, gpus_per_node={self._config.gpus_per_node} is more than job "
+                f"{self._job_number} has: {num_nodes} node(s), {', '.join(has.gpus_by_node)}; {has.gpus_in_words}"
             )
+        if self._config.gpus == "none":
+            return Allocation(dict.fromkeys(chosen.gpus_by_node, 0))
         return chosen
 
     def start(self, join_file: Path, interface: str) -> None:
@@ -192,13 +209,13 @@ class StepLauncher(SlurmHosts):
             take_interrupt()
             time.sleep(_BEGIN_LOOK_S)
         self._tell(self._of_notebook.state())
-        self._tell(f"hosts start on {', '.join(self._gpus_by_node)}, in steps of the job")
+        self._tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
 
     def _script(self) -> str:
         request = StepRequest(
             self._job_number,
             self._folder.name,
-            dict.fromkeys(self._gpus_by_node, 0) if self._config.gpus == "none" else self._gpus_by_node,
+            self._allocation,
             self._config.setup.splitlines(),
             outlives_nodes=self._config.on_host_lost != "stop",
         )
@@ -207,8 +224,7 @@ class StepLauncher(SlurmHosts):
     def _have_begun(self) -> bool:
         """Whether all steps are there; their numbers are known then."""
         self.job = " ".join(self._slurm.steps(self._job_number, self._folder.name))
-        num_steps = 1 if self._config.gpus == "none" else len(set(self._gpus_by_node.values()))
-        return len(self.job.split()) == num_steps
+        return len(self.job.split()) == len(_steps(self._allocation))
 
     @property
     def _have_ended(self) -> bool:
@@ -220,6 +236,9 @@ class StepLauncher(SlurmHosts):
             return
         self._checked_mono_s = time.monotonic()
         self._require_hosts()
+        # One of several that is refused leaves the others at work.
+        if _REFUSED in self._log():
+            raise ClusterError(f"Slurm starts no step in job {self._job_number}. {self.why_late()}")
         if self._have_ended:
             raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
 
