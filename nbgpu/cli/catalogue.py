@@ -94,6 +94,10 @@ _DOCTOR = (
     ("nbgpu doctor --json", "the same for a program, or for a bug report"),
     ("nbgpu doctor --runs-dir FOLDER", "also checks the folder that runs write to"),
     (
+        "nbgpu doctor --launcher slurm",
+        "in a Slurm job: do ranks start on the nodes of this job, and how fast is each pair?",
+    ),
+    (
         "nbgpu doctor --launcher slurm --nodes 2",
         "do its hosts come and form a group, and how fast is each pair? With the flags of a cluster",
     ),

@@ -13,7 +13,9 @@ from pydantic import Field, field_validator
 from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
+from nbgpu.machine import slurm_job
 from nbgpu.machine.links import Link, parse_link
+from nbgpu.machine.slurm_job import OwnJob
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.similar import did_you_mean
 from nbgpu.text.sizes import in_words, parse_size
@@ -40,7 +42,6 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "ssh", "slurm", "hosts"), "launcher_options"),
         only(one_of("launcher", "ssh", "slurm"), "setup"),
         only(one_of("launcher", "hosts"), "ipython_profile"),
-        only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
         only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
@@ -61,8 +62,8 @@ class ClusterConfig(Settings):
     launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
         "local",
         description="where ranks run: 'local' on the notebook's host; 'ssh' on the hosts that `hosts` names; 'slurm' on "
-        "the nodes of a Slurm job; 'hosts' on hosts that dial in with `nbgpu host --join FILE`, which a person or any "
-        "scheduler starts there",
+        "the nodes of a Slurm job, that of the notebook where it is in one; 'hosts' on hosts that dial in with `nbgpu host "
+        "--join FILE`, which a person or any scheduler starts there",
         json_schema_extra=control("Hosts", "Launcher"),
     )
     hosts: str = Field(
@@ -71,11 +72,12 @@ class ClusterConfig(Settings):
         "also user@host, separated by commas",
         json_schema_extra=control("Hosts", "Hosts") | several(),
     )
-    nodes: int = Field(
-        1,
+    nodes: int | None = Field(
+        None,
         ge=1,
         le=64,
-        description="number of hosts: of Slurm's nodes, or of hosts that dial in",
+        description="number of hosts: of Slurm's nodes, or of hosts that dial in; left out: all nodes of the Slurm job that "
+        "the notebook is in, and else 1",
         json_schema_extra=control("Hosts", "Number of hosts"),
     )
     ipython_profile: str = Field(
@@ -90,7 +92,8 @@ class ClusterConfig(Settings):
         description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
         "of the hosts (left out: this one's path), and ssh='-p 2222', arguments of ssh. With 'slurm': options of sbatch "
         "without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and folder=PATH, which all nodes see (left "
-        "out: the home folder). With an ipython_profile: python=PATH and folder=PATH",
+        "out: the home folder); where the notebook is in a job itself, python, folder and new_job, which asks for another "
+        "job. With an ipython_profile: python=PATH and folder=PATH",
         json_schema_extra=control("Hosts", "Launcher options"),
     )
     setup: str = Field(
@@ -197,7 +200,8 @@ class ClusterConfig(Settings):
     save_before_time_limit: str = Field(
         "",
         description="folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that "
-        "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint",
+        "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint. The job is that "
+        "of the ranks, or that which the notebook is in, with any launcher",
         json_schema_extra=control("Hosts", "Save before the limit"),
     )
     share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
@@ -334,7 +338,17 @@ class ClusterConfig(Settings):
     @property
     def num_hosts(self) -> int:
         """The number of hosts that have ranks."""
-        return len(self.host_names) if self.launcher == "ssh" else self.nodes
+        if self.launcher == "ssh":
+            return len(self.host_names)
+        job = self.own_job
+        return self.nodes or (1 if job is None else job.num_nodes)
+
+    @property
+    def own_job(self) -> OwnJob | None:
+        """The Slurm job in which this process runs, where its nodes are to have the ranks; None otherwise."""
+        if self.launcher != "slurm" or slurm_job.NEW_JOB in self.options_of_launcher:
+            return None
+        return slurm_job.own_job()
 
     @property
     def host_names(self) -> list[str]:

@@ -73,7 +73,9 @@ class HostReading:
     devices: tuple[DeviceReading, ...]
     """The GPUs in the driver's order, and last the host's processor."""
     num_hidden: int = 0
-    """The number of GPUs that `CUDA_VISIBLE_DEVICES` hides."""
+    """The number of GPUs that `CUDA_VISIBLE_DEVICES` or Slurm hides."""
+    hidden_by: str = ""
+    """What hides them, for messages."""
     problem: str = ""
     """Why the driver cannot be asked, in NVML's words; empty where it can, and where there is none."""
 
@@ -110,12 +112,12 @@ class DeviceMonitor:
         processor."""
         processor = self._cpu()
         try:
-            gpus, num_hidden = self._gpus() if self._start() else ((), 0)
+            gpus, num_hidden, hidden_by = self._gpus() if self._start() else ((), 0, "")
         except pynvml.NVMLError as error:
             self._is_in_trouble = True
             return HostReading((processor,), problem=str(error))
         self._is_in_trouble = any(gpu.problem for gpu in gpus)
-        return HostReading((*gpus, processor), num_hidden)
+        return HostReading((*gpus, processor), num_hidden, hidden_by)
 
     def _start(self) -> bool:
         """Start NVML where it is not; whether there is a driver to ask.
@@ -134,7 +136,7 @@ class DeviceMonitor:
             self._has_driver = True
         return True
 
-    def _gpus(self) -> tuple[tuple[DeviceReading, ...], int]:
+    def _gpus(self) -> tuple[tuple[DeviceReading, ...], int, str]:
         # The GPUs are listed each time, because an administrator may split one while the monitor runs.
         listed = listed_by_driver()
         uuids = tuple(gpu.device.uuid for gpu in listed.gpus)
@@ -148,7 +150,7 @@ class DeviceMonitor:
         for lost in listed.unreadable:
             place = (i for i, reading in enumerate(readings) if reading.device.index > lost.index)
             readings.insert(next(place, len(readings)), self._unreadable(lost))
-        return tuple(readings), listed.num_hidden
+        return tuple(readings), listed.num_hidden, listed.hidden_by
 
     def _unreadable(self, gpu: UnreadableGpu) -> DeviceReading:
         device = self._known.get(gpu.index, Device("cuda", "", "", gpu.index, 0))

@@ -7,7 +7,6 @@ a GPU.
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ import psutil
 import pynvml
 
 from nbgpu.errors import ConfigError
+from nbgpu.machine import slurm_job
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words, parse_size
@@ -55,17 +55,19 @@ class UnreadableGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpusOfDriver:
-    """What the driver lists, less what `CUDA_VISIBLE_DEVICES` hides."""
+    """What the driver lists, less what `CUDA_VISIBLE_DEVICES` or Slurm hides."""
 
     gpus: tuple[DriversGpu, ...]
     unreadable: tuple[UnreadableGpu, ...]
     num_hidden: int
-    """The number of GPUs, or parts of them, that the variable hides."""
+    """The number of GPUs, or parts of them, that are hidden."""
+    hidden_by: str = ""
+    """What hides them, for messages."""
 
 
 def inventory() -> tuple[Device, ...]:
-    """Every NVIDIA GPU of the host, or part of one, that can be read and that `CUDA_VISIBLE_DEVICES` leaves
-    visible, in the driver's order."""
+    """Every NVIDIA GPU of the host, or part of one, that can be read and that `CUDA_VISIBLE_DEVICES` and the
+    Slurm job of this process leave visible, in the driver's order."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -87,9 +89,10 @@ def listed_by_driver() -> GpusOfDriver:
             gpus += _parts(pynvml.nvmlDeviceGetHandleByIndex(index), index)
         except pynvml.NVMLError as error:
             unreadable.append(UnreadableGpu(index, str(error)))
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
+    given = slurm_job.restriction(len(gpus) + len(unreadable))
+    if given is None:
         return GpusOfDriver(tuple(gpus), tuple(unreadable), 0)
+    names = given.names
     by_device = {gpu.device: gpu for gpu in gpus}
     visible = _visible(tuple(by_device), names)
     # Only the number of an unreadable GPU is known, so it may be any that is named and not found.
@@ -97,7 +100,8 @@ def listed_by_driver() -> GpusOfDriver:
     missing = {name for name in map(str.strip, names.split(",")) if name and name not in found}
     shown = [gpu for gpu in unreadable if any(not n.isdigit() or int(n) == gpu.index for n in missing)]
     num_hidden = len(gpus) - len(visible) + len(unreadable) - len(shown)
-    return GpusOfDriver(tuple(by_device[device] for device in visible), tuple(shown), num_hidden)
+    seen = tuple(by_device[device] for device in visible)
+    return GpusOfDriver(seen, tuple(shown), num_hidden, given.by)
 
 
 def _parts(handle: Any, index: int) -> list[DriversGpu]:
@@ -280,8 +284,7 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
 
 
 def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible. CUDA ignores the first unknown name and all after
-    it."""
+    """The GPUs that these names leave visible. CUDA ignores the first unknown name and all after it."""
     chosen: list[Device] = []
     for name in names.split(","):
         found = _found(gpus, name.strip())
@@ -315,9 +318,9 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
     if not wrong:
         return tuple(chosen)
     there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    by = slurm_job.restriction(len(gpus) + 1)
     hidden = (
-        f". CUDA_VISIBLE_DEVICES={visible} hides all others; the numbers are nvidia-smi's" if visible else ""
+        f". {by.by} hides all others; the numbers are nvidia-smi's" if by is not None and by.names else ""
     )
     raise ConfigError("\n".join(f"gpus = {names!r}: {what}" for what in wrong) + f". GPUs: {there}{hidden}")
 

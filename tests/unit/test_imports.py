@@ -92,6 +92,7 @@ HOUSE = [
     "config.settings",
     "config.conditions",
     "machine.links",
+    "machine.slurm_job",
     "serialization",
     "errors",
     "protocol",

@@ -29,7 +29,7 @@ from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import registry
-from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
 from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.run import Run
@@ -98,6 +98,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
 
     def _configure(self, config: ClusterConfig) -> None:
         launcher_of(config)  # refuses what it cannot do
+        time_limit.require_limit(config)
         # What other hosts have is known once they have dialled in.
         chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
@@ -183,6 +184,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> Self:
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
+        time_limit.require_loop(self.config)
         if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end, tell, stop)
         torch_build.require_for(self.devices)
@@ -214,6 +216,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             self._use_transport(find_transport(self._ranks, self._transports, self.config))
             if self.config.spare:
                 self._ranks.prepare_to_train(TRAIN_CONFIGS)
+            self._time_limit = time_limit.watch_over(self, None)
             if self.config.keep:
                 processes.keep()
             at_the_end()
@@ -227,7 +230,6 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> Self:
         self.devices = self._wanted = ()
         self.join_file = None
-        time_limit.require_loop(self.config)
         self._launcher = launcher = launcher_of(self.config, tell)
 
         def check() -> None:
@@ -266,8 +268,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             self.chosen_transport = ChosenTransport(self._transports[0])
             self._ranks = self._sit_down(processes, seating)
             self._use_transport(find_transport(self._ranks, self._transports, self.config))
-            if self.config.launcher == "slurm":
-                self._time_limit = time_limit.watch_over(self, launcher)
+            self._time_limit = time_limit.watch_over(self, launcher)
             if self.config.keep:
                 processes.keep()
             at_the_end()
@@ -288,15 +289,14 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         num_engines = sum(process.alive() for process in entry.engines.values())
         cluster._client = processes.connect(num_engines, entry.config.start_timeout_s)
         if entry.hosts:
-            cluster._launcher = launcher = launcher_of(entry.config)
-            launcher.take_over(entry.job, entry.launched)
+            launcher = launcher_that_started(entry.config, entry.job, entry.launched)
+            cluster._launcher = launcher
             processes.use(joining.take_over(cluster._client, entry.hosts, entry.seating), launcher.when_lost)
             processes.have_ranks_on({process.host for process in entry.seating.processes.values()})
             cluster._most_ranks = entry.most_ranks
             join_file = entry.folder / "join.json"
             cluster._returning = ReturningHosts(cluster._client, processes, entry.config, launcher, join_file)
-            if entry.config.launcher == "slurm":
-                cluster._time_limit = time_limit.watch_over(cluster, launcher)
+        cluster._time_limit = time_limit.watch_over(cluster, cluster._launcher)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
         cluster._ranks.end_leaving()
         cluster._become_current()
@@ -484,7 +484,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         within a second, or within three more where Slurm is slow."""
         with closing(self.lookout()) as lookout:
             table = status.table(self, lookout)
-        given = self._launcher.state() if self._launcher is not None else ""
+        given = time_limit.job_state(self._launcher)
         return f"{table}\n{given}" if given else table
 
     def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from nbgpu.client.cluster.release import tell_in_next_cell
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.notebooks_job import NotebooksJob
+from nbgpu.client.launchers.slurm_hosts import SlurmHosts
+from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.text.durations import duration
@@ -35,8 +38,44 @@ def require_loop(config: ClusterConfig) -> None:
         )
 
 
-def watch_over(cluster: Cluster, launcher: Launcher) -> TimeLimitWatch:
-    """Stop the cluster's run and save its variables before the launcher's hosts are taken away."""
+def require_limit(config: ClusterConfig) -> None:
+    """Raise ConfigError if variables are to be saved before the end of a job, and there is no job."""
+    if (
+        config.save_before_time_limit
+        and config.launcher != "slurm"
+        and NotebooksJob.that_ends_this_process() is None
+    ):
+        raise ConfigError(
+            f"save_before_time_limit={config.save_before_time_limit!r} counts with launcher='slurm', or in a notebook that is on "
+            f"a node of a Slurm job. This one is on none (by SLURM_JOB_ID and SLURMD_NODENAME), and with launcher="
+            f"{config.launcher!r} nothing ends the ranks at a known time. Leave it out"
+        )
+
+
+def job_state(launcher: Launcher | None) -> str:
+    """Say how the jobs are that have the ranks or the notebook; nothing where there is none."""
+    own = None if isinstance(launcher, StepLauncher) else NotebooksJob.that_ends_this_process()
+    return "\n".join(filter(None, [each.state() for each in (launcher, own) if each is not None]))
+
+
+def watch_over(cluster: Cluster, launcher: Launcher | None) -> TimeLimitWatch | None:
+    """Stop the cluster's run and save its variables before the hosts are taken away, or the notebook itself;
+    None where no job has them.
+
+    Args:
+        cluster: the cluster.
+        launcher: what has started its hosts; None where its ranks are on the notebook's.
+    """
+    limits: list[Callable[[], float | None]] = []
+    if isinstance(launcher, SlurmHosts):
+        limits.append(launcher.time_left_s)
+    if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.that_ends_this_process()) is not None:
+        limits.append(own.time_left_s)
+    if not limits:
+        return None
+
+    def time_left_s() -> float | None:
+        return min((left_s for limit in limits if (left_s := limit()) is not None), default=None)
 
     def warn(why: str) -> None:
         told = why
@@ -57,7 +96,7 @@ def watch_over(cluster: Cluster, launcher: Launcher) -> TimeLimitWatch:
         if cluster.running and cluster.config.save_before_time_limit:
             _log.warning("%s", cluster.save_before_the_end(cluster.config.save_before_time_limit, why))
 
-    return TimeLimitWatch(launcher.time_left_s, warn, can_save, save)
+    return TimeLimitWatch(time_left_s, warn, can_save, save)
 
 
 class TimeLimitWatch:

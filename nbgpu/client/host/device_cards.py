@@ -165,7 +165,7 @@ def _hidden(reading: HostReading) -> list[str]:
     if not reading.num_hidden:
         return []
     number = f"{reading.num_hidden} GPU{'s' if reading.num_hidden != 1 else ''}"
-    return [f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} hides {number} of this machine."]
+    return [f"{reading.hidden_by} hides {number} of this machine."]
 
 
 def _driver_problem(reading: HostReading) -> list[str]:

@@ -20,6 +20,7 @@ import psutil
 
 from nbgpu.client.host import probes, registry
 from nbgpu.client.host.device_cards import HostDevices
+from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.errors import ClusterError
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
@@ -27,6 +28,7 @@ from nbgpu.machine import devices
 from nbgpu.machine.requirements import requirements
 from nbgpu.machine.tried_versions import newer_than_tried
 from nbgpu.protocol.cluster_processes import CONTROLLER_PID
+from nbgpu.text.durations import duration
 from nbgpu.version import VERSION
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
@@ -50,6 +52,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
     has_gpus = bool(devices.inventory())
     yield from host_checks.limits(has_gpus)
     yield from host_checks.environment(os.environ)
+    yield from notebooks_job()
     yield from _leftovers()
     torch: dict[str, Any] | None = None
     try:
@@ -89,6 +92,24 @@ def _versions() -> Iterator[Finding]:
     if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:
         yield warn(
             "ipykernel", f"{ipykernel}: buttons act between cells only", "pip install 'ipykernel>=7.1'"
+        )
+
+
+def notebooks_job() -> Iterator[Finding]:
+    """Say which Slurm job this process is in, and what that has; nothing where it is in none."""
+    job = NotebooksJob.find()
+    if job is None:
+        return
+    try:
+        this_one = "'local' this one" if job.node else "this host is none of them"
+        yield ok("job", f"{job.describe()}. launcher='slurm' takes its nodes, and {this_one}")
+    except ClusterError as error:
+        left_s = job.time_left_s()
+        time_left = "" if left_s is None else f"; {duration(left_s)} left"
+        yield warn(
+            "job",
+            f"this notebook is in Slurm's job {job.number}{time_left}, and {error}",
+            "launcher='local' takes the devices of this host; launcher='slurm' needs Slurm's programs here",
         )
 
 

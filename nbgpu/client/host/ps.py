@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import Entry, Footprint
-from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.choosing import launcher_that_started
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
@@ -93,7 +93,9 @@ def _end(entry: Footprint) -> str:
     if isinstance(entry, Entry):
         # A host that was killed has not removed the join file.
         _launcher_of(entry).end()
-    return f"ended cluster {entry.describe()}: job {entry.job}, process(es) {named}"
+    # The job stays where its notebook is in it.
+    what = "step" if "." in entry.job else "job"
+    return f"ended cluster {entry.describe()}: {what} {entry.job}, process(es) {named}"
 
 
 def _end_hosts(entry: Entry) -> str:
@@ -107,15 +109,13 @@ def _end_hosts(entry: Entry) -> str:
 
 def _launcher_of(entry: Entry) -> Launcher:
     """What has started the hosts of a cluster, and can end what is left of them."""
-    launcher = launcher_of(entry.config)
-    launcher.take_over(entry.job, entry.launched)
-    return launcher
+    return launcher_that_started(entry.config, entry.job, entry.launched)
 
 
 def _job(number: str) -> str:
-    """How a job is, and for how long it still has its nodes."""
+    """How a job, or that of a step, is, and for how long it still has its nodes."""
     try:
-        return Slurm(patience_s=_SLURM_PATIENCE_S).state(number).in_words()
+        return Slurm(patience_s=_SLURM_PATIENCE_S).state(number.partition(".")[0]).in_words()
     except ClusterError as error:
         return str(error)
 

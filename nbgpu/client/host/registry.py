@@ -69,7 +69,8 @@ class Footprint(BaseModel):
     run: Path | None = None
     """The folder of the run that was started last."""
     job: str = ""
-    """The number of the Slurm job that has the ranks; empty where there is none."""
+    """The number of the Slurm job that has the ranks, or of its steps, as scancel takes them; empty where
+    there is none."""
 
     @abstractmethod
     def gpus(self) -> list[str]:

@@ -31,7 +31,8 @@ class Launcher(ABC):
     """Whether the launcher can start a host again that was lost."""
 
     job = ""
-    """The number of Slurm's job that has the hosts; empty where there is none."""
+    """The number of Slurm's job that has the hosts, or of the steps within the notebook's own, separated by
+    spaces; empty where there is none."""
 
     def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         self._config = config

@@ -88,10 +88,10 @@ class ProfileLauncher(Launcher):
             )
             self._thread.start()
             self._engines = engines
-            started = self._started(self._ask(lambda: engines.start(self._config.nodes)))
+            started = self._started(self._ask(lambda: engines.start(self._config.num_hosts)))
         job = f": job {started}" if isinstance(started, str) else ""
         self._tell(
-            f"{self._name} of the profile {self._config.ipython_profile} starts {self._config.nodes} host(s){job}"
+            f"{self._name} of the profile {self._config.ipython_profile} starts {self._config.num_hosts} host(s){job}"
         )
 
     def _ask(self, call: Callable[[], Any]) -> Future[Any]:

@@ -6,14 +6,17 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbgpu.client.launchers.slurm_state import ACCOUNTING_FIELDS, JobState, from_accounting, from_scontrol
 from nbgpu.errors import ClusterError
 
 _SUBMIT_PATIENCE_S = 30.0
 """Where the queue is full, sbatch tries again and again."""
+_STEP_PATIENCE_S = 5.0
+_STEP_LOOK_S = 0.2
 
 _STAYS = re.compile(r"JUPYTERHUB_.*|JUPYTER_TOKEN|JPY_API_TOKEN|IPP_CONNECTION_INFO")
 """Variables of the notebook's server that hold its keys. Slurm keeps a job's environment on its disk."""
@@ -48,6 +51,30 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """What a job has."""
+
+    gpus_by_node: Mapping[str, int]
+    """Its nodes in Slurm's order, each with the number of its GPUs that the job has."""
+    gpus_are_of_job: bool = False
+    """Whether the job was asked for with a number of GPUs for all nodes together (--gpus)."""
+
+    @property
+    def gpus_in_words(self) -> str:
+        """The GPUs by node: '2 GPUs on each node', or 'GPUs: 2 on n1, 1 on n2'."""
+        numbers = list(self.gpus_by_node.values())
+        if not any(numbers):
+            return "Slurm counts no GPU of it"
+        if len(set(numbers)) == 1 and len(numbers) > 1:
+            return f"{numbers[0]} GPU{'s' if numbers[0] > 1 else ''} on each node"
+        return "GPUs: " + ", ".join(f"{number} on {node}" for node, number in self.gpus_by_node.items())
+
+    def of(self, num_nodes: int) -> Allocation:
+        """The part of it that the first nodes have."""
+        return replace(self, gpus_by_node=dict(list(self.gpus_by_node.items())[:num_nodes]))
+
+
+@dataclass(frozen=True)
 class Slurm:
     """The Slurm of this host.
 
@@ -78,31 +105,87 @@ class Slurm:
         Raises:
             ClusterError: Slurm does not answer.
         """
-        done = self._run(["scontrol", "show", "job", "--oneliner", job])
-        if not done.returncode and (line := done.stdout.strip()):
+        if line := self._described(job):
             return from_scontrol(line, self._nodes(line))
-        if "Invalid job id" not in done.stderr:
-            raise ClusterError(f"Slurm does not say how job {job} is: {self._with_advice(done)}")
         return self._recorded(job) or JobState(job, "")
 
+    def allocation(self, job: str) -> Allocation:
+        """Return what a job that runs has; nothing where Slurm knows the job no longer.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        described = self._described(job)
+        gpus: dict[str, int] = {}
+        for nodes, given in re.findall(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", described):
+            # Several types are separated by commas: gpu:a100:2(IDX:0-1),gpu:1(IDX:2)
+            counts = re.findall(r"(?:^|,)gpu:(?:[^,:(]+:)?(\d+)", given)
+            gpus |= dict.fromkeys(self._named(nodes), sum(map(int, counts)))
+        return Allocation(gpus, re.search(r"\sTresPerJob=\S*gpu", described) is not None)
+
+    def _described(self, job: str) -> str:
+        """The line in which scontrol describes a job; empty where Slurm knows it no longer."""
+        done = self._run(["scontrol", "show", "job", "--details", "--oneliner", job])
+        # The number of the first job of an array stands for all of them.
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"JobId={job} ")]
+        if lines and not done.returncode:
+            return lines[0]
+        if "Invalid job id" not in done.stderr:
+            raise ClusterError(f"Slurm does not say how job {job} is: {self._with_advice(done)}")
+        return ""
+
+    def steps(self, job: str, name: str) -> list[str]:
+        """The numbers of a job's steps that have this name, such as '7.1'.
+
+        Raises:
+            ClusterError: Slurm does not answer.
+        """
+        done = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"])
+        if done.returncode:
+            raise ClusterError(f"Slurm does not say which steps job {job} has: {self._with_advice(done)}")
+        words = [line.split() for line in done.stdout.splitlines()]
+        return [number for number, step in (each for each in words if len(each) == 2) if step == name]
+
     def cancel(self, job: str) -> None:
-        """End a job, whether it waits or runs; does nothing where it is over.
+        """End a job, whether it waits or runs, or steps of a job; does nothing where they are over.
+
+        Args:
+            job: the number of the job, or of steps of one, separated by spaces: '7.1 7.2'.
 
         Raises:
             ClusterError: Slurm does not do it.
         """
-        done = self._run(["scancel", job])
+        numbers = job.split()
+        if any("." in number for number in numbers):
+            # Slurm kills the tasks of a step at once, and what they have made would stay.
+            self._signal(["--signal=TERM", *numbers])
+            self._wait_for_end(numbers)
+        self._signal(numbers)
+
+    def _signal(self, arguments: Sequence[str]) -> None:
+        done = self._run(["scancel", *arguments])
         if done.returncode and "Invalid job id" not in done.stderr and "already" not in done.stderr:
-            raise ClusterError(f"Slurm did not cancel job {job}: {self._with_advice(done)}")
+            raise ClusterError(f"Slurm did not cancel job {arguments[-1]}: {self._with_advice(done)}")
+
+    def _wait_for_end(self, steps: Sequence[str]) -> None:
+        job = steps[0].partition(".")[0]
+        give_up_mono_s = time.monotonic() + _STEP_PATIENCE_S
+        while time.monotonic() < give_up_mono_s:
+            done = self._run(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"])
+            if done.returncode or not set(done.stdout.split()) & set(steps):
+                return
+            time.sleep(_STEP_LOOK_S)
 
     def partitions(self) -> list[str]:
         """The names of the partitions that take jobs."""
         done = self._run(["sinfo", "--noheader", "--format=%R %a"])
         return [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == ["up"]]
 
-    def node_addresses(self, partition: str = "") -> list[str]:
-        """The names or addresses by which Slurm reaches its nodes: of the partition's, where one is named."""
+    def node_addresses(self, partition: str = "", nodes: Sequence[str] = ()) -> list[str]:
+        """The names or addresses by which Slurm reaches its nodes: of the partition's where one is named, and
+        of these alone where some are."""
         of = [f"--partition={partition}"] if partition else []
+        of += [f"--nodes={','.join(nodes)}"] if nodes else []
         return self._run(["sinfo", "--noheader", "--Node", "--format=%o", *of]).stdout.split()
 
     def _recorded(self, job: str) -> JobState | None:
@@ -122,12 +205,13 @@ class Slurm:
     def _nodes(self, line: str) -> list[str]:
         """The nodes that a line's NodeList stands for, such as 'n[1-3]'."""
         found = re.search(r"\sNodeList=(\S+)", line)
-        if found is None or found[1] == "(null)":
-            return []
-        if not re.search(r"[\[,]", found[1]):
-            return [found[1]]
-        done = self._run(["scontrol", "show", "hostnames", found[1]])
-        return done.stdout.split() or [found[1]]
+        return [] if found is None or found[1] == "(null)" else self._named(found[1])
+
+    def _named(self, nodes: str) -> list[str]:
+        if not re.search(r"[\[,]", nodes):
+            return [nodes]
+        done = self._run(["scontrol", "show", "hostnames", nodes])
+        return done.stdout.split() or [nodes]
 
     def _run(
         self, command: Sequence[str], stdin: str = "", patience_s: float | None = None
@@ -135,7 +219,7 @@ class Slurm:
         if not self.through and shutil.which(command[0]) is None:
             raise ClusterError(
                 f"there is no {command[0]} on this host. launcher='slurm' works where Slurm's programs are, such as "
-                "on a cluster's login node"
+                "on a cluster's login node, and not in a container without them"
             )
         words = [*self.through, *command]
         patience_s = patience_s or self.patience_s

@@ -9,6 +9,7 @@ from statistics import median
 
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
+from nbgpu.client.host.doctor import notebooks_job
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import NbgpuError
 from nbgpu.host.findings import Finding, fail, ok, warn
@@ -31,6 +32,7 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
     Args:
         config: the settings of a cluster whose launcher is not 'local'.
     """
+    yield from notebooks_job()
     began_s = time.monotonic()
     try:
         cluster = Cluster.with_config(config).start()

@@ -1,10 +1,11 @@
 """Where the trials of a sweep train on other hosts: each in a cluster of its own, on one host where ssh gives
-the hosts, and in a job of its own with Slurm."""
+the hosts, and in a job of its own with Slurm, or in the job that the notebook is in."""
 
 from __future__ import annotations
 
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
+from nbgpu.machine.slurm_job import NEW_JOB
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
@@ -19,6 +20,11 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
     Raises:
         ConfigError: there is no room for so many.
     """
+    if (job := cluster.own_job) is not None and (parallel or 1) > 1:
+        raise ConfigError(
+            f"parallel={parallel}: this notebook is in Slurm's job {job.number}, whose nodes train one trial at a time. Leave "
+            f"it out, or launcher_options={{{NEW_JOB!r}: True}} gives each trial a job of its own"
+        )
     if cluster.launcher == "slurm":
         return [cluster] * (parallel or 1)
     hosts, groups = cluster.host_names, _groups(cluster)

@@ -9,6 +9,7 @@ A host has a network, a name, processes, mounts, shared memory and temporary fol
 else of this machine, which gives it the checkout and its Python.
 """
 
+from hosts.batch_step import BatchStep
 from hosts.far_python import FarPython
 from hosts.namespaces import Host, Hosts, leave_the_network, make_hosts
 from hosts.namespaces import why_not as why_no_hosts
@@ -19,6 +20,7 @@ from hosts.slurm import Slurm, slurm
 from hosts.slurm import why_not as why_no_slurm
 
 __all__ = [
+    "BatchStep",
     "FarPython",
     "Host",
     "Hosts",

@@ -144,6 +144,16 @@ def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("three_gpus")
+def test_the_gpus_of_other_jobs_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a site lets a job see all GPUs of its node, and CUDA's own variable was lost on the way."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,2"}.items():
+        monkeypatch.setenv(name, value)
+    assert chosen_uuids("auto") == [UUIDS[0], UUIDS[2]]
+    with pytest.raises(ConfigError, match="SLURM_JOB_GPUS=0,2 hides all others"):
+        devices.choose("1", None)
+
+
+@pytest.mark.usefixtures("three_gpus")
 def test_torchs_names_count_the_chosen_gpus_and_ranks_may_share_one() -> None:
     chosen = devices.choose("2,0", 3)
     assert [devices.torch_name(d, chosen) for d in chosen] == ["cuda:0", "cuda:1", "cuda:0"]

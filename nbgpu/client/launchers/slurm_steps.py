@@ -1,0 +1,308 @@
+"""The hosts of a cluster with `launcher="slurm"` where the notebook is in a job itself: the nodes of that
+job, each of which becomes a host in a step."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbgpu.client.launchers import shared_folder
+from nbgpu.client.launchers.notebooks_job import NotebooksJob
+from nbgpu.client.launchers.slurm import Allocation, environment
+from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.machine.slurm_job import NEW_JOB, OwnJob
+from nbgpu.text.similar import did_you_mean
+
+_REFUSED = "srun: error: Unable to create step"
+_BEGIN_PATIENCE_S = 5.0
+_BEGIN_LOOK_S = 0.1
+_END_PATIENCE_S = 3.0
+"""Hosts that were told to end take a part of a second, and the step ends with them."""
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What Slurm is asked for within a job."""
+
+    job: str
+    """The number of the job."""
+    name: str
+    """Of the steps, by which they are found."""
+    allocation: Allocation
+    """The nodes that become hosts, each with the job's GPUs there."""
+    setup: Sequence[str] = ()
+    """Lines of shell before the hosts start, such as 'module load cuda'."""
+    outlives_nodes: bool = False
+    """Whether the steps go on when one of their nodes fails."""
+
+
+def step_script(request: StepRequest, command: Sequence[str]) -> str:
+    """Return the shell script that runs `command` once on each node, within the job."""
+    steps = [
+        shlex.join([*_srun(request, nodes, gpus), *command]) for nodes, gpus in _steps(request.allocation)
+    ]
+    run = [f"exec {steps[0]}"] if len(steps) == 1 else [*(f"{step} &" for step in steps), "wait"]
+    # A login shell, because without one many sites have no `module`.
+    return "\n".join(["#!/bin/bash -l", *request.setup, *run]) + "\n"
+
+
+def _steps(allocation: Allocation) -> list[tuple[list[str], list[str]]]:
+    """The nodes of each step, with the options that give it all GPUs that the job has there.
+
+    Without an option a step in an exclusive job gets no GPU. A step has the same number on each of its nodes,
+    and where the job has a number for all nodes together Slurm gives a step of several nodes fewer than
+    there are.
+    """
+    if allocation.gpus_are_of_job:
+        return [
+            ([node], [f"--gpus={number}"] if number else [])
+            for node, number in allocation.gpus_by_node.items()
+        ]
+    groups: dict[int, list[str]] = {}
+    for node, number in allocation.gpus_by_node.items():
+        groups.setdefault(number, []).append(node)
+    return [(nodes, [f"--gres=gpu:{number}"] if number else []) for number, nodes in groups.items()]
+
+
+def _srun(request: StepRequest, nodes: Sequence[str], gpus: Sequence[str]) -> list[str]:
+    return [
+        "srun",
+        f"--jobid={request.job}",
+        f"--job-name={request.name}",
+        # The step in which the notebook itself is may hold all that the job has.
+        "--overlap",
+        f"--nodes={len(nodes)}",
+        f"--nodelist={','.join(nodes)}",
+        f"--ntasks={len(nodes)}",
+        "--ntasks-per-node=1",
+        # The one task of a node has ranks that share its cores.
+        "--cpu-bind=none",
+        *gpus,
+        "--input=none",
+        # The end of one host does not end the others: nbgpu decides what becomes of them.
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        *(["--no-kill"] if request.outlives_nodes else []),
+    ]
+
+
+def refuse_what_the_job_decides(config: ClusterConfig, job: OwnJob) -> None:
+    """Refuse settings that a job which is there already does not take.
+
+    Raises:
+        ConfigError: with a line for each.
+    """
+    another = f"launcher_options={{{NEW_JOB!r}: True}} asks for another job"
+    problems = []
+    for name in config.options_of_launcher:
+        if name not in OPTIONS:
+            meant = did_you_mean(name, [*OPTIONS, NEW_JOB])
+            problems.append(
+                f"launcher_options: {name!r} cannot be given, because this notebook is in job {job.number} and its nodes "
+                f"are taken; {' and '.join(OPTIONS)} can.{meant} Leave it out, or {another} beside it"
+            )
+    if config.num_hosts > job.num_nodes:
+        problems.append(
+            f"nodes={config.nodes} is more than the {job.num_nodes} of job {job.number}, in which this notebook is. Leave "
+            f"it out for all of them, or {another}"
+        )
+    if config.on_host_lost == "wait":
+        problems.append(
+            f"on_host_lost='wait' does not go with the nodes of job {job.number}, in which this notebook is: a job gets no "
+            f"other node, and one that is requeued ends the notebook. Take 'shrink' or 'stop', or {another}"
+        )
+    if (has := job.gpus_per_node) is not None and _wants_more_gpus(config, has):
+        problems.append(
+            f"gpus_per_node={config.gpus_per_node} is more than the {has} that job {job.number} has on this node. Leave it "
+            f"out for all of them, or {another}"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _wants_more_gpus(config: ClusterConfig, has: int) -> bool:
+    # Where Slurm counts no GPUs, a site may give whole nodes with what they have.
+    return config.gpus != "none" and has > 0 and (config.gpus_per_node or 0) > has
+
+
+class StepLauncher(SlurmHosts):
+    """Starts hosts in steps of the job that the notebook is in. They end, and the job stays.
+
+    Args:
+        config: the settings of the cluster.
+        tell: a function that shows a line to the person who waits for the start.
+        job: the notebook's job.
+    """
+
+    def __init__(self, config: ClusterConfig, tell: Callable[[str], None], job: OwnJob) -> None:
+        super().__init__(config, tell)
+        self._of_notebook = NotebooksJob(job, self._quick_slurm)
+        self._allocation = Allocation({})
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _job_number(self) -> str:
+        return self._of_notebook.number
+
+    def listen_at(self) -> tuple[str, str]:
+        """Look at what the job has, and return the interface that the settings name, or else that which
+        leads to its other nodes."""
+        self._allocation = self._chosen_nodes()
+        if self._config.interface != "auto":
+            return super().listen_at()
+        # The way to itself is no way to others.
+        nodes = list(self._allocation.gpus_by_node)
+        others = [node for node in nodes if node != self._of_notebook.node]
+        return self._interface_towards(self._slurm.node_addresses(nodes=others or nodes))
+
+    def _chosen_nodes(self) -> Allocation:
+        state = self._look(self._slurm)
+        if state.phase != "running":
+            raise ClusterError(
+                f"this notebook was started in job {self._job_number}, and its nodes cannot be had: {state.in_words()}. Start "
+                f"the notebook in another job, or launcher_options={{{NEW_JOB!r}: True}} submits one"
+            )
+        has = self._slurm.allocation(self._job_number)
+        chosen = has.of(self._config.num_hosts)
+        num_nodes = len(has.gpus_by_node)
+        if num_nodes < self._config.num_hosts or any(
+            _wants_more_gpus(self._config, number) for number in chosen.gpus_by_node.values()
+        ):
+            raise ConfigError(
+                f"nodes={self._config.num_hosts}, gpus_per_node={self._config.gpus_per_node} is more than job "
+                f"{self._job_number} has: {num_nodes} node(s), {', '.join(has.gpus_by_node)}; {has.gpus_in_words}"
+            )
+        if self._config.gpus == "none":
+            return Allocation(dict.fromkeys(chosen.gpus_by_node, 0))
+        return chosen
+
+    def start(self, join_file: Path, interface: str) -> None:
+        """Start the steps."""
+        shared_folder.make(self._folder, join_file)
+        script = self._folder / "steps.sh"
+        script.write_text(self._script())
+        variables = environment(os.environ)
+        with uninterrupted(), self._output.open("ab") as output:
+            # In a session of its own, because a cluster that is kept outlives the kernel.
+            self._shell = subprocess.Popen(
+                ["bash", "-l", str(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=variables,
+                start_new_session=True,
+            )
+        give_up_mono_s = time.monotonic() + _BEGIN_PATIENCE_S
+        while not self._have_begun() and not self._have_ended and time.monotonic() < give_up_mono_s:
+            take_interrupt()
+            time.sleep(_BEGIN_LOOK_S)
+        self._tell(self._of_notebook.state())
+        self._tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
+
+    def _script(self) -> str:
+        request = StepRequest(
+            self._job_number,
+            self._folder.name,
+            self._allocation,
+            self._config.setup.splitlines(),
+            outlives_nodes=self._config.on_host_lost != "stop",
+        )
+        return step_script(request, self._host_command("--remove-folder"))
+
+    def _have_begun(self) -> bool:
+        """Whether all steps are there; their numbers are known then."""
+        self.job = " ".join(self._slurm.steps(self._job_number, self._folder.name))
+        return len(self.job.split()) == len(_steps(self._allocation))
+
+    @property
+    def _have_ended(self) -> bool:
+        return self._shell is not None and self._shell.poll() is not None
+
+    def check(self) -> None:
+        """Raise ClusterError if a step or a host's program has ended."""
+        if self._is_checked():
+            return
+        self._checked_mono_s = time.monotonic()
+        self._require_hosts()
+        # One of several that is refused leaves the others at work.
+        if _REFUSED in self._log():
+            raise ClusterError(f"Slurm starts no step in job {self._job_number}. {self.why_late()}")
+        if self._have_ended:
+            raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
+
+    def joined(self) -> None:
+        """Take note of steps that were late."""
+        self._have_begun()
+
+    def when_lost(self) -> str:
+        """Say that the job's nodes can be taken again, where it has them still."""
+        state = self._of_notebook.state()
+        begin = f"{state[0].upper()}{state[1:]}"
+        if self.is_over():
+            return f"{begin}. Start the notebook in another job"
+        return f"{begin}. %nbgpu restart takes the nodes of the job again"
+
+    def is_over(self) -> bool:
+        """Whether the job has ended, or is about to."""
+        if not self._is_checked():
+            try:
+                self._look(self._quick_slurm)
+            except ClusterError:
+                return False  # it is asked again
+        state = self._state
+        return state is not None and (state.state == "COMPLETING" or state.phase != "running")
+
+    def state(self) -> str:
+        """Say how the job is, and that it is the notebook's."""
+        return self._of_notebook.state()
+
+    def time_left_s(self) -> float | None:
+        """The time until the job's limit; None if it has none."""
+        return self._of_notebook.time_left_s()
+
+    def record(self) -> dict[str, Any]:
+        """Return the folder of the steps, and the number of the job."""
+        return {"folder": str(self._folder), "own_job": self._job_number}
+
+    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
+        """Take over the steps, to end them."""
+        self.job = job
+        self._folder = Path(record.get("folder", self._folder))
+
+    @uninterrupted()
+    def end(self) -> None:
+        """End the steps, and remove their folder. The job stays."""
+        try:
+            self._end_steps()
+        except ClusterError as error:
+            warnings.warn(f"{error}. The hosts end by themselves", stacklevel=3)
+        self.job = ""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_steps(self) -> None:
+        if self._shell is None:
+            if self.job:
+                self._slurm.cancel(self.job)
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._shell.wait(_END_PATIENCE_S)
+        if not self._have_ended:
+            self._slurm.cancel(self.job or " ".join(self._slurm.steps(self._job_number, self._folder.name)))
+            with suppress(subprocess.TimeoutExpired):
+                self._shell.wait(_END_PATIENCE_S)
+        if not self._have_ended:
+            self._shell.kill()
+            self._shell.wait()
+        self._shell = None
