@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from pydantic import Field, field_validator
 from nbgpu.config.conditions import Rules, given, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
+from nbgpu.machine.cgroups import usable_cores
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.similar import did_you_mean
@@ -166,7 +166,8 @@ class ClusterConfig(Settings):
         None,
         ge=1,
         le=512,
-        description="CPU threads for each rank; left out: the machine's cores divided by the ranks",
+        description="CPU threads for each rank; left out: the cores that may be used, divided by the ranks: those of the affinity, or "
+        "fewer where a container has a smaller quota of CPU time",
     )
     cell_seed: int | None = Field(
         None,
@@ -367,9 +368,9 @@ class ClusterConfig(Settings):
         """The number of CPU threads for each of `local_world_size` ranks on a machine.
 
         Args:
-            num_cores: the machine's; None for this one's.
+            num_cores: those that processes may use there; None for this machine's.
         """
-        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        cores = usable_cores() if num_cores is None else num_cores
         return self.threads_per_rank or max(1, cores // local_world_size)
 
 

@@ -91,6 +91,7 @@ HOUSE = [
     "config.cluster",
     "config.settings",
     "config.conditions",
+    "machine.cgroups",
     "machine.links",
     "serialization",
     "errors",

@@ -15,7 +15,7 @@ from nbgpu.client.host import registry
 from nbgpu.client.host.gpu_holders import Holders, State, listed, notebook
 from nbgpu.client.host.registry import AnyEntry
 from nbgpu.errors import ClusterError
-from nbgpu.host import host_checks
+from nbgpu.machine import cgroups
 from nbgpu.machine.device_readings import DeviceMonitor, DeviceReading, HostReading
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
@@ -185,8 +185,8 @@ def _profile(name: str) -> str:
 
 def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
     device = reading.device
-    cores, quota = len(os.sched_getaffinity(0)), host_checks.cpu_quota()
-    limit_bytes = host_checks.memory_limit_bytes()
+    cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
+    limit_bytes = cgroups.memory_limit_bytes()
     name = f"{device.name}, {cores} core{'s' if cores != 1 else ''}"
     if quota is not None and quota < cores:
         name += f" and the time of {quota:g}"

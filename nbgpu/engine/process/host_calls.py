@@ -20,7 +20,7 @@ from nbgpu.host.questions import Listener
 from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import devices, watched
+from nbgpu.machine import cgroups, devices, watched
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState
@@ -83,7 +83,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
             str(_folder),
             str(_folder / MEETING),
             versions.here(),
-            len(os.sched_getaffinity(0)),
+            cgroups.usable_cores(),
             tuple(asdict(device) for device in chosen),
             problem,
         )
