@@ -51,6 +51,7 @@ __all__ = [
     "DataError",
     "NbgpuError",
     "NoClusterError",
+    "NoFreeGpuError",
     "OutOfMemoryError",
     "RankError",
     "Run",
@@ -138,9 +139,10 @@ def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext nbgpu` calls."""
     _require_linux()
     from nbgpu.client.engines import preloading
+    from nbgpu.client.host import gpu_choice
 
     # First of all: it goes on in other processes while this one imports the rest.
-    preloading.begin()
+    preloading.begin(gpu_choice.choose)
     from nbgpu import ui
     from nbgpu.client.notebook import magics
 

@@ -4,7 +4,8 @@ NbgpuError
 ├── ConfigError    a setting is outside its bounds, or unknown (also a ValueError)
 ├── DataError      a file or a list of files cannot be used (also a ValueError)
 ├── ClusterError   engines could not be started, reached or stopped (also a RuntimeError)
-│   └── NoClusterError   there is no cluster, and the call needs one
+│   ├── NoClusterError   there is no cluster, and the call needs one
+│   └── NoFreeGpuError   fewer GPUs are free than a cluster is to take
 ├── RunError       a training run failed or cannot do what was asked (also a RuntimeError)
 ├── TransferError  a value cannot travel between the notebook and the ranks (also a TypeError)
 ├── OutOfMemoryError   a rank asked for more memory than there is (also a MemoryError)
@@ -58,6 +59,11 @@ class ClusterError(NbgpuError, RuntimeError):
 
 class NoClusterError(ClusterError):
     """There is no cluster yet, and the call needs one."""
+
+
+class NoFreeGpuError(ClusterError):
+    """Fewer GPUs are free than a cluster is to take; the message says who has the others, and what can be
+    done."""
 
 
 class RunError(NbgpuError, RuntimeError):

@@ -10,6 +10,7 @@ from nbgpu.cli.command_flags import ConvertFlags
 from nbgpu.cli.usage import UsageError
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
+from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import characterizing, data_check, predicting
 from nbgpu.config import (
     ClusterConfig,
@@ -69,7 +70,7 @@ def predict(arguments: list[str]) -> int:
         lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
     )
     console = CommandConsole()
-    with preloading.begun(cluster):
+    with preloading.begun(gpu_choice.choose, cluster):
         data_check.require_new(job)
         with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
             console.print(started.describe())

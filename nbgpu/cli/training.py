@@ -9,6 +9,7 @@ from nbgpu.cli.asking import asked_before, defaults_of, general_help, no_recipe,
 from nbgpu.cli.command_flags import TrainFlags
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
+from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import data_check, planning
 from nbgpu.config import (
     ClusterConfig,
@@ -73,7 +74,7 @@ def train(arguments: list[str]) -> None:
     extras.require(config)
     together(lambda: resume.find(config, contents=False), lambda: require_paths(config))
     # The fork server imports torch while the data are read.
-    with preloading.begun(cluster):
+    with preloading.begun(gpu_choice.choose, cluster):
         data_check.require(config)
         _run(cluster, config, asked)
 

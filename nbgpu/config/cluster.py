@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -10,16 +9,18 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.config.conditions import Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import Condition, Rules, given, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
-from nbgpu.machine import slurm_job
+from nbgpu.machine import gpus_setting, slurm_job
+from nbgpu.machine.cgroups import usable_cores
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.machine.slurm_job import OwnJob
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.similar import did_you_mean
 from nbgpu.text.sizes import in_words, parse_size
 
+MAX_RANKS = 64
 MAX_SLOW_FACTOR = 100.0
 SSH_OPTIONS = ("python", "ssh")
 """The names in `launcher_options` with launcher='ssh'."""
@@ -44,20 +45,26 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "hosts"), "ipython_profile"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
-        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
+        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "wait", "link", "slow_rank"),
+        only(Condition("gpus", gpus_setting.takes_free, "gpus='auto' or 'free:N'"), "wait"),
     )
 
     gpus: str = Field(
         "auto",
-        description="GPUs to use: 'auto' for all, 'none' for CPU ranks, or numbers and UUIDs separated by commas",
+        description="GPUs to use: 'auto' for all that are free, 'free:2' for two free ones, 'all' for all that are visible, "
+        "'none' for CPU ranks, or numbers and UUIDs separated by commas",
         json_schema_extra=control("Devices", "GPUs") | several(),
     )
     ranks: int | None = Field(
         None,
         ge=1,
-        le=64,
+        le=MAX_RANKS,
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
         json_schema_extra=control("Devices", "Ranks"),
+    )
+    wait: bool = Field(
+        False,
+        description="wait until as many GPUs are free as gpus and ranks ask for; Stop (Ctrl-C) ends the wait",
     )
     launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
         "local",
@@ -169,7 +176,8 @@ class ClusterConfig(Settings):
         None,
         ge=1,
         le=512,
-        description="CPU threads for each rank; left out: the machine's cores divided by the ranks",
+        description="CPU threads for each rank; left out: the cores that may be used, divided by the ranks: those of the affinity, or "
+        "fewer where a container has a smaller quota of CPU time",
     )
     cell_seed: int | None = Field(
         None,
@@ -204,7 +212,10 @@ class ClusterConfig(Settings):
         "of the ranks, or that which the notebook is in, with any launcher",
         json_schema_extra=control("Hosts", "Save before the limit"),
     )
-    share_gpus: bool = Field(False, description="take GPUs even where another cluster has them already")
+    share_gpus: bool = Field(
+        False,
+        description="take GPUs even where another cluster has them already; gpus='auto' is then the same as 'all'",
+    )
     spare: int = Field(
         0,
         ge=0,
@@ -251,6 +262,12 @@ class ClusterConfig(Settings):
     @classmethod
     def _join_names(cls, value: Any) -> Any:
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("gpus")
+    @classmethod
+    def _check_gpus(cls, value: str) -> str:
+        gpus_setting.require_valid(value)
+        return value
 
     @field_validator("setup", mode="before")
     @classmethod
@@ -319,6 +336,16 @@ class ClusterConfig(Settings):
         """Yield what a launcher needs and was not given, and what it does not take."""
         if self.keep and self.ipython_profile:
             yield "keep and ipython_profile do not go together: what has started the hosts ends with the kernel"
+        if self.share_gpus and (self.wait or self.num_free_gpus):
+            yield (
+                f"share_gpus does not go with {'wait' if self.wait else f'gpus={self.gpus!r}'}: nobody else has a GPU that is "
+                "free. Leave one of them out"
+            )
+        if self.launcher == "slurm" and self.num_free_gpus:
+            yield (
+                f"gpus={self.gpus!r} does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it for so many with "
+                f"launcher_options='gpus-per-node={self.num_free_gpus}', and leave gpus out"
+            )
         if self.launcher == "ssh":
             if not self.hosts:
                 yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"
@@ -334,6 +361,21 @@ class ClusterConfig(Settings):
                 f"launcher_options: {unknown[0]} is none of {whose}.{did_you_mean(unknown[0], known)} "
                 f"It takes {' and '.join(known)}"
             )
+
+    @property
+    def takes_free_gpus(self) -> bool:
+        """Whether the cluster takes GPUs because nobody uses them."""
+        return gpus_setting.takes_free(self.gpus) and not self.share_gpus
+
+    @property
+    def named_gpus(self) -> str:
+        """The GPUs where it does not matter who uses them: 'all', 'none', or their names."""
+        return gpus_setting.ALL if self.gpus == gpus_setting.AUTO else self.gpus
+
+    @property
+    def num_free_gpus(self) -> int | None:
+        """The number of free GPUs that 'free:2' asks for; None for every other value."""
+        return gpus_setting.num_free(self.gpus)
 
     @property
     def num_hosts(self) -> int:
@@ -381,9 +423,9 @@ class ClusterConfig(Settings):
         """The number of CPU threads for each of `local_world_size` ranks on a machine.
 
         Args:
-            num_cores: the machine's; None for this one's.
+            num_cores: those that processes may use there; None for this machine's.
         """
-        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        cores = usable_cores() if num_cores is None else num_cores
         return self.threads_per_rank or max(1, cores // local_world_size)
 
 

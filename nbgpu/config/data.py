@@ -15,7 +15,7 @@ class DataSettings(Settings):
     """From the files to the batches."""
 
     ONLY_WITH: ClassVar[Rules] = (
-        only(one_of("dataset", "auto", "cache", "smart"), "cache_rate"),
+        only(one_of("dataset", "auto", "cache", "smart"), "cache_rate", "cache_threads"),
         only(one_of("dataset", "persistent"), "cache_dir"),
         only(given("intensity_prob"), "intensity_strength"),
         only(left_out("val_every_epochs"), "val_every"),
@@ -52,6 +52,13 @@ class DataSettings(Settings):
         le=1,
         description="share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset",
         json_schema_extra=control("Data", "Replace rate", unit="per epoch") | steered("epoch"),
+    )
+    cache_threads: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores "
+        "that may be used, or threads_per_rank where that is less",
     )
     cache_dir: str = Field(
         "nbgpu_cache",

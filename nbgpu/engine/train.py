@@ -50,7 +50,7 @@ from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
-from nbgpu.machine import allocator, devices, interpreter, transports
+from nbgpu.machine import allocator, devices, gpus_setting, interpreter, transports
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol import served
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
@@ -148,10 +148,11 @@ def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
             memory.free()  # the memory of its DDP object
         else:
             runs.require_own(Path(folder))
-            cluster, config = read_toml(Path(folder) / "run.toml")
+            _, config = read_toml(Path(folder) / "run.toml")
             if mended:
                 config = runs.with_changes(config, Path(folder))
-            device = member.described or devices.choose(cluster.gpus, member.world_size)[member.rank]
+            assert member.described is not None, "only ranks of a cluster come here"
+            device = member.described
             # An import that runs out of memory leaves half a module behind, which can never be used again.
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
@@ -420,7 +421,15 @@ def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
     rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, alone)) for name, alone in names.items()
     )
-    chosen = tuple(devices.choose(cluster.gpus, local_world_size))
+    if gpus_setting.num_free(cluster.gpus) is not None:
+        raise ConfigError(
+            f"gpus = {cluster.gpus!r} counts in a cluster that nbgpu starts. Under torchrun name the GPUs, or take all "
+            "that are visible (CUDA_VISIBLE_DEVICES) with gpus = 'all'"
+        )
+    # What the launcher shows is the job's own. A rank that looked for free GPUs would find those of the
+    # other ranks in use.
+    gpus = gpus_setting.ALL if cluster.gpus == gpus_setting.AUTO else cluster.gpus
+    chosen = tuple(devices.choose(gpus, local_world_size))
     return _Place(rank, world_size, local_rank, local_world_size, chosen)
 
 

@@ -101,7 +101,7 @@ def of_run(
     if problems:
         raise ConfigError("\n".join(problems))
     of_cluster = cluster.model_dump(mode="json", exclude_none=True)
-    of_cluster["gpus"] = "auto" if gpus else "none"
+    of_cluster["gpus"] = "all" if gpus else "none"
     for name_of_setting in _BELONG_HERE:
         of_cluster.pop(name_of_setting, None)
     of_train = config.model_dump(mode="json", exclude_none=True) | changes
@@ -114,7 +114,16 @@ def of_run(
 
 
 _BELONG_HERE = (
-    *("ranks", "threads_per_rank", "keep", "release_after_s", "save_on_release", "spare"),
+    *(
+        "ranks",
+        "threads_per_rank",
+        "wait",
+        "share_gpus",
+        "keep",
+        "release_after_s",
+        "save_on_release",
+        "spare",
+    ),
     *("launcher", "hosts", "nodes", "gpus_per_node", "interface", "launcher_options", "setup"),
     "save_before_time_limit",
 )

@@ -14,6 +14,7 @@ import psutil
 
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.machine import cgroups
 from nbgpu.machine.pidfds import has_pidfds
 
 _GIB = 2**30
@@ -51,14 +52,11 @@ def system() -> Finding:
 
 def cores() -> Finding:
     """Check the cores that the ranks may use, and whether the container has a smaller quota of CPU time."""
-    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    text = f"{usable} of the machine's {os.cpu_count()} cores"
-    if quota is not None and quota < usable:
-        return warn(
-            "cores",
-            f"{text}, and the container may use the time of {quota:g}",
-            f"share them out yourself: threads_per_rank={max(1, int(quota) // 2)} for 2 ranks (--threads-per-rank)",
-        )
+    usable, quota = cgroups.usable_cores(), cgroups.cpu_quota()
+    text = f"{len(os.sched_getaffinity(0))} of the machine's {os.cpu_count()} cores"
+    if quota is not None and quota < len(os.sched_getaffinity(0)):
+        counted = f"{usable} core{'s' if usable != 1 else ''}"
+        text += f", and the container may use the time of {quota:g}: ranks share out {counted}"
     if usable < 2:
         return warn("cores", text, "two CPU ranks take turns on one core; take a machine with two or more")
     return ok("cores", text)
@@ -66,7 +64,7 @@ def cores() -> Finding:
 
 def memory() -> Finding:
     """Check the memory of the host, and the limit of the container."""
-    host, limit_bytes = psutil.virtual_memory(), memory_limit_bytes()
+    host, limit_bytes = psutil.virtual_memory(), cgroups.memory_limit_bytes()
     text = f"{host.total / _GIB:.1f} GiB, {host.available / _GIB:.1f} GiB of it free"
     if limit_bytes is not None and limit_bytes < host.total:
         return warn(
@@ -264,42 +262,3 @@ def without_home(path: Path) -> str:
     """A path with the home folder written as ~, for bug reports."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-
-
-def cpu_quota() -> float | None:
-    """The container's quota of CPU time, in cores; None where it is not limited."""
-    quotas = []
-    for folder in _cgroup_folders("cpu"):
-        own = folder / "cpu.max"
-        if own.exists():
-            quota, period = own.read_text().split()
-        elif (older := folder / "cpu.cfs_quota_us").exists():
-            quota, period = older.read_text().strip(), (folder / "cpu.cfs_period_us").read_text()
-        else:
-            continue
-        if quota not in ("max", "-1"):
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
-
-
-def memory_limit_bytes() -> int | None:
-    """The memory above which the container is killed; None where that is not limited."""
-    names = ("memory.max", "memory.limit_in_bytes")
-    paths = [folder / name for folder in _cgroup_folders("memory") for name in names]
-    limits = [path.read_text().strip() for path in paths if path.exists()]
-    # The first version of cgroups has a very large number for no limit.
-    return min((int(text) for text in limits if text != "max" and int(text) < 2**60), default=None)
-
-
-def _cgroup_folders(controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that limit this process, its own first."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup") / (controller if controllers else "")
-        # In a container the path may be that of the host, which does not exist there; the root always exists.
-        own = root / path.lstrip("/")
-        yield from (
-            folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.exists()
-        )

@@ -8,15 +8,15 @@ else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import psutil
 import pynvml
 
-from nbgpu.machine.devices import DriversGpu, UnreadableGpu, cpu, listed_by_driver
-from nbgpu.machine.gpu_links import neighbours
+from nbgpu.machine.devices import DriversGpu, UnreadableGpu, cpu, is_part, listed_by_driver
+from nbgpu.machine.gpu_links import costs, neighbours
 from nbgpu.protocol.records import Device
 
 Number = TypeVar("Number", int, float, list[Any])
@@ -118,6 +118,14 @@ class DeviceMonitor:
             return HostReading((processor,), problem=str(error))
         self._is_in_trouble = any(gpu.problem for gpu in gpus)
         return HostReading((*gpus, processor), num_hidden, hidden_by)
+
+    def link_costs(self, gpus: Sequence[Device]) -> dict[frozenset[str], int]:
+        """What the way between each two of these GPUs costs, by their UUIDs (see `PairOfGpus.cost`). Parts of
+        a GPU (MIG) have no links, and are left out."""
+        whole = [gpu.uuid for gpu in gpus if not is_part(gpu)]
+        if not self._start():
+            return {}
+        return costs({uuid: pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in whole})
 
     def _start(self) -> bool:
         """Start NVML where it is not; whether there is a driver to ask.

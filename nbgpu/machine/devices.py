@@ -18,7 +18,7 @@ import psutil
 import pynvml
 
 from nbgpu.errors import ConfigError
-from nbgpu.machine import slurm_job
+from nbgpu.machine import gpus_setting, slurm_job
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words, parse_size
@@ -147,20 +147,30 @@ def _is_split(handle: Any) -> bool:
 def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
     """The device of every rank, in order of rank.
 
+    Which GPUs are free is not looked at here: for 'auto' and 'free:N' see `nbgpu.host.free_gpus`.
+
     Args:
-        gpus: 'auto', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.
+        gpus: 'all', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.
         ranks: the number of ranks; None for one on each GPU, or 2 on the CPU.
 
     Raises:
         ConfigError: a GPU does not exist, is named twice, or is ambiguous; the message lists the GPUs of the
             host.
     """
-    if gpus == "none":
-        chosen: tuple[Device, ...] = ()
-    elif gpus == "auto":
-        chosen = inventory()
-    else:
-        chosen = _named(inventory(), gpus)
+    assert not gpus_setting.takes_free(gpus), f"{gpus} depends on who has the GPUs"
+    if gpus == gpus_setting.NONE:
+        return one_for_each_rank((), ranks)
+    there = inventory()
+    return one_for_each_rank(there if gpus == gpus_setting.ALL else _named(there, gpus), ranks)
+
+
+def one_for_each_rank(chosen: Sequence[Device], ranks: int | None) -> tuple[Device, ...]:
+    """The device of every rank, in order of rank: one of these GPUs, or the CPU where there are none.
+
+    Args:
+        chosen: the GPUs.
+        ranks: the number of ranks; None for one on each GPU, or 2 on the CPU.
+    """
     if not chosen:
         return tuple(cpu(rank) for rank in range(ranks or DEFAULT_CPU_RANKS))
     # Where there are more ranks than GPUs, ranks share them. That is slow, but it lets one GPU show what two

@@ -6,6 +6,7 @@ The caller has called `nvmlInit`. NVML's documentation: "Device Queries" and "Nv
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -50,6 +51,14 @@ class PairOfGpus:
             return f"{way} over NVLink"
         return f"{way}, {TOPOLOGY.get(self.topology, 'unknown topology')}"
 
+    @property
+    def cost(self) -> int:
+        """The smaller, the faster two GPUs exchange gradients."""
+        if self.has_nvlink:
+            return 0
+        # Without P2P everything goes through the host's memory, wherever the GPUs are.
+        return int(self.topology) + (1 if self.has_p2p else 1 + pynvml.NVML_TOPOLOGY_SYSTEM)
+
 
 def pair(first: Any, second: Any) -> PairOfGpus:
     """The way between the GPUs of two handles.
@@ -63,6 +72,19 @@ def pair(first: Any, second: Any) -> PairOfGpus:
         has_nvlink=nvlink == pynvml.NVML_P2P_STATUS_OK,
         topology=pynvml.nvmlDeviceGetTopologyCommonAncestor(first, second),
     )
+
+
+def costs(gpus: Mapping[str, Any]) -> dict[frozenset[str], int]:
+    """The cost of the way between each two GPUs; a pair that the driver does not describe is left out.
+
+    Args:
+        gpus: the handles of whole GPUs by UUID.
+    """
+    found = {}
+    for (one, first), (other, second) in combinations(gpus.items(), 2):
+        with suppress(pynvml.NVMLError):
+            found[frozenset((one, other))] = pair(first, second).cost
+    return found
 
 
 def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:

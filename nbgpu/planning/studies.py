@@ -26,6 +26,7 @@ from nbgpu.config import (
 )
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
+from nbgpu.host import free_gpus
 from nbgpu.machine import devices, extras
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
@@ -147,7 +148,8 @@ class StudyPlan:
         """
         if self.cluster.launcher == "local":
             cluster = self.cluster if ranks is None else self.point_cluster(ranks)
-            chosen: Sequence[Device] = devices.choose(cluster.gpus, cluster.ranks)
+            gpus = cluster.gpus if cluster.takes_free_gpus else cluster.named_gpus
+            chosen: Sequence[Device] = free_gpus.assumed(gpus, cluster.ranks)
             devices.require_simulable(cluster, chosen)
             return chosen
         there = host_devices.assumed_devices(self.cluster)

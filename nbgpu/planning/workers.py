@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
+from nbgpu.machine.cgroups import usable_cores
 
 MAX_WORKERS = 4
 """The most that are chosen automatically for a rank. More rarely help, because the disk becomes the limit,
@@ -83,7 +84,7 @@ def this_host(world_size: int) -> HostResources:
     ranks."""
     shared = Path("/dev/shm")
     return HostResources(
-        len(os.sched_getaffinity(0)),
+        usable_cores(),
         int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         shutil.disk_usage(shared).total if shared.is_dir() else None,
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pairs
 import pytest
 import torch
 from pairs import AUGMENTED, EDGE, assert_same, loader, numbers, write
@@ -255,3 +257,19 @@ def test_batches_are_pinned_or_made_on_the_gpu(files: list[Path]) -> None:
             assert batch["image"].device.type == place
             torch.testing.assert_close(batch["image"].cpu(), same["image"])
         batches.close()
+
+
+def test_the_cache_is_filled_by_as_many_threads_as_the_settings_say(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3)
+    read = pairs.Read.__call__
+
+    def read_with_two_others(self: pairs.Read, item: Any) -> Any:
+        together.wait(timeout=30)
+        return read(self, item)
+
+    monkeypatch.setattr(pairs.Read, "__call__", read_with_two_others)
+    assert torch.get_num_threads() < 3
+    loader(files[:3], cache_threads=3, batch_size=1).close()
+    assert num_read(files) == 3

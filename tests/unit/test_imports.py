@@ -91,6 +91,8 @@ HOUSE = [
     "config.cluster",
     "config.settings",
     "config.conditions",
+    "machine.cgroups",
+    "machine.gpus_setting",
     "machine.links",
     "machine.slurm_job",
     "serialization",
@@ -252,7 +254,6 @@ def test_an_import_from_the_other_side_is_found(importer: str, code: str) -> Non
 
 _ELSEWHERE = {
     # These look at their own process, or say in words what the host's code does.
-    "client.host.gpu_holders": "a docstring and a comment name /proc",
     "serialization.shared_memory": "two processes of one host share memory, which it checks before",
     "ui.devices.top": "Ctrl-Z stops the process itself",
 }

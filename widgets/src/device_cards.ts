@@ -37,6 +37,8 @@ export interface DeviceCard {
 export interface Devices {
   devices: DeviceCard[];
   note: string;
+  /** The UUIDs of the GPUs that are offered before a person has chosen any. */
+  proposed: string[];
 }
 
 /** What is chosen, where cards can be chosen. */
@@ -79,7 +81,7 @@ export class DeviceCards {
     root.replaceChildren(this.places, this.note);
   }
 
-  update({ devices, note }: Devices, choice: Choice = { chosen: [], isLocked: true }): void {
+  update({ devices, note }: Pick<Devices, "devices" | "note">, choice: Choice = { chosen: [], isLocked: true }): void {
     const cards = new Map<string, Card>();
     const splits = new Map<string, Split>();
     const inGrid: HTMLElement[] = [];

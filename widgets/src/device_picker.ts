@@ -23,11 +23,10 @@ const PERIOD_MS = 1000;
 /** After this time without an answer the cards say how old they are, and the kernel is asked again. */
 const LATE_MS = 5000;
 
-/** The GPUs that are chosen: by the person, or else all free ones. `device_picker.py` has the same rule. */
-export function chosenOf(devices: readonly DeviceCard[], wanted: readonly string[] | null): string[] {
-  const isChosen = (card: DeviceCard): boolean =>
-    wanted === null ? card.state === "free" : card.is_choosable && wanted.includes(card.uuid);
-  return devices.filter((card) => card.uuid && isChosen(card)).map((card) => card.uuid);
+/** The GPUs that are chosen: by the person, or else those that are offered. `device_picker.py` has the same rule. */
+export function chosenOf({ devices, proposed }: Devices, wanted: readonly string[] | null): string[] {
+  if (wanted === null) return [...proposed];
+  return devices.filter((card) => card.uuid && card.is_choosable && wanted.includes(card.uuid)).map((card) => card.uuid);
 }
 
 function summary(gpus: readonly DeviceCard[], numChosen: number): string {
@@ -46,7 +45,7 @@ export class Picker {
   private readonly buttons = element("div", "nbgpu-cards-buttons", {}, this.allFree, this.none, this.summary);
   private readonly problem = element("p", "nbgpu-cards-problem", { role: "status" });
   private readonly closers: (() => void)[] = [];
-  private devices: Devices = { devices: [], note: "" };
+  private devices: Devices = { devices: [], note: "", proposed: [] };
   private timer: ReturnType<typeof setTimeout> | undefined;
   private isInSight = false;
   private isShown = false;
@@ -136,7 +135,7 @@ export class Picker {
   }
 
   private choose(uuid: string, isChosen: boolean): void {
-    const chosen = chosenOf(this.devices.devices, this.model.get("wanted"));
+    const chosen = chosenOf(this.devices, this.model.get("wanted"));
     this.want(isChosen ? [...chosen, uuid] : chosen.filter((other) => other !== uuid));
   }
 
@@ -152,14 +151,14 @@ export class Picker {
   }
 
   private draw(): void {
-    const { devices, note } = this.devices;
+    const { devices } = this.devices;
     const gpus = devices.filter((card) => card.kind === "gpu");
     const held = devices.filter((card) => card.state === "this notebook");
     const isLocked = this.isLocked();
     // While a cluster is in use the cards show what that has.
     const inUse = isLocked && held.length > 0;
-    const chosen = inUse ? held.flatMap((card) => card.uuid || []) : chosenOf(devices, this.model.get("wanted"));
-    this.cards.update({ devices, note }, { chosen, isLocked });
+    const chosen = inUse ? held.flatMap((card) => card.uuid || []) : chosenOf(this.devices, this.model.get("wanted"));
+    this.cards.update(this.devices, { chosen, isLocked });
     for (const button of [this.allFree, this.none]) {
       button.hidden = gpus.length === 0;
       button.disabled = isLocked;

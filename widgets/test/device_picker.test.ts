@@ -54,7 +54,10 @@ class Kernel implements PickerModel {
   }
   read(...devices: DeviceCard[]): void {
     const cards = devices.at(-1)?.kind === "cpu" ? devices : [...devices, CPU];
-    this.values.devices = { devices: cards, note: "" } satisfies Devices;
+    this.offer(cards.filter((card) => card.uuid && card.state === "free").map((card) => card.uuid), cards);
+  }
+  offer(proposed: string[], cards: DeviceCard[]): void {
+    this.values.devices = { devices: cards, note: "", proposed } satisfies Devices;
     this.heard.get("change:num_readings")?.();
   }
   end(): void {
@@ -182,7 +185,16 @@ describe("the picker", () => {
 });
 
 test("the choice is in the driver's order and has nothing that cannot be chosen", () => {
-  const devices = [gpu(0), gpu(1), gpu(2, "yours"), CPU];
+  const devices = { devices: [gpu(0), gpu(1), gpu(2, "yours"), CPU], note: "", proposed: ["GPU-1"] };
   expect(chosenOf(devices, ["GPU-2", "GPU-1", "GPU-0", "GPU-9"])).toEqual(["GPU-0", "GPU-1"]);
-  expect(chosenOf(devices, null)).toEqual(["GPU-0", "GPU-1"]);
+  expect(chosenOf(devices, null)).toEqual(["GPU-1"]);
+});
+
+test("a person begins with the GPUs that the kernel offers, and goes on from there", () => {
+  kernel.offer(["GPU-1"], [gpu(0, "others"), gpu(1), gpu(2), CPU]);
+  expect(root.textContent).toContain("1 of 3 GPUs chosen.");
+  const boxes = [...root.querySelectorAll<HTMLInputElement>("input[type=checkbox]")];
+  expect(boxes.map((box) => box.checked)).toEqual([false, true, false]);
+  boxes[2]!.click();
+  expect(kernel.sent).toContain('wanted ["GPU-1","GPU-2"]');
 });

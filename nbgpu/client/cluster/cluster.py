@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
-from nbgpu.client.host import registry
+from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
 from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.runs import planning
@@ -40,6 +40,7 @@ from nbgpu.errors import (
     ClusterError,
     NbgpuError,
     NoClusterError,
+    NoFreeGpuError,
 )
 from nbgpu.host import host_checks, torch_build
 from nbgpu.machine import devices, transports
@@ -68,18 +69,27 @@ def require_none() -> None:
         )
 
 
+def _require_usable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
+    """Refuse settings that the devices of the ranks cannot honour."""
+    for device in chosen:
+        devices.memory_limit_bytes(config, device, chosen)
+    devices.require_simulable(config, chosen)
+
+
 class Cluster(VariableCalls, RunCalls, RankChanges):
     """The ranks of one torch.distributed group: one on each GPU, or several that share the CPU.
 
     Use it as a context manager, or call `start` and `stop`. Variables live in the ranks until `stop`.
 
     Args:
-        gpus: 'auto', 'none', or indices and UUIDs separated by commas.
+        gpus: 'auto' for all free GPUs, 'free:2' for two of them, 'all' for all that are visible, 'none', or
+            indices and UUIDs separated by commas.
         ranks: how many ranks; None is one for each GPU, or 2 where there is none.
         settings: any other field of ClusterConfig.
 
     Raises:
         ConfigError: a setting is not valid, or a GPU is named that is not there.
+        NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
     """
 
     def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
@@ -91,6 +101,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
 
         Raises:
             ConfigError: a GPU is named that is not there.
+            NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
         """
         cluster = cls.__new__(cls)
         cluster._configure(config)
@@ -100,10 +111,14 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         launcher_of(config)  # refuses what it cannot do
         time_limit.require_limit(config)
         # What other hosts have is known once they have dialled in.
-        chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
-        for device in chosen:
-            devices.memory_limit_bytes(config, device, chosen)
-        devices.require_simulable(config, chosen)
+        chosen: tuple[Device, ...] = ()
+        if config.launcher == "local":
+            try:
+                chosen = gpu_choice.choose(config)
+            except NoFreeGpuError:
+                if not config.wait:
+                    raise
+        _require_usable(config, chosen)
         best = transports.candidates(config, chosen or UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
 
@@ -112,6 +127,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> None:
         self.config = config
         self.devices = self._wanted = chosen
+        self._chosen_mono_s = time.monotonic()
         self._transports = transports.candidates(config, chosen or UNKNOWN)
         self.chosen_transport = chosen_transport
         self.run = None
@@ -156,9 +172,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         the last. A warning then says which ones failed, and why.
 
         Args:
-            tell: a function that shows a line about other hosts that are waited for.
-            stop: an event that ends the wait for other hosts, for a start on a thread that no interrupt
-                reaches.
+            tell: a function that shows a line about other hosts or free GPUs that are waited for.
+            stop: an event that ends the wait, for a start on a thread that no interrupt reaches.
 
         Raises:
             ConfigError: a variable of gloo or NCCL names a network interface that does not exist.
@@ -187,21 +202,18 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         time_limit.require_loop(self.config)
         if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end, tell, stop)
-        torch_build.require_for(self.devices)
-        num_engines = self.world_size + self.config.spare
-        host_checks.require_startable(
-            os.environ, [transport.backend for transport in self._transports], num_engines
-        )
         self._processes = processes = Processes.prepare()
         try:
+            self._take_devices(processes, tell, stop)
+            torch_build.require_for(self.devices)
+            num_engines = self.world_size + self.config.spare
+            host_checks.require_startable(
+                os.environ, [transport.backend for transport in self._transports], num_engines
+            )
             # `stop` can only end what it knows of.
             with uninterrupted():
-                # Before all else, because the import of torch takes longest. No GPU is touched before it is
-                # claimed.
+                # Before all else, because the import of torch takes longest.
                 processes.launch(environment.of_engines(self.config, self.devices))
-                entry = registry.new_entry(self.config, self.devices, self.chosen_transport, processes.folder)
-                registry.claim(entry)
-                self._entry = entry
                 processes.start_engines(num_engines)
                 self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
@@ -224,6 +236,24 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             self.stop()
             raise
         return self
+
+    def _take_devices(
+        self, processes: Processes, tell: Callable[[str], None], stop: threading.Event | None
+    ) -> None:
+        """Claim the GPUs before anything touches them, and wait for free ones where the settings say so."""
+
+        def keep(claimed: registry.Entry) -> None:
+            self._entry = claimed
+
+        entry = registry.new_entry(self.config, self._wanted, self.chosen_transport, processes.folder)
+        taking = gpu_choice.Taking(self.config, self._wanted, self._chosen_mono_s, tell, stop)
+        taking.claim(entry, keep)
+        assert self._entry is not None, "claiming keeps it"
+        if self._entry.devices != self._wanted:
+            self.devices = self._wanted = self._entry.devices
+            _require_usable(self.config, self._wanted)
+            self._transports = transports.candidates(self.config, self._wanted)
+            self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
 
     def _start_on_hosts(
         self, at_the_end: Callable[[], None], tell: Callable[[str], None], stop: threading.Event | None

@@ -29,6 +29,7 @@ from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError, RunError
 from nbgpu.host.host import Questions as QuestionsOfHost
+from nbgpu.machine import gpus_setting
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
@@ -59,6 +60,8 @@ class ClusterParts:
     join_file: Path | None
     """The file with which hosts dial in, where ranks are on other hosts."""
 
+    _chosen_mono_s: float
+    """When the devices were chosen, where that depends on who has them."""
     _most_ranks: int | None
     """How many ranks the person wants on other hosts at most, by `resize`; None for one on each device."""
     _launcher: Launcher | None
@@ -133,6 +136,8 @@ class ClusterParts:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices and self.config.launcher == "local":
+            return f"GPUs that are waited for (gpus={self.config.gpus!r})"
         if not self.devices:
             return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
@@ -140,7 +145,9 @@ class ClusterParts:
             num_hosts = len(self._processes.others) if self._processes is not None else self.config.num_hosts
             count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
-            found = "no GPU found" if self.config.gpus == "auto" else "no GPU used"
+            found = (
+                "no GPU found" if self.config.gpus in (gpus_setting.AUTO, gpus_setting.ALL) else "no GPU used"
+            )
             return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"

@@ -103,6 +103,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -225,6 +226,7 @@ class RecipeCalls(ABC):
             check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
             cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
             replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
+            cache_threads: threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores that may be used, or threads_per_rank where that is less; only with dataset='auto' or 'cache' or 'smart' (1 to 512)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
             shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
             num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
@@ -342,6 +344,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -455,6 +458,7 @@ class RecipeCalls(ABC):
             check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
             cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
             replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
+            cache_threads: threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores that may be used, or threads_per_rank where that is less; only with dataset='auto' or 'cache' or 'smart' (1 to 512)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
             shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
             num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
@@ -568,6 +572,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -679,6 +684,7 @@ class RecipeCalls(ABC):
             check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
             cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
             replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
+            cache_threads: threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores that may be used, or threads_per_rank where that is less; only with dataset='auto' or 'cache' or 'smart' (1 to 512)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
             shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
             num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
@@ -891,6 +897,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1001,6 +1008,7 @@ class RecipeCalls(ABC):
             check_voxels: read every file to its end before the first step, except files found good before; off: damage, NaN and the like show only at the step that reads them
             cache_rate: share of the rank's data kept decoded in host memory, so that a file is decoded only once; only with dataset='auto' or 'cache' or 'smart' (0 to 1)
             replace_rate: share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset (0 to 1)
+            cache_threads: threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores that may be used, or threads_per_rank where that is less; only with dataset='auto' or 'cache' or 'smart' (1 to 512)
             cache_dir: folder of the decoded data; later runs with the same files and preparation use it again; only with dataset='persistent'
             shards: what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left out
             num_workers: worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it; left out: nbgpu chooses, and the run says why (0 to 64)
@@ -1127,6 +1135,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1244,6 +1253,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1357,6 +1367,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1519,6 +1530,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1646,6 +1658,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1764,6 +1777,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -1878,6 +1892,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,
@@ -2042,6 +2057,7 @@ class RecipeCalls(ABC):
         check_voxels: bool = True,
         cache_rate: float = 1.0,
         replace_rate: float = 0.0,
+        cache_threads: int | None = None,
         cache_dir: str = "nbgpu_cache",
         shards: Literal["padded", "uneven"] = "padded",
         num_workers: int | None = None,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbgpu.client.engines.results import sentence
+from nbgpu.client.host import gpu_choice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError
 from nbgpu.host import host_checks
@@ -36,8 +37,8 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
 
     Raises:
         ConfigError: there cannot be so many ranks; nothing has happened.
-        ClusterError: a rank is still in a cell and nothing has happened, or the change failed and the cluster
-            has as many ranks as before.
+        ClusterError: too few GPUs are free, or a rank is still in a cell, and nothing has happened; or the
+            change failed and the cluster has as many ranks as before.
     """
     num_before = cluster.world_size
     wanted = wanted_ranks(cluster, num_ranks)
@@ -119,7 +120,9 @@ def _devices_here(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tu
         return now[:num_ranks]
     if now[0].kind == "cpu":
         return (*now, *map(devices.cpu, range(len(now), num_ranks)))
-    chosen = devices.choose(config.gpus, num_ranks)
+    if config.takes_free_gpus:
+        return gpu_choice.more(config, now, num_ranks)
+    chosen = devices.choose(config.named_gpus, num_ranks)
     if chosen[: len(now)] != now:
         raise ConfigError(
             f"ranks = {num_ranks}: the GPUs that gpus = {config.gpus!r} names are not those that the ranks have, "

@@ -13,15 +13,15 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nbgpu.client.engines import environment
 from nbgpu.config import ClusterConfig
-from nbgpu.errors import NbgpuError
+from nbgpu.errors import NbgpuError, NoFreeGpuError
 from nbgpu.host import launch
-from nbgpu.machine import devices
+from nbgpu.protocol.records import Device
 
 VARIABLE = "NBGPU_PRELOAD"
 """Environment variable: 0 turns it off."""
@@ -42,13 +42,14 @@ class _Preloading:
     launched: launch.Launched | None = None
 
 
-def begin(config: ClusterConfig | None = None) -> None:
+def begin(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterConfig | None = None) -> None:
     """Launch the processes of a cluster in the background, and return at once.
 
     Does nothing where preloading is turned off or was begun already, or where the ranks will be on other
     hosts, and never fails.
 
     Args:
+        choose: finds the devices that a cluster with these settings would get.
         config: the settings of the cluster; None for the defaults.
     """
     global _preloading
@@ -61,7 +62,7 @@ def begin(config: ClusterConfig | None = None) -> None:
         expiry.daemon = True
         _preloading = _Preloading(expiry)
         _preloading.thread = threading.Thread(
-            target=_launch, args=(_preloading, config), name="nbgpu-preload", daemon=True
+            target=_launch, args=(_preloading, choose, config), name="nbgpu-preload", daemon=True
         )
         _preloading.thread.start()
         expiry.start()
@@ -69,9 +70,9 @@ def begin(config: ClusterConfig | None = None) -> None:
 
 
 @contextmanager
-def begun(config: ClusterConfig) -> Iterator[None]:
+def begun(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterConfig) -> Iterator[None]:
     """Launch the processes of a cluster that is started inside the context, and end them if it is not."""
-    begin(config)
+    begin(choose, config)
     try:
         yield
     finally:
@@ -103,15 +104,21 @@ def dismiss() -> None:
         _end(preloading.launched)
 
 
-def _launch(preloading: _Preloading, config: ClusterConfig | None) -> None:
+def _launch(
+    preloading: _Preloading,
+    choose: Callable[[ClusterConfig], Sequence[Device]],
+    config: ClusterConfig | None,
+) -> None:
     """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
     try:
         config = config or ClusterConfig()
         if config.launcher != "local":
             return  # there are no ranks here
-        wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
+        wanted = environment.of_engines(config, choose(config))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)
+    except NoFreeGpuError:
+        return  # the start says who has them
     except Exception as error:  # noqa: BLE001 - the start raises what is still wrong then
         _log.warning("nothing is preloaded: %s", error)
 

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from nbgpu.client.host import registry
-from nbgpu.client.host.gpu_holders import Holders, State, listed, notebook
 from nbgpu.client.host.registry import AnyEntry
 from nbgpu.errors import ClusterError
-from nbgpu.host import host_checks
-from nbgpu.machine.device_readings import DeviceMonitor, DeviceReading, HostReading
+from nbgpu.host.free_gpus import GpuChooser, HeldGpu
+from nbgpu.host.gpu_holders import State, listed, notebook
+from nbgpu.machine import cgroups
+from nbgpu.machine.device_readings import DeviceReading, HostReading
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 
@@ -98,9 +99,16 @@ class HostDevices:
     note: str = ""
     """A sentence about GPUs that are not among the cards, such as hidden ones; empty where there are none."""
 
+    proposed: tuple[str, ...] = ()
+    """The UUIDs of the GPUs that a new cluster is offered before a person has chosen any."""
+
     def as_json(self) -> dict[str, Any]:
         """The devices for pages and scripts."""
-        return {"devices": [card.as_json() for card in self.cards], "note": self.note}
+        return {
+            "devices": [card.as_json() for card in self.cards],
+            "note": self.note,
+            "proposed": list(self.proposed),
+        }
 
     def free_gpus(self) -> list[str]:
         """The UUIDs of the GPUs that nobody uses."""
@@ -111,8 +119,7 @@ class DeviceCards:
     """Makes the cards of this host's devices, as often as they are asked for."""
 
     def __init__(self) -> None:
-        self._monitor = DeviceMonitor()
-        self._holders = Holders()
+        self._gpus = GpuChooser()
 
     def __enter__(self) -> Self:
         return self
@@ -122,43 +129,45 @@ class DeviceCards:
 
     def close(self) -> None:
         """End the use of the driver, until the next reading. Harmless when repeated."""
-        self._monitor.close()
+        self._gpus.close()
 
     def read(self) -> HostDevices:
         """The devices as they are now. What cannot be read is said in the cards and the note."""
-        reading = self._monitor.read()
+        reading = self._gpus.read_host()
         notes = [*_hidden(reading), *_driver_problem(reading)]
         try:
             clusters = registry.entries()
         except ClusterError as error:
             clusters = []
             notes.append(f"Which of your clusters has which GPU is not known: {error}.")
-        cards = tuple(
-            self._gpu_card(each, clusters) if each.device.kind == "cuda" else _cpu_card(each, clusters)
-            for each in reading.devices
+        held = self._gpus.held(reading, clusters)
+        cards = (
+            *map(_gpu_card, held),
+            *(_cpu_card(each, clusters) for each in reading.devices if each.device.kind == "cpu"),
         )
-        return HostDevices(cards, " ".join(notes))
+        return HostDevices(cards, " ".join(notes), tuple(self._gpus.propose(held, "")))
 
-    def _gpu_card(self, reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
-        device, whole = reading.device, f"GPU {reading.device.index}"
-        holder = self._holders.of(reading, clusters)
-        return DeviceCard(
-            kind="gpu",
-            uuid=device.uuid,
-            title=whole if reading.part is None else f"{_profile(device.name)} device {reading.part}",
-            name=device.name,
-            group="" if reading.part is None else f"{whole} {reading.whole_name}",
-            used_bytes=reading.used_bytes,
-            total_bytes=device.memory_bytes,
-            utilization_percent=reading.utilization_percent,
-            temperature_c=reading.temperature_c,
-            power_w=reading.power_w,
-            power_limit_w=reading.power_limit_w,
-            neighbours=reading.neighbours,
-            state=holder.state,
-            holder=holder.words,
-            why=holder.why,
-        )
+
+def _gpu_card(gpu: HeldGpu) -> DeviceCard:
+    reading, holder = gpu.reading, gpu.holder
+    device, whole = reading.device, f"GPU {reading.device.index}"
+    return DeviceCard(
+        kind="gpu",
+        uuid=device.uuid,
+        title=whole if reading.part is None else f"{_profile(device.name)} device {reading.part}",
+        name=device.name,
+        group="" if reading.part is None else f"{whole} {reading.whole_name}",
+        used_bytes=reading.used_bytes,
+        total_bytes=device.memory_bytes,
+        utilization_percent=reading.utilization_percent,
+        temperature_c=reading.temperature_c,
+        power_w=reading.power_w,
+        power_limit_w=reading.power_limit_w,
+        neighbours=reading.neighbours,
+        state=holder.state,
+        holder=holder.words,
+        why=holder.why,
+    )
 
 
 def _hidden(reading: HostReading) -> list[str]:
@@ -185,8 +194,8 @@ def _profile(name: str) -> str:
 
 def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
     device = reading.device
-    cores, quota = len(os.sched_getaffinity(0)), host_checks.cpu_quota()
-    limit_bytes = host_checks.memory_limit_bytes()
+    cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
+    limit_bytes = cgroups.memory_limit_bytes()
     name = f"{device.name}, {cores} core{'s' if cores != 1 else ''}"
     if quota is not None and quota < cores:
         name += f" and the time of {quota:g}"

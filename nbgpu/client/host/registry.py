@@ -17,7 +17,7 @@ import stat
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -81,6 +81,10 @@ class Footprint(BaseModel):
         """The names of the devices by rank: 'GPU 0', 'CPU'."""
 
     @abstractmethod
+    def ranks_on(self, uuid: str) -> list[int]:
+        """The ranks on a GPU; empty where they are not known."""
+
+    @abstractmethod
     def is_to_be_kept(self) -> bool:
         """Whether the cluster was started with `keep`."""
 
@@ -138,6 +142,9 @@ class Entry(Footprint):
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
 
+    def ranks_on(self, uuid: str) -> list[int]:
+        return [rank for rank, device in enumerate(self.devices) if device.uuid == uuid]
+
     def device_names(self) -> list[str]:
         names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
         if not self.hosts:
@@ -174,6 +181,9 @@ class EntryOfAnotherVersion(Footprint):
     def gpus(self) -> list[str]:
         uuids = [device.get("uuid") for device in self.devices if device.get("kind") == "cuda"]
         return list(dict.fromkeys(uuid for uuid in uuids if isinstance(uuid, str)))
+
+    def ranks_on(self, uuid: str) -> list[int]:
+        return []
 
     def device_names(self) -> list[str]:
         return [f"GPU {d.get('index', '?')}" if d.get("kind") == "cuda" else "CPU" for d in self.devices]
@@ -236,17 +246,28 @@ def new_entry(
     )
 
 
-def claim(entry: Entry) -> None:
+def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...]] | None = None) -> Entry:
     """Register a cluster that is about to start or to grow, and thereby take its GPUs.
+
+    Args:
+        entry: the cluster's entry.
+        choose: chooses the devices, given the other clusters, while no other process can take a GPU; None for
+            those of the entry.
+
+    Returns:
+        The entry with the devices that were taken.
 
     Raises:
         ClusterError: another cluster has one of the GPUs, and they are not to be shared.
     """
     with _locked():
         others = [other for other in _entries() if other.id != entry.id]
+        if choose is not None:
+            entry = entry.model_copy(update={"devices": choose(others)})
         if not entry.config.share_gpus:
             _refuse_gpus_in_use(entry.devices, others)
         _write(entry)
+    return entry
 
 
 def require_free(devices: Iterable[Device]) -> None:

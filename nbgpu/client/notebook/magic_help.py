@@ -4,7 +4,7 @@ from __future__ import annotations
 
 COMMANDS = {
     "start": (
-        "[--gpus auto|none|0,1|UUID,...] [--ranks N] ...",
+        "[--gpus auto|free:N|all|none|0,1|UUID,...] [--ranks N] [--wait] ...",
         "start a cluster; start --help has all flags",
     ),
     "status": ("", "each rank's device, process, memory and current line"),
@@ -29,6 +29,7 @@ COMMANDS = {
 
 _EXAMPLES = """\
     %nbgpu start --gpus 0,1                  two ranks, one on each of these GPUs
+    %nbgpu start --gpus free:2 --wait        two free GPUs, once two are free
     %nbgpu start --gpus none --ranks 2       two CPU ranks
 
     %%distributed                            a cell for every rank, which has rank, world_size, device, torch, dist

@@ -12,6 +12,7 @@ from typing import Any
 
 from nbgpu.client.runs import explaining
 from nbgpu.errors import RunError
+from nbgpu.machine.cgroups import usable_cores
 from nbgpu.machine.files import write_whole
 from nbgpu.performance import step_parts
 from nbgpu.performance.bottlenecks import Explanation
@@ -178,7 +179,7 @@ def environment(
     described = runs.environment()
     where: dict[str, Any] = {
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "load": round(os.getloadavg()[0], 2),
     }
     if other_hosts is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
+from nbgpu.machine import gpus_setting
 from nbgpu.machine.slurm_job import NEW_JOB
 
 
@@ -47,7 +48,7 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
 
 def _groups(cluster: ClusterConfig) -> list[str]:
     """The `gpus` of each place on one host."""
-    if cluster.gpus in ("auto", "none"):
+    if cluster.gpus in (gpus_setting.ALL, gpus_setting.NONE) or gpus_setting.takes_free(cluster.gpus):
         return [cluster.gpus]
     names, size = cluster.gpus.split(","), cluster.gpus_per_node or 1
     if len(names) < size:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.host import registry
+from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.sweeps import host_places
 from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.config import ClusterConfig, signatures
+from nbgpu.config.cluster import MAX_RANKS
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
 from nbgpu.planning import host_devices, trials
@@ -81,7 +82,8 @@ def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     settings = plan.cluster.model_dump()
     settings["ranks"] = num_ranks
     settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
-    return [Cluster(**{**settings, "gpus": gpus}) for gpus in shares]
+    # The GPUs of every place are chosen, and have been waited for.
+    return [Cluster(**{**settings, "gpus": gpus, "wait": False}) for gpus in shares]
 
 
 def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
@@ -97,9 +99,12 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
 
     Raises:
         ConfigError: there are not enough GPUs, and they are not to be shared.
+        NoFreeGpuError: no GPU is free.
     """
     num_ranks = cluster.ranks or 1
-    gpus: Sequence[Device] = [d for d in devices.choose(cluster.gpus, None) if d.kind == "cuda"]
+    if cluster.wait:
+        gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
+    gpus: Sequence[Device] = [d for d in gpu_choice.choose(cluster.changed(ranks=None)) if d.kind == "cuda"]
     if not gpus:
         return ["none"] * (parallel or max(1, devices.DEFAULT_CPU_RANKS // num_ranks))
     num_places = parallel or max(1, len(gpus) // num_ranks)

@@ -45,6 +45,7 @@ class OwnConfig(TrainConfig):
             "check_voxels",
             "cache_rate",
             "replace_rate",
+            "cache_threads",
             "cache_dir",
             "transforms_on",
             "rotate90_prob",

@@ -19,6 +19,7 @@ from nbgpu.config import DataSettings
 from nbgpu.engine.data.decoding import Decode, Item, fingerprint_of, raise_together
 from nbgpu.engine.data.packed import PackedVolumes
 from nbgpu.errors import DataError
+from nbgpu.machine.cgroups import usable_cores
 
 Decoded = Mapping[str, Any]
 
@@ -61,6 +62,7 @@ class Shard:
         self._items = items
         self._decode = Decode(steps)
         self._num_cached = num_cached
+        self._num_threads = _num_threads(config)
         self._smart: SmartCacheDataset | None = None
         self._volumes: Dataset
         transform = Compose([self._decode])
@@ -74,7 +76,7 @@ class Shard:
                 items,
                 transform,
                 cache_num=num_cached,
-                num_workers=torch.get_num_threads(),
+                num_workers=self._num_threads,
                 progress=False,
                 copy_cache=False,
             )
@@ -96,7 +98,7 @@ class Shard:
             # MONAI rounds the number of volumes up; subtracting a half protects it from rounding errors.
             replace_rate=(self._num_replaced - 0.5) / self._num_cached,
             cache_num=self._num_cached,
-            num_init_workers=torch.get_num_threads(),
+            num_init_workers=self._num_threads,
             progress=False,
             shuffle=False,
             copy_cache=False,
@@ -166,6 +168,11 @@ class _Portable:
         if index < len(self._cached):
             return self._cached[index]
         return self._decode(self._others[index - len(self._cached)])
+
+
+def _num_threads(config: DataSettings) -> int:
+    """The number of threads that fill MONAI's cache."""
+    return config.cache_threads or min(torch.get_num_threads(), usable_cores())
 
 
 def _shared(items: Sequence[Item]) -> Sequence[Item]:

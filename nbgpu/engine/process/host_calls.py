@@ -9,18 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
+from nbgpu.host.free_gpus import GpuChooser
 from nbgpu.host.questions import Listener
 from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import devices, watched
+from nbgpu.machine import cgroups, devices, gpus_setting, watched
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState
@@ -72,7 +73,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
     chosen: Sequence[Device] = ()
     problem = ""
     try:
-        chosen = devices.choose(gpus, ranks)
+        chosen = _chosen(gpus, ranks)
         host_checks.require_startable(os.environ, backends, len(chosen))
     except NbgpuError as error:
         problem = str(error)
@@ -83,11 +84,18 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
             str(_folder),
             str(_folder / MEETING),
             versions.here(),
-            len(os.sched_getaffinity(0)),
+            cgroups.usable_cores(),
             tuple(asdict(device) for device in chosen),
             problem,
         )
     )
+
+
+def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
+    if not gpus_setting.takes_free(gpus):
+        return devices.choose(gpus, ranks)
+    with closing(GpuChooser()) as chooser:
+        return chooser.choose(gpus, ranks)
 
 
 def clock_s() -> float:

@@ -31,7 +31,7 @@ class DevicePicker(anywidget.AnyWidget):
     problem = traitlets.Unicode().tag(sync=True)
     """Why the cards are not live; empty where they are."""
     wanted = traitlets.List(traitlets.Unicode(), allow_none=True, default_value=None).tag(sync=True)
-    """The UUIDs that the person has chosen, which only the page writes; None for all that are free."""
+    """The UUIDs that the person has chosen, which only the page writes; None for those that are offered."""
     disabled = traitlets.Bool(False).tag(sync=True)
     value = traitlets.Tuple()
     """The UUIDs of the chosen GPUs, in the driver's order."""
@@ -82,8 +82,10 @@ class DevicePicker(anywidget.AnyWidget):
 
 
 def chosen(devices: HostDevices, wanted: Sequence[str] | None) -> list[str]:
-    """The UUIDs of the GPUs that a person has chosen, or of all free ones. A GPU that another notebook has
-    taken meanwhile is not among them, and is again when it is free."""
+    """The UUIDs of the GPUs that a person has chosen, or else of those that are offered.
+
+    A GPU that another notebook has taken meanwhile is not among them, and is again when it is free.
+    """
     if wanted is None:
-        return devices.free_gpus()
+        return list(devices.proposed)
     return [card.uuid for card in devices.cards if card.uuid in wanted and card.is_choosable]

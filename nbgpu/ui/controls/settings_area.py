@@ -15,6 +15,7 @@ from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.config.settings import steerable, together
 from nbgpu.errors import ConfigError
+from nbgpu.host import free_gpus
 from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.copying import CopyButtons, with_numbers
@@ -294,9 +295,9 @@ class SettingsArea:
     def _chosen(self, config: ClusterConfig) -> Sequence[Device]:
         """The devices of the ranks. The driver is asked once for each choice, and not whenever a key is
         pressed."""
-        choice = config.gpus, config.ranks
+        choice = config.gpus if config.takes_free_gpus else config.named_gpus, config.ranks
         if choice not in self._devices_of:
-            self._devices_of[choice] = devices.choose(*choice)
+            self._devices_of[choice] = free_gpus.assumed(*choice)
         return self._devices_of[choice]
 
 

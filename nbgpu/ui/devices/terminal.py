@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nbgpu.client.host.device_cards import DeviceCard, HostDevices
-from nbgpu.client.host.gpu_holders import State
+from nbgpu.host.gpu_holders import State
 
 _COLORS: dict[State, str] = {
     "free": "green",

@@ -16,9 +16,10 @@ import pynvml
 import pytest
 from pretend_gpus import GIB, PretendGpu, several, split_in
 
-from nbgpu.client.host import gpu_holders, registry
+from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCard, DeviceCards, HostDevices
 from nbgpu.config import ClusterConfig
+from nbgpu.host import gpu_holders
 from nbgpu.machine import device_readings, devices
 from nbgpu.machine.processes import ProcessId
 from nbgpu.machine.transports import ChosenTransport, Transport
@@ -138,7 +139,7 @@ def test_a_lost_gpu_is_said_on_its_card_and_hides_no_other(monkeypatch: pytest.M
         assert "GPU is lost" in lost[1].why
         assert not lost[1].is_choosable
         # A cluster on all GPUs takes those that are there.
-        assert [device.index for device in devices.choose("auto", None)] == [0, 2]
+        assert [device.index for device in devices.choose("all", None)] == [0, 2]
         gpus[1].is_lost = False
         assert [card.state for card in gpu_cards(cards.read())] == ["free"] * 3
     gpus[1].is_lost = True

@@ -19,9 +19,12 @@ import pytest
 
 from nbgpu.cli import host
 from nbgpu.client.host import doctor
+from nbgpu.config import ClusterConfig
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.machine import cgroups
 from nbgpu.machine.requirements import requirements
+from nbgpu.planning import workers
 from nbgpu.version import VERSION
 
 OLDER_KERNEL = Path(__file__).parents[2] / "support" / "older_kernel.py"
@@ -109,20 +112,40 @@ def test_nccls_names_of_interfaces_are_prefixes() -> None:
     assert [f.verdict for f in host_checks.environment({"GLOO_SOCKET_IFNAME": "l"})] == ["fail", "ok"]
 
 
-def test_the_containers_share_of_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    monkeypatch.setattr(host_checks, "_cgroup_folders", lambda _: iter([inner, tmp_path]))
-    assert host_checks.cpu_quota() is None
-    assert host_checks.memory_limit_bytes() is None
-    (inner / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    (inner / "memory.max").write_text("max\n")
-    (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    assert host_checks.cpu_quota() == 0.5
-    assert host_checks.memory_limit_bytes() == 2**30
-    assert host_checks.cores().verdict == "warn"
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_containers_share_of_the_cores(
+    version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    groups, own = tmp_path / "groups", tmp_path / "own"
+    cpu, memory = (groups, groups) if version == 2 else (groups / "cpu", groups / "memory")
+    for folder in (cpu, memory):
+        (folder / "jobs" / "mine").mkdir(parents=True, exist_ok=True)
+    own.write_text("0::/jobs/mine\n" if version == 2 else "4:cpu,cpuacct:/jobs/mine\n5:memory:/jobs/mine\n")
+
+    def limit(folder: Path, cores: float | None) -> None:
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{'max' if cores is None else int(cores * 100_000)} 100000\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{-1 if cores is None else int(cores * 50_000)}\n")
+            (folder / "cpu.cfs_period_us").write_text("50000\n")
+
+    monkeypatch.setattr(cgroups, "_ROOT", groups)
+    monkeypatch.setattr(cgroups, "_OWN", own)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    limit(cpu / "jobs" / "mine", None)
+    assert (cgroups.cpu_quota(), cgroups.memory_limit_bytes(), cgroups.usable_cores()) == (None, None, 8)
+    limit(cpu / "jobs", 4.5)
+    (memory / "jobs" / ("memory.max" if version == 2 else "memory.limit_in_bytes")).write_text(f"{2**30}\n")
+    assert (cgroups.cpu_quota(), cgroups.memory_limit_bytes(), cgroups.usable_cores()) == (4.5, 2**30, 4)
     assert "above 1.0 GiB" in host_checks.memory().text
+    # All that shares cores out goes by the quota, and doctor says so.
+    assert ClusterConfig().threads_for(2) == 2
+    assert ClusterConfig(threads_per_rank=7).threads_for(2) == 7
+    assert workers.this_host(2).num_cores == 4
+    assert "the time of 4.5: ranks share out 4 cores" in host_checks.cores().text
+    assert host_checks.cores().verdict == "ok"
+    limit(cpu / "jobs" / "mine", 0.5)
+    assert (cgroups.usable_cores(), host_checks.cores().verdict) == (1, "warn")
 
 
 def test_folders_that_a_cluster_left_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

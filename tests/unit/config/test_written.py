@@ -43,7 +43,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Clu
     """The settings of each run that the command line would start, without engines."""
     found: list[tuple[ClusterConfig, TrainConfig]] = []
     monkeypatch.setattr(training, "_run", lambda cluster, config, asked: found.append((cluster, config)))
-    monkeypatch.setattr(training.preloading, "begun", lambda cluster: nullcontext())
+    monkeypatch.setattr(training.preloading, "begun", lambda *_: nullcontext())
     monkeypatch.setattr(training.data_check, "require", lambda config: None)
     monkeypatch.chdir(tmp_path)
     return found

@@ -51,21 +51,21 @@ def chosen_uuids(gpus: str, ranks: int | None = None) -> list[str]:
 @pytest.mark.usefixtures("no_driver")
 def test_no_driver_means_two_cpu_ranks() -> None:
     assert devices.inventory() == ()
-    found = devices.choose("auto", None)
+    found = devices.choose("all", None)
     assert [(d.kind, d.label()) for d in found] == [("cpu", "CPU rank 0"), ("cpu", "CPU rank 1")]
     assert found[0].memory_bytes > 2**28
-    assert len(devices.choose("auto", 5)) == 5
+    assert len(devices.choose("all", 5)) == 5
     with pytest.raises(ConfigError, match="GPUs: none on this machine"):
         devices.choose("0", None)
 
 
 @pytest.mark.usefixtures("three_gpus")
 def test_gpus_are_chosen_by_number_and_uuid_in_the_order_asked_for() -> None:
-    assert chosen_uuids("auto") == list(UUIDS)
+    assert chosen_uuids("all") == list(UUIDS)
     assert chosen_uuids("2,0") == [UUIDS[2], UUIDS[0]]
     assert chosen_uuids(f"{UUIDS[1]}, 0") == [UUIDS[1], UUIDS[0]]
     assert chosen_uuids("GPU-cccc") == [UUIDS[2]]
-    assert devices.choose("auto", None)[1].label() == "GPU 1 Pretend 1"
+    assert devices.choose("all", None)[1].label() == "GPU 1 Pretend 1"
     assert [d.kind for d in devices.choose("none", 1)] == ["cpu"]
 
 
@@ -116,7 +116,7 @@ def test_parts_of_a_gpu_that_is_split_stand_for_it(monkeypatch: pytest.MonkeyPat
         "nvmlDeviceGetUUID": uuid,
     }.items():
         monkeypatch.setattr(pynvml, name, answer)
-    assert chosen_uuids("auto") == [UUIDS[0], "MIG-10-4ae0", "MIG-13-4ae0", UUIDS[2]]
+    assert chosen_uuids("all") == [UUIDS[0], "MIG-10-4ae0", "MIG-13-4ae0", UUIDS[2]]
     assert chosen_uuids("MIG-13,0") == ["MIG-13-4ae0", UUIDS[0]]
     with pytest.raises(ConfigError, match="1 may be MIG-10-4ae0 or MIG-13-4ae0: say which by its UUID"):
         devices.choose("1", None)
@@ -128,17 +128,17 @@ def test_parts_of_a_gpu_that_is_split_stand_for_it(monkeypatch: pytest.MonkeyPat
         "single",
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-13-4ae0")
-    assert chosen_uuids("auto") == ["MIG-13-4ae0"]
+    assert chosen_uuids("all") == ["MIG-13-4ae0"]
 
 
 @pytest.mark.usefixtures("three_gpus")
 def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
-    assert chosen_uuids("auto") == [UUIDS[2], UUIDS[1]]
+    assert chosen_uuids("all") == [UUIDS[2], UUIDS[1]]
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=2,1 hides all others"):
         devices.choose("0", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,7,2")  # CUDA stops at what it does not know
-    assert chosen_uuids("auto") == [UUIDS[1]]
+    assert chosen_uuids("all") == [UUIDS[1]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert devices.inventory() == ()
 
@@ -184,7 +184,7 @@ def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[st
     return [
         transport.name
         for transport in transports.candidates(
-            ClusterConfig(**settings), chosen or devices.choose("auto", None)
+            ClusterConfig(**settings), chosen or devices.choose("all", None)
         )
     ]
 
@@ -193,11 +193,11 @@ def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[st
 @pytest.mark.parametrize(
     ("limit", "gpus", "ranks", "expected"),
     [
-        ("", "auto", None, None),
-        ("4GiB", "auto", None, 4 * 2**30),
+        ("", "all", None, None),
+        ("4GiB", "all", None, 4 * 2**30),
         ("4096 MiB", "0", 2, 4 * 2**30),
         (4294967296, "none", 2, 4 * 2**30),
-        (0.5, "auto", None, 40 * 2**30),
+        (0.5, "all", None, 40 * 2**30),
         ("0.5", "0", 2, 20 * 2**30),
     ],
 )

@@ -111,16 +111,21 @@ def again(made: DeviceControls) -> None:
     assert made.gpus.wait(PATIENCE_S)
 
 
-def test_the_choice_is_all_free_gpus_until_somebody_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_is_all_free_gpus_or_one_beside_other_people_until_somebody_chooses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gpus = pretend_gpus.install(several(4), patch=monkeypatch)
-    gpus[3].used = 9 * GIB
     made = controls()
     uuids = [gpu.uuid for gpu in gpus]
-    assert made.values({}) == {"gpus": ",".join(uuids[:3])}
-    assert made.ranks.value == "3"
+    assert made.values({}) == {"gpus": ",".join(uuids)}
+    assert made.ranks.value == "4"
+    gpus[3].used = 9 * GIB
+    again(made)
+    assert made.values({}) == {"gpus": uuids[0]}
+    assert made.ranks.value == "1"
     gpus[0].used = 9 * GIB
     again(made)
-    assert made.values({})["gpus"] == ",".join(uuids[1:3])
+    assert made.values({})["gpus"] == uuids[1]
     # A GPU that is in use can be shared by who wants that.
     made.gpus.wanted = [uuids[3], uuids[0]]
     assert made.values({})["gpus"] == f"{uuids[0]},{uuids[3]}"

@@ -1,4 +1,4 @@
-"""Find who has a GPU, for the cards of the devices.
+"""Find who has a GPU, and which are free, for the cards of the devices and for clusters that take free GPUs.
 
 Two sources tell: the registry, which knows this user's clusters by notebook, also while they compute nothing,
 and NVML, which knows the processes of everybody. In a container NVML may give the numbers that processes have
@@ -8,17 +8,17 @@ on the host, which mean nothing here, or another process; so a process counts as
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import psutil
 
-from nbgpu.client.host import registry
-from nbgpu.client.host.registry import AnyEntry
 from nbgpu.machine import processes
 from nbgpu.machine.device_readings import DeviceReading, GpuProcess
+from nbgpu.machine.processes import ProcessId
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 
@@ -33,6 +33,34 @@ _MAX_NAMED = 3
 _SHARING = "You would share its memory and its time."
 
 
+class Cluster(Protocol):
+    """What is known of one of this user's clusters: an entry of the registry."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def owner(self) -> ProcessId: ...
+
+    @property
+    def notebook(self) -> str: ...
+
+    @property
+    def started_s(self) -> float: ...
+
+    @property
+    def leaders(self) -> Mapping[str, ProcessId]: ...
+
+    @property
+    def engines(self) -> Mapping[int, ProcessId]: ...
+
+    def gpus(self) -> list[str]: ...
+
+    def ranks_on(self, uuid: str) -> list[int]: ...
+
+    def state(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who has a GPU."""
@@ -42,6 +70,15 @@ class Holder:
     """A few words: 'free', 'train.ipynb (rank 0)', 'user ada'."""
     why: str = ""
     """A sentence about a GPU that is not free, with what to do."""
+    in_detail: str = ""
+    """Who has a GPU that is not free, since when, and with how much memory, in words."""
+    are_others: bool = False
+    """Whether other people are, or may be, among those who have it."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has the GPU. The cards, the control panel and the clusters all go by this."""
+        return self.state == "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +90,8 @@ class _Person:
     sentence: str
     """The same within a sentence."""
     is_this_user: bool
+    since_s: float | None = None
+    """When the process began; None for one that cannot be seen."""
 
 
 class Holders:
@@ -62,7 +101,7 @@ class Holders:
         self._people: dict[tuple[int, float], _Person | None] = {}
         """By pid and start; None for a process that cannot be seen from here."""
 
-    def of(self, reading: DeviceReading, clusters: Sequence[AnyEntry]) -> Holder:
+    def of(self, reading: DeviceReading, clusters: Sequence[Cluster]) -> Holder:
         """The holder of a GPU.
 
         Args:
@@ -74,6 +113,7 @@ class Holders:
                 "cannot be read",
                 f"The driver cannot read it: {reading.problem}. nvidia-smi may say more; a GPU that is lost comes "
                 "back with a reboot.",
+                f"cannot be read: {reading.problem}",
             )
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
@@ -84,16 +124,30 @@ class Holders:
             if not strangers:
                 return holder
             names = listed([person.words for _, person in strangers])
-            return Holder(holder.state, f"{holder.words}, {names}", f"{holder.why} {also}".strip())
+            return Holder(
+                holder.state,
+                f"{holder.words}, {names}",
+                f"{holder.why} {also}".strip(),
+                f"{holder.in_detail}; {_details(strangers)}",
+                _are_others(strangers),
+            )
         if strangers:
             names = listed([person.words for _, person in strangers])
-            return Holder("others", names, f"{also} {_advice(strangers)}")
+            return Holder(
+                "others",
+                names,
+                f"{also} {_advice(strangers)}",
+                _details(strangers),
+                _are_others(strangers),
+            )
         if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
             amount = in_words(reading.used_bytes)
             return Holder(
                 "others",
                 "in use",
                 f"In use, with {amount}, by processes that the driver does not name. {_SHARING}",
+                f"processes that the driver does not name, with {amount}",
+                are_others=True,
             )
         return Holder("free", "free")
 
@@ -126,7 +180,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def notebook(entry: AnyEntry) -> str:
+def notebook(entry: Cluster) -> str:
     """The name of a cluster's notebook without its folder."""
     return Path(entry.notebook).name
 
@@ -139,18 +193,43 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
 
 
+def _are_others(strangers: Iterable[tuple[GpuProcess, _Person]]) -> bool:
+    return not all(person.is_this_user for _, person in strangers)
+
+
+def _details(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+    """Who has a GPU, since when, and with how much memory: 'user ada (process 12, python) since 14:02 on 03
+    June with 60.1 GiB'."""
+    return listed(
+        [
+            person.sentence
+            + ("" if person.since_s is None else f" since {_moment(person.since_s)}")
+            + (f" with {in_words(process.used_bytes)}" if process.used_bytes else "")
+            for process, person in strangers
+        ]
+    )
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%H:%M on %d %B", time.localtime(at_s))
+
+
 def _advice(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
-    if not all(person.is_this_user for _, person in strangers):
+    if _are_others(strangers):
         return _SHARING
     is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
     return f"{'Restart the kernel' if is_this_kernel else 'End it'}, or share the GPU's memory and time."
 
 
-def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
+def _clusters(reading: DeviceReading, holding: Sequence[Cluster]) -> Holder:
     """The holder of a GPU that one or more of this user's clusters have taken."""
     others = [entry for entry in holding if entry.owner.pid != os.getpid()]
     if not others:
-        return Holder("this notebook", f"this notebook ({_ranks_on(holding[0], reading)})")
+        return Holder(
+            "this notebook",
+            f"this notebook ({_ranks_on(holding[0], reading)})",
+            in_detail="this notebook's own cluster. To end that: %nbgpu stop",
+        )
     named = listed([f"{notebook(entry)} ({_ranks_on(entry, reading)})" for entry in holding])
     ids = " ".join(entry.id for entry in others)
     states = {entry.state() for entry in holding}
@@ -163,16 +242,18 @@ def _clusters(reading: DeviceReading, holding: Sequence[AnyEntry]) -> Holder:
         )
     else:
         why = f"Your cluster of {named} has it. To end that: nbgpu stop {ids}"
-    return Holder("yours", named, why)
+    detail = ", ".join(
+        f"your cluster of {notebook(entry)} (cluster {entry.id}, process {entry.owner.pid}) since "
+        f"{_moment(entry.started_s)}"
+        for entry in others
+    )
+    return Holder("yours", named, why, f"{detail}. To end that: nbgpu stop {ids}")
 
 
-def _ranks_on(entry: AnyEntry, reading: DeviceReading) -> str:
+def _ranks_on(entry: Cluster, reading: DeviceReading) -> str:
     """The ranks of a cluster on a GPU: 'rank 1'."""
-    if isinstance(entry, registry.Entry):
-        return named_ranks(
-            rank for rank, device in enumerate(entry.devices) if device.uuid == reading.device.uuid
-        )
-    return f"cluster {entry.id}"
+    ranks = entry.ranks_on(reading.device.uuid)
+    return named_ranks(ranks) if ranks else f"cluster {entry.id}"
 
 
 def _belongs(pid: int, ours: set[int]) -> bool:
@@ -189,14 +270,16 @@ def _belongs(pid: int, ours: set[int]) -> bool:
 
 def _person(process: psutil.Process) -> _Person | None:
     """The owner of a process that computes on a GPU; None for a process that only has its number."""
+    since_s = process.create_time()
     if process.uids().real != os.getuid():
         words = f"user {process.username()}"
-        return _Person(words, f"{words} (process {process.pid}, {process.name()})", False)
+        return _Person(words, f"{words} (process {process.pid}, {process.name()})", False, since_s)
     if not processes.has_open(process.pid, DRIVER_FILES):
         return None
     if process.pid == os.getpid():
-        return _Person("this notebook itself", "this notebook's own process", True)
+        return _Person("this notebook itself", "this notebook's own process", True, since_s)
     if path := process.environ().get("JPY_SESSION_NAME"):
         name = Path(path).name
-        return _Person(name, f"your notebook {name} (process {process.pid})", True)
-    return _Person(f"your {process.name()}", f"your process {process.pid} ({process.name()})", True)
+        return _Person(name, f"your notebook {name} (process {process.pid})", True, since_s)
+    sentence = f"your process {process.pid} ({process.name()})"
+    return _Person(f"your {process.name()}", sentence, True, since_s)
