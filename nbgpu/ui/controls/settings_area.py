@@ -108,12 +108,14 @@ class SettingsArea:
             _HOSTS: list(self.devices.of_hosts.values()),
         }
         chosen = self.tabs.selected_index
-        title = self.tabs.titles[chosen] if chosen is not None and self.tabs.titles else ""
+        title = self.tabs.get_title(chosen) if chosen is not None else ""
         titles = list(self._groups)
         # The page switches between tabs without the kernel, by a click or the arrow keys. An Accordion would
         # not do, because neither the keyboard nor a screen reader reaches its headings.
         self.tabs.children = tuple(grid(members) for members in self._groups.values())
-        self.tabs.titles = titles
+        with self.tabs.hold_sync():
+            for index, each in enumerate(titles):
+                self.tabs.set_title(index, each)
         self.tabs.selected_index = titles.index(title) if title in titles else 0
         for field in fields.values():
             answer_while_busy(field)
