@@ -48,8 +48,8 @@ def display_in(slot: str, widget: DOMWidget, text: str) -> None:
 
 
 def view_of(widget: DOMWidget) -> dict[str, Any]:
-    """The widget as an output that a page draws. ipywidgets before 8 can only display one itself, with no id and
-    nothing beside it."""
+    """The widget as an output that a page draws. ipywidgets before 8 can only display one itself, with no id
+    and nothing beside it."""
     return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 

@@ -78,7 +78,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -200,7 +200,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -317,7 +317,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -430,7 +430,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -545,7 +545,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -656,7 +656,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; only with corrections
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings; only with corrections
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only; only with corrections
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other; only with corrections
@@ -867,7 +867,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -977,7 +977,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -1102,7 +1102,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1219,7 +1219,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1334,7 +1334,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1495,7 +1495,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1621,7 +1621,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1739,7 +1739,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1855,7 +1855,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -2018,7 +2018,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",

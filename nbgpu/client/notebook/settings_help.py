@@ -72,8 +72,8 @@ def has_matchers() -> bool:
 
 
 def install(shell: Any) -> None:
-    """Let this shell's Tab complete the settings. Harmless when repeated, and without effect where IPython gives
-    its matchers one line only."""
+    """Let this shell's Tab complete the settings. Harmless when repeated, and without effect where IPython
+    gives its matchers one line only."""
     if has_matchers() and _complete not in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.append(_complete)
 
@@ -97,7 +97,7 @@ def _complete(context: Any) -> Any:
 
 
 if has_matchers():
-    _complete = completer.completion_matcher(  # type: ignore[assignment]
+    _complete = completer.completion_matcher(
         api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL
     )(_complete)
 

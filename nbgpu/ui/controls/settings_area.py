@@ -221,6 +221,7 @@ class SettingsArea:
         """Mark what is wrong with what is typed so far, and say what follows from it."""
         with self._lock:
             cluster, chosen = self._present_cluster()
+            self.form.suit(has_gpus=any(device.kind == "cuda" for device in chosen))
             config = self.form.judge(chosen)
             is_local = self.is_local
             if (batch := self.fields.get("batch_size")) is not None:
