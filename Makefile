@@ -21,6 +21,8 @@ OLDEST_VENV := .venv-oldest
 FOR_OLDEST := $(OLDEST_VENV)/.ready
 LIBRARIES_VENV := .venv-libraries
 FOR_LIBRARIES := $(LIBRARIES_VENV)/.ready
+COLAB_VENV := .venv-colab
+FOR_COLAB := $(COLAB_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
 WITH_COMMANDS := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
@@ -31,7 +33,7 @@ REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LAB
 	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-libraries test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-libraries test-colab test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -73,6 +75,12 @@ test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions t
 
 test-libraries: $(FOR_LIBRARIES) ## run the how-to of accelerate, transformers and Lightning, and compare their numbers with torchrun's
 	@$(LIBRARIES_VENV)/bin/python -m pytest tests/notebooks/test_other_libraries.py
+
+# Colab has neither JupyterLab nor what the other tests want beside nbgpu.
+IN_COLAB := tests/cells tests/faults/cells tests/faults/runs tests/runs tests/ui/panels tests/unit/client
+
+test-colab: $(FOR_COLAB) ## run the tests of cells, faults, runs and panels with the packages that Colab has; an hour or so
+	@$(COLAB_VENV)/bin/python -m pytest -m "not quality and not browser and not release and not subshells" $(IN_COLAB)
 
 test-python: $(FOR_DEVELOPMENT) ## run what needs no PyTorch with another Python: make test-python PYTHON=python3.13
 	@$(RUN) .ci/other_python.py $(PYTHON)
@@ -150,7 +158,7 @@ release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up t
 	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) $(LIBRARIES_VENV) .venv-python* .whl demo build dist widgets/node_modules
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) $(LIBRARIES_VENV) $(COLAB_VENV) .venv-python* .whl demo build dist widgets/node_modules
 	rm -rf widgets/labextension/node_modules widgets/labextension/lib tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -182,7 +190,7 @@ $(FOR_USE): pyproject.toml constraints.txt | $(RUN)
 	@echo "Installing PyTorch, the largest part by far (step 1 of $(if $(filter demo lab,$(MAKECMDGOALS)),2,3))"
 	@$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@echo "Installing nbgpu and what it uses (step 2 of $(if $(filter demo lab,$(MAKECMDGOALS)),2,3))"
-	@$(INSTALL) -e '.[samples]' | $(SAY_HOW_FAR)
+	@$(INSTALL) -e '.[lab,samples]' | $(SAY_HOW_FAR)
 	@touch $@
 
 # `git diff` then shows a notebook as text, with its cells and what they print (.gitattributes names the driver).
@@ -199,6 +207,17 @@ $(FOR_OLDEST): pyproject.toml constraints-oldest.txt | $(RUN)
 	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints-oldest.txt \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-oldest.txt -e '.[test]'
+	@touch $@
+
+# First what is there, then nbgpu: pip says what it would change, and may change nothing of it.
+$(FOR_COLAB): pyproject.toml tests/colab-constraints.txt | $(RUN)
+	$(RUN) -m venv $(COLAB_VENV)
+	$(COLAB_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r tests/colab-constraints.txt
+	$(COLAB_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --dry-run --report $(COLAB_VENV)/report.json .
+	$(COLAB_VENV)/bin/python tests/support/colab.py $(COLAB_VENV)/report.json
+	$(COLAB_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c tests/colab-constraints.txt \
+		-e '.[samples,gdsii]' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'pexpect>=4.9' 'lifelines>=0.30' 'torchsurv>=0.2'
 	@touch $@
 
 $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)

@@ -27,6 +27,7 @@ os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 import after_failures
 import hosts
 import ipykernel
+import jupyter_client
 import launching
 import leaks
 import psutil
@@ -84,6 +85,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(launching)
     config.pluginmanager.register(rows)
     config.addinivalue_line("markers", "requires_shared_data: needs the real files beside the checkout")
+    if jupyter_client.version_info < (8,):
+        # It makes a context of its own for each client, and leaves it to the garbage collector.
+        for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line(
+                "filterwarnings", f"ignore:.*(Unclosed context|Context.__del__):{warning}"
+            )
     config.addinivalue_line("markers", "row: a row of the table of faults (rows.py)")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,6 +52,10 @@ def demo(arguments: list[str]) -> int:
 
 def lab(arguments: list[str]) -> NoReturn:
     """Open JupyterLab on the first notebook, in a copy where nbgpu is installed without a checkout."""
+    if find_spec("jupyterlab") is None:
+        raise ConfigError(
+            "JupyterLab is not installed here: pip install 'nbgpu[lab]'. Any other front end for notebooks will do, too"
+        )
     notebook = folder() / FIRST
     if notebook.is_relative_to(PACKAGE):
         copied = Path("notebooks") / FIRST

@@ -211,10 +211,12 @@ class PrecisionSettings(Settings):
 
     ONLY_WITH: ClassVar[Rules] = (only(one_of("on_nonfinite", "skip"), "max_nonfinite_skips"),)
 
-    amp: Literal["off", "bf16", "fp16"] = Field(
+    amp: Literal["off", "auto", "bf16", "fp16"] = Field(
         "off",
         description="automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most "
-        "GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling",
+        "GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of "
+        "compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the "
+        "other settings",
         json_schema_extra=control("Run", "Mixed precision") | steered("step"),
     )
     dtype: Literal["float32", "float64"] = Field(
@@ -520,7 +522,7 @@ class TrainConfig(
             yield "amp='fp16' does not go with strategy='fsdp': ranks would scale their losses differently. Take 'bf16'"
         if self.strategy == "fsdp" and self.optimizer == "sgd":
             yield "optimizer='sgd' does not go with strategy='fsdp': torch has no fused SGD for sharded weights"
-        if self.dtype == "float64" and self.amp != "off":
+        if self.dtype == "float64" and self.amp not in ("off", "auto"):
             yield f"amp={self.amp!r} does not go with dtype='float64'. Set one of them"
         if self.schedule == "plateau" and not self.validates:
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"

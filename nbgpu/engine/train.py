@@ -51,7 +51,7 @@ from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
 from nbgpu.machine import allocator, devices, gpus_setting, interpreter, transports
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import least_amp, settled
 from nbgpu.protocol import served
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
@@ -482,6 +482,9 @@ def _own_folder(
     choice = together(lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}})
     choice = exchange.broadcast(choice, source=0)
     complete = settled(config.changed(**choice["values"]), of_ranks)
+    if config.amp == "auto":
+        # Each host knows its own devices only.
+        complete = complete.changed(amp=least_amp(exchange.gather(complete.amp)))
 
     def make() -> str:
         made = runs.create(complete, cluster, Chosen(**choice))

@@ -15,6 +15,8 @@ from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine import gpu_links
 
 _GIB = 2**30
+_BF16_SINCE, _FP16_SINCE = 8, 7
+"""The major number of the first compute capability with each in hardware."""
 _NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
@@ -74,7 +76,7 @@ def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[F
     name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     text = (
-        f"{_text(pynvml.nvmlDeviceGetName(handle))}, compute capability {major}.{minor}, "
+        f"{_text(pynvml.nvmlDeviceGetName(handle))}, compute capability {major}.{minor}, {_precision(major)}"
         f"{memory.free / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
     )
     mode = pynvml.nvmlDeviceGetComputeMode(handle)
@@ -91,6 +93,12 @@ def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[F
         )
     else:
         yield ok(name, text)
+
+
+def _precision(major: int) -> str:
+    if major >= _BF16_SINCE:
+        return ""
+    return f"no bfloat16 (amp='auto' {'takes fp16' if major >= _FP16_SINCE else 'is off'}), "
 
 
 def _runs_on(architectures: list[str], major: int, minor: int) -> bool:

@@ -11,10 +11,15 @@ from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 
+_BF16_SINCE = 8.0
+"""The first compute capability with bfloat16, and TF32, in hardware (Ampere)."""
+_FP16_SINCE = 7.0
+"""The first compute capability that is faster in float16 (Volta)."""
+
 
 def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     """The final settings for these ranks: `batch_size` follows from `global_batch_size` where that is given,
-    and a smoke test gets a short run.
+    amp='auto' is what their devices can do, and a smoke test gets a short run.
 
     Args:
         config: the settings as the user gave them.
@@ -27,11 +32,29 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     problems += _wrong_paths(config)
     if problems:
         raise ConfigError("\n".join(problems))
+    if config.amp == "auto":
+        config = config.changed(amp=_amp_of(config, devices))
     if config.smoke_test:
         return _smaller(config)
     if config.global_batch_size is None:
         return config
     return config.changed(batch_size=config.global_batch_size // (len(devices) * config.accumulate))
+
+
+def _amp_of(config: TrainConfig, devices: Sequence[Device]) -> str:
+    """What amp='auto' is on these devices, the same for all ranks."""
+    least = min(device.compute_capability if device.kind == "cuda" else 0.0 for device in devices)
+    if config.dtype == "float64" or least < _FP16_SINCE:
+        return "off"
+    if least >= _BF16_SINCE:
+        return "bf16"
+    # As for a person who asks for it: ranks with shards would scale their losses differently.
+    return "off" if config.strategy == "fsdp" or config.cpu_offload else "fp16"
+
+
+def least_amp(of_ranks: Sequence[str]) -> str:
+    """What all ranks can do, of what amp='auto' is for each."""
+    return min(of_ranks, key=("off", "fp16", "bf16").index)
 
 
 def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
@@ -128,13 +151,17 @@ def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
     if config.comm_hook == "bf16" and not gpus:
         yield "comm_hook='bf16' needs NCCL, and these are CPU ranks. Take 'fp16' or 'none'"
     for device in gpus:
-        if config.amp == "bf16" and device.compute_capability < 8.0:
-            yield _too_old("amp='bf16'", device, "Take amp='fp16'")
-        if config.amp == "fp16" and device.compute_capability < 7.0:
-            yield _too_old("amp='fp16'", device, "Take amp='off': it would be slower, not faster", needs=7.0)
+        if config.amp == "bf16" and device.compute_capability < _BF16_SINCE:
+            yield _too_old(
+                "amp='bf16'", device, "Take amp='fp16', or 'auto', which takes what the GPUs can do"
+            )
+        if config.amp == "fp16" and device.compute_capability < _FP16_SINCE:
+            yield _too_old(
+                "amp='fp16'", device, "Take amp='off': it would be slower, not faster", needs=_FP16_SINCE
+            )
         if config.tf32 and device.compute_capability < 8.0:
             yield _too_old("tf32", device, "Leave it out")
 
 
-def _too_old(setting: str, device: Device, advice: str, needs: float = 8.0) -> str:
+def _too_old(setting: str, device: Device, advice: str, needs: float = _BF16_SINCE) -> str:
     return f"{setting} needs compute capability {needs}, and {device.label()} has {device.compute_capability}. {advice}"

@@ -17,7 +17,7 @@ from nbgpu.performance.overlap import Overlap
 from nbgpu.performance.steps import StepTimes
 from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
 from nbgpu.ui.kept_svg import as_image
-from nbgpu.ui.slot import require_notebook
+from nbgpu.ui.slot import require_notebook, view_of
 
 _BITS = 8
 _RANKS = [2**power for power in range(1, 11)]
@@ -49,10 +49,9 @@ def overlap(times: StepTimes, link: str = "10GbE") -> None:
     """
     shown = OverlapView(times, parse_link(link))
     require_notebook("times.predict")
-    data = shown.box._repr_mimebundle_()
     # The picture is for a notebook that is opened without its kernel; a page with widgets shows these.
     kept = _page(shown.drawn, as_image(svg(shown.drawn)))
-    display({**data, "text/html": kept, "text/plain": shown.drawn.title}, raw=True)
+    display({**view_of(shown.box), "text/html": kept, "text/plain": shown.drawn.title}, raw=True)
 
 
 class OverlapView:

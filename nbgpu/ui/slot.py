@@ -11,6 +11,9 @@ from ipywidgets import DOMWidget
 
 from nbgpu.errors import RunError
 
+_VIEW = "application/vnd.jupyter.widget-view+json"
+"""The type of an output that names a widget, in version 2.0 of the protocol that ipywidgets 7 and 8 have."""
+
 
 def new_slot() -> str:
     """An id for an output that will be replaced."""
@@ -40,15 +43,14 @@ def require_notebook(instead: str) -> None:
 
 def display_in(slot: str, widget: DOMWidget, text: str) -> None:
     """Display a widget as an output that is replaced later. Frontends without widgets show `text`."""
-    shown = widget._repr_mimebundle_()
-    assert shown is not None, "a widget with a view has a picture"
-    data, metadata = shown
-    display(
-        {**data, "text/plain": text},
-        metadata={**metadata, **slot_metadata(slot)},
-        raw=True,
-        display_id=slot,
-    )
+    data = {**view_of(widget), "text/plain": text}
+    display(data, metadata=slot_metadata(slot), raw=True, display_id=slot)
+
+
+def view_of(widget: DOMWidget) -> dict[str, Any]:
+    """The widget as an output that a page draws. ipywidgets before 8 can only display one itself, with no id
+    and nothing beside it."""
+    return {_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
 
 def slot_metadata(slot: str, final: str = "") -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_shift_tab_shows_what_a_rank_knows(notebook: Kernel) -> None:
 def test_plain_cells_are_answered_by_the_notebook(notebook: Kernel) -> None:
     notebook.run("only_in_notebook = {'gamma': 3}\ndef here(a): 'In the notebook.'")
     assert complete(notebook, "only_in_no")["matches"] == ["only_in_notebook"]
-    assert complete(notebook, "only_in_notebook['")["matches"] == ["gamma"]
+    assert "gamma" in complete(notebook, "only_in_notebook['")["matches"]
     assert complete(notebook, "only_h")["matches"] == []
     assert "only_in_notebook" not in complete(notebook, "%%distributed\nonly_in_no")["matches"]
     assert "In the notebook." in inspect(notebook, "here(")["data"]["text/plain"]

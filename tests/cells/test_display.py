@@ -116,7 +116,7 @@ def test_a_syntax_error_has_its_line_and_is_shown_once(notebook: Kernel) -> None
     assert done.error.count("SyntaxError") == 1
     assert re.search(r"Cell In\[\d+\], line 2\n    y = \(2 \+\n", done.error), done.error
     done = notebook.run("%%distributed\ndef g():\n    eval('1 +')\ng()")
-    assert re.search(r"Cell In\[\d+\], line 2 in g\n    eval\('1 \+'\)", done.error), done.error
+    assert re.search(r"Cell In\[\d+\], line 2,? in g\n    eval\('1 \+'\)", done.error), done.error
 
 
 def test_cells_have_the_notebooks_numbers(notebook: Kernel) -> None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import IPython
 import launching
 import pytest
 from kernel import Kernel, kernel
@@ -61,6 +62,8 @@ def test_every_rank_has_what_it_is_said_to_be_given(notebook: Kernel) -> None:
     ],
 )
 def test_a_plain_cell_is_told_what_is_on_the_ranks(notebook: Kernel, cell: str, said: str) -> None:
+    if cell.startswith("%time") and IPython.version_info < (8,):
+        pytest.skip("before IPython 8 %time shows an error itself, and tells nobody")
     done = notebook.run(cell)
     assert "NameError" in done.error
     assert done.stderr.startswith(said)

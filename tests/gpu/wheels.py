@@ -94,8 +94,6 @@ THERE = frozenset(
     ]
 )
 """What a machine with PyTorch and the usual scientific packages has."""
-NOT_NEEDED = frozenset({"jupyterlab"})
-"""What only a browser needs."""
 FOR_TESTS = ("nilearn", "gdstk", "torchsurv")
 """What tests and recipes want beside nbgpu's own needs, and is small."""
 
@@ -108,7 +106,7 @@ def wanted() -> list[str]:
     while left:
         needed = left.pop()
         name = canonicalize_name(needed.name)
-        if name in found | THERE | NOT_NEEDED:
+        if name in found | THERE:
             continue
         found.add(name)
         left += _needs_of(name, needed.extras)

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
@@ -87,8 +87,9 @@ class Kernel:
         while True:
             left_s = timeout_s - (time.monotonic() - started_s)
             assert left_s > 0, f"the cell did not end within {timeout_s} s: {code}"
-            if self.client.stdin_channel.msg_ready():
-                done.prompts.append(self.client.get_stdin_msg(timeout=1)["content"]["prompt"])
+            # jupyter_client 7 has no msg_ready that can be called here.
+            with suppress(Empty):
+                done.prompts.append(self.client.get_stdin_msg(timeout=0)["content"]["prompt"])
                 answer = to_type.pop(0) if to_type else (lambda: None)
                 answer() if callable(answer) else self.client.input(answer)
             try:

@@ -78,7 +78,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -201,7 +201,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -319,7 +319,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -433,7 +433,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -549,7 +549,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -661,7 +661,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; only with corrections
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings; only with corrections
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only; only with corrections
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other; only with corrections
@@ -873,7 +873,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -984,7 +984,7 @@ class RecipeCalls(ABC):
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
             lr_decay_every: steps between two multiplications by lr_decay; only with schedule='step' (1 to 10000000)
             plateau_patience: validations in a row without a better loss before the learning rate is multiplied by lr_decay; only with schedule='plateau' (0 to 10000)
-            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling
+            amp: automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other settings
             dtype: type of the weights, and of the data on its way through the model
             tf32: let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only
             cudnn: 'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give the same bits each time; they exclude each other
@@ -1110,7 +1110,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1228,7 +1228,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1344,7 +1344,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1506,7 +1506,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1633,7 +1633,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1752,7 +1752,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -1869,7 +1869,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",
@@ -2033,7 +2033,7 @@ class RecipeCalls(ABC):
         lr_decay: float = 0.5,
         lr_decay_every: int = 1000,
         plateau_patience: int = 5,
-        amp: Literal["off", "bf16", "fp16"] = "off",
+        amp: Literal["off", "auto", "bf16", "fp16"] = "off",
         dtype: Literal["float32", "float64"] = "float32",
         tf32: bool | None = None,
         cudnn: Literal["default", "benchmark", "deterministic"] = "default",

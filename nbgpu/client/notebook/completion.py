@@ -133,6 +133,10 @@ class NamesOnRanks:
         request = name_request(code, cursor)
         if request is None and (fitting := words_that_fit(code, cursor, self._words)):
             return _reply(fitting, cursor - len(_last_word(code[:cursor])), cursor)
+        if request is None and not settings_help.has_matchers():
+            begun, settings = settings_help.completed(code[:cursor], self._kernel.shell.user_ns)
+            if settings:
+                return _reply(settings, cursor - len(begun), cursor)
         cluster = _cluster() if request else None
         if request is None or cluster is None:
             return self._complete_here(code, cursor_pos)

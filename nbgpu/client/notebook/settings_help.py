@@ -12,12 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from IPython.core.completer import (
-    CompletionContext,
-    SimpleCompletion,
-    SimpleMatcherResult,
-    completion_matcher,
-)
+from IPython.core import completer
 from IPython.core.getipython import get_ipython
 from pydantic import BaseModel
 
@@ -71,11 +66,16 @@ class _Known:
     title: str = ""
 
 
+def has_matchers() -> bool:
+    """Whether IPython gives its matchers the whole cell, as it does from 8.6 on."""
+    return hasattr(completer, "CompletionContext")
+
+
 def install(shell: Any) -> None:
-    """Let this shell's Tab complete the settings. Harmless when repeated."""
-    matchers = shell.Completer.custom_matchers
-    if _complete not in matchers:
-        matchers.append(_complete)
+    """Let this shell's Tab complete the settings. Harmless when repeated, and without effect where IPython
+    gives its matchers one line only."""
+    if has_matchers() and _complete not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_complete)
 
 
 def uninstall(shell: Any) -> None:
@@ -84,17 +84,22 @@ def uninstall(shell: Any) -> None:
         shell.Completer.custom_matchers.remove(_complete)
 
 
-@completion_matcher(api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL)  # type: ignore[untyped-decorator]
-def _complete(context: CompletionContext) -> SimpleMatcherResult:
+def _complete(context: Any) -> Any:
     lines = context.full_text.split("\n")
     text = "\n".join([*lines[: context.cursor_line], context.text_until_cursor])
     shell = get_ipython()
     fragment, found = completed(text, {} if shell is None else shell.user_ns)
-    return SimpleMatcherResult(
-        completions=[SimpleCompletion(text=each, type="param") for each in found],
+    return completer.SimpleMatcherResult(
+        completions=[completer.SimpleCompletion(text=each, type="param") for each in found],
         matched_fragment=fragment,
         suppress=bool(found),
     )
+
+
+if has_matchers():
+    _complete = completer.completion_matcher(
+        api_version=2, identifier="nbgpu.settings", priority=_BEFORE_ALL
+    )(_complete)
 
 
 def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -45,10 +45,17 @@ def install(shell: Any) -> None:
     # debugpy, which ipykernel imports, installs a hook that does nothing without debugpy's own front end.
     sys.breakpointhook = sys.__breakpointhook__
     shell.InteractiveTB.debugger_cls = _Debugger
-    shell.events.register(
-        "pre_run_cell", lambda cell: kept_failure.make_last() if _is_debug(cell) else kept_failure.forget()
-    )
+    shell.events.register("pre_run_cell", lambda cell: _begin(shell, cell))
     shell.events.register("post_run_cell", lambda result: _keep(shell, result))
+
+
+def _begin(shell: Any, cell: Any) -> None:
+    if not _is_debug(cell):
+        kept_failure.forget()
+        return
+    kept_failure.make_last()
+    # What IPython showed last, perhaps the end of an earlier debugger, would come before Python's last error.
+    shell.InteractiveTB.tb = None
 
 
 def _is_debug(cell: Any) -> bool:

@@ -23,7 +23,7 @@ from nbgpu.engine.frames import (
     num_left_out_in_words,
     own_part,
 )
-from nbgpu.engine.ipykernel import script_lines
+from nbgpu.engine.ipykernel import cell_names, script_lines
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
 
@@ -36,6 +36,7 @@ _UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
 
 def install(shell: Any) -> None:
     """Make the engine's shell show only the person's part of tracebacks."""
+    cell_names.install(shell)
     shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
     show = shell.showtraceback
 
@@ -108,7 +109,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
-    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in lines]
+    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in cell_names.put_in(lines)]
     if num_left_out:
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""

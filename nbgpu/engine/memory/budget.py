@@ -166,16 +166,16 @@ def explain_run(
         if need is not None:
             spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
             fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
-        lines.append(_advice(config, fits, is_known=step > 0 or need is not None))
+        lines.append(_advice(config, fits, step > 0 or need is not None, device.type == "cuda"))
     else:
         lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
     lines.append("The run's memory was freed, and nothing was tried again")
     return OutOfMemoryError("\n".join(lines))
 
 
-def _advice(config: TrainConfig, fits: int, is_known: bool) -> str:
+def _advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str:
     others = [
-        *(["amp='bf16'"] if config.amp == "off" else []),
+        *([f"amp={'auto' if on_gpu else 'bf16'!r}"] if config.amp == "off" else []),
         *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
         "a smaller model",
     ]

@@ -177,7 +177,9 @@ class Guard:
             if scale >= _SMALLEST_LOSS_SCALE:
                 return None
             overflow = f"the gradient overflows fp16 at step {step} even with a loss scale of {scale:.1g}"
-            return Verdict(f"{overflow}; {kept}. Use amp='bf16', or lower lr", 0, stop=True)
+            return Verdict(
+                f"{overflow}; {kept}. Use amp='bf16' where the GPUs have it, or lower lr", 0, stop=True
+            )
         self._num_bad += 1
         first = min(ranks, default=0)
         what = _loss_in_words(loss, by_rank, ranks) if ranks else f"the norm of the gradient is {grad_norm}"

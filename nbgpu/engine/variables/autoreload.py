@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import re
 import sys
@@ -33,7 +34,9 @@ def check() -> dict[str, str]:
     """
     global _reloader, _is_watching
     if _reloader is None:
-        _reloader = ModuleReloader(shell.current())
+        # From IPython 8 on it is made for a shell.
+        takes_shell = "shell" in inspect.signature(ModuleReloader).parameters
+        _reloader = ModuleReloader(*([shell.current()] if takes_shell else []))
         if hasattr(_reloader, "deduper_reloader"):
             # IPython 9's own way of changing parts of a module leaves its variables as they were.
             _reloader.deduper_reloader.enabled = False

@@ -50,9 +50,10 @@ def _without_the_names_of_this_call() -> Iterator[None]:
     """Hide the function and the arguments of this call, which ipyparallel keeps in the person's namespace
     meanwhile."""
     message_id = shell.current().kernel.get_parent("shell")["header"]["msg_id"]
-    prefix = f"_{message_id.replace('-', '_')}_"
+    # ipyparallel 9 and 8 name them differently.
+    prefixes = tuple(f"_{message_id.replace('-', instead)}_" for instead in ("_", ""))
     variables = shell.current().user_ns
-    hidden = {name: variables.pop(name) for name in list(variables) if name.startswith(prefix)}
+    hidden = {name: variables.pop(name) for name in list(variables) if name.startswith(prefixes)}
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
-from nbgpu.ui.slot import clear_head, new_slot, open_head, slot_metadata
+from nbgpu.ui.slot import clear_head, new_slot, open_head, slot_metadata, view_of
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
@@ -135,7 +135,7 @@ class _Controls:
 
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
-        data = self.box._repr_mimebundle_()
+        data = view_of(self.box)
         given = {"preset": self._settings.form.preset} if self._settings.form.preset else {}
         display({**data, "text/plain": _as_text(self._settings.form.recipe, given)}, raw=True)
         open_head(self._slot)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from nbgpu.config import TrainConfig, settings_beside, settings_of, train_config
+from nbgpu.config import TrainConfig, presets, settings_beside, settings_of, train_config
+from nbgpu.config.conditions import conditions
 from nbgpu.config.settings import as_text, control_fields
 from nbgpu.errors import ConfigError
 from nbgpu.planning.suitability import settled
@@ -44,8 +45,10 @@ class SettingsForm:
         self._lock = lock
         self.recipe = recipe
         self.preset = preset
-        train_config(recipe, **self._beside)
         self.model = settings_of(recipe)
+        self._own_defaults: dict[str, Any] = {}
+        """The panel's own defaults, in place of those that a call has."""
+        train_config(recipe, **self._beside)
         self.fields = {name: Field(self.model, name) for _, name, _ in control_fields(self.model)}
         self._on_change = on_change
         self._on_draft = on_draft
@@ -66,7 +69,16 @@ class SettingsForm:
 
     @property
     def _beside(self) -> dict[str, Any]:
-        return {"preset": self.preset} if self.preset else {}
+        return {**({"preset": self.preset} if self.preset else {}), **self._own_defaults}
+
+    def suit(self, has_gpus: bool) -> None:
+        """Let mixed precision be what the devices can do, by default, where the ranks have GPUs."""
+        of_preset = presets.read(self.recipe, self.preset).values if self.preset else {}
+        takes_auto = "amp" in self.fields and "amp" not in of_preset and not conditions(self.model, "amp")
+        own_defaults = {"amp": "auto"} if has_gpus and takes_auto else {}
+        if own_defaults != self._own_defaults:
+            self._own_defaults = own_defaults
+            self.show_defaults()
 
     @property
     def changed(self) -> list[str]:
@@ -93,8 +105,9 @@ class SettingsForm:
         return read(self.fields)
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that the person has changed."""
-        return {name: value for name, value in values.items() if name in self._touched}
+        """Those of the values that the person has changed, and the panel's own defaults."""
+        touched = {name: value for name, value in values.items() if name in self._touched}
+        return {**self._own_defaults, **touched}
 
     def config(self, values: Mapping[str, Any]) -> TrainConfig:
         """The settings of a run with these values.
@@ -102,7 +115,7 @@ class SettingsForm:
         Raises:
             ConfigError: they do not go together.
         """
-        return train_config(self.recipe, **self._beside, **self.given(values))
+        return train_config(self.recipe, **{**self._beside, **self.given(values)})
 
     def show_defaults(self) -> None:
         """Show in every field that the person has not changed the default that it has beside the others, and
@@ -184,7 +197,7 @@ class SettingsForm:
         self.unplaced = []
         try:
             given = {name: drafts[name] for name in typed if name in drafts}
-            config = settled(train_config(self.recipe, **self._beside, **given), devices)
+            config = settled(train_config(self.recipe, **{**self._beside, **given}), devices)
         except ConfigError as error:
             for line in str(error).splitlines():
                 name = self._field_of(line, typed)

@@ -109,12 +109,14 @@ class SettingsArea:
             _HOSTS: list(self.devices.of_hosts.values()),
         }
         chosen = self.tabs.selected_index
-        title = self.tabs.titles[chosen] if chosen is not None and self.tabs.titles else ""
+        title = self.tabs.get_title(chosen) if chosen is not None else ""
         titles = list(self._groups)
         # The page switches between tabs without the kernel, by a click or the arrow keys. An Accordion would
         # not do, because neither the keyboard nor a screen reader reaches its headings.
         self.tabs.children = tuple(grid(members) for members in self._groups.values())
-        self.tabs.titles = titles
+        with self.tabs.hold_sync():
+            for index, each in enumerate(titles):
+                self.tabs.set_title(index, each)
         self.tabs.selected_index = titles.index(title) if title in titles else 0
         for field in fields.values():
             answer_while_busy(field)
@@ -220,6 +222,7 @@ class SettingsArea:
         """Mark what is wrong with what is typed so far, and say what follows from it."""
         with self._lock:
             cluster, chosen = self._present_cluster()
+            self.form.suit(has_gpus=any(device.kind == "cuda" for device in chosen))
             config = self.form.judge(chosen)
             is_local = self.is_local
             if (batch := self.fields.get("batch_size")) is not None:

@@ -198,7 +198,7 @@ def test_bad_fields_are_named_and_nothing_is_started_or_lost() -> None:
     assert panel._said.value == said_nothing(panel)
     panel._settings.devices.ranks.value = "2"
     panel._start.click()
-    assert panel._settings.tabs.titles[panel._settings.tabs.selected_index] == "Optimizer"
+    assert panel._settings.tabs.get_title(panel._settings.tabs.selected_index) == "Optimizer"
 
 
 def said_nothing(panel: _Controls) -> str:

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipywidgets as w
 import nibabel
 import numpy as np
 import pytest
 from kernel import Kernel, kernel
 
 from nbgpu.config import ClusterConfig, own_file, train_config
+from nbgpu.machine.devices import cpu
+from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.control_panel import _Controls
 from nbgpu.ui.controls.settings_area import FIRST, SettingsArea
 
@@ -39,8 +42,12 @@ def problems(area: SettingsArea) -> dict[str, str]:
     return {name: field.problem for name, field in area.every_field.items() if field.problem}
 
 
+def tab_titles(tabs: w.Tab) -> list[str]:
+    return [tabs.get_title(index) for index in range(len(tabs.children))]
+
+
 def titles(area: SettingsArea) -> dict[str, list[str]]:
-    pages = zip(area.tabs.titles, area.tabs.children, strict=True)
+    pages = zip(tab_titles(area.tabs), area.tabs.children, strict=True)
     return {title: [field.name for field in page.children] for title, page in pages}
 
 
@@ -53,7 +60,9 @@ def test_what_matters_first_stands_at_the_top_and_all_else_in_tabs(area: Setting
 
 def shown(area: SettingsArea, title: str) -> list[str]:
     """The fields of a tab that a person sees."""
-    (page,) = [page for name, page in zip(area.tabs.titles, area.tabs.children, strict=True) if name == title]
+    (page,) = [
+        page for name, page in zip(tab_titles(area.tabs), area.tabs.children, strict=True) if name == title
+    ]
     return [field.name for field in page.children if field.layout.display != "none"]
 
 
@@ -183,7 +192,7 @@ def test_another_recipe_keeps_what_both_have(area: SettingsArea) -> None:
     assert area.fields["batch_size"].value == "4"
     # 'phantoms' is what the autoencoder generates.
     assert area.fields["data"].value == "generated"
-    assert area.tabs.titles[area.tabs.selected_index] == "Logs"
+    assert area.tabs.get_title(area.tabs.selected_index) == "Logs"
     assert before.comm is None
     assert "Model" in titles(area)
     area._workload.preset.value = "mace"
@@ -278,3 +287,30 @@ def test_copied_code_trains_with_the_same_settings(empty_notebook: Kernel, tmp_p
     of_run, of_cluster = lines
     assert of_run == json.loads(expected.model_dump_json())
     assert of_cluster == json.loads(ClusterConfig(gpus="none", ranks=1).model_dump_json())
+
+
+def test_mixed_precision_is_what_the_devices_can_do_where_there_are_gpus(
+    area: SettingsArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert area.fields["amp"].value == "off"
+    t4 = Device("cuda", "Tesla T4", "GPU-1", 0, 16 * 2**30, compute_capability=7.5)
+    monkeypatch.setattr(area, "_chosen", lambda config: [t4])
+    area.judge()
+    assert (area.fields["amp"].value, area.fields["amp"].changed) == ("auto", False)
+    assert 'amp="auto"' in area._copy.code
+    _, config = area.checked()
+    assert config.amp == "auto"
+    type_in(area, amp="off")
+    assert area.fields["amp"].changed
+    assert "amp" not in area._copy.code
+    _, config = area.checked()
+    assert config.amp == "off"
+    area.form.reset("amp")
+    assert area.fields["amp"].value == "auto"
+    area._workload.recipe.value = "diffusion"
+    area._workload.preset.value = "fast_ddpm"
+    assert area.fields["amp"].value == "bf16"
+    assert "Take amp='fp16', or 'auto'" in area.fields["amp"].problem
+    monkeypatch.setattr(area, "_chosen", lambda config: [cpu(0)])
+    area._workload.preset.value = ""
+    assert area.fields["amp"].value == "off"

@@ -238,6 +238,14 @@ def test_gpus_and_their_links() -> None:
     assert "NVLink" not in found
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_without_bfloat16_is_told_with_what_auto_takes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: ((7, 5), (6, 0))[handle])
+    found = {f.check: f.text for f in gpu_checks.gpus(torch_for("12.1", "compute_60"))}
+    assert "compute capability 7.5, no bfloat16 (amp='auto' takes fp16)" in found["GPU 0"]
+    assert "compute capability 6.0, no bfloat16 (amp='auto' is off)" in found["GPU 1"]
+
+
 def test_a_lost_gpu_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = pretend_gpus.install(pretend_gpus.several(3), patch=monkeypatch)
     gpus[1].is_lost = True

@@ -43,7 +43,7 @@ def offered(text: str) -> list[str]:
         ('cluster.train(\n    "autoencoder",\n    latent', ["latent_channels="]),
         ('run = cluster.plan("survival", resn', ["resnet="]),
         ('cluster.find_batch_size("autoencoder", pre', ["preset=", "pretrained=", "prefetch="]),
-        ('cluster.train("autoencoder", amp="', ["off", "bf16", "fp16"]),
+        ('cluster.train("autoencoder", amp="', ["off", "auto", "bf16", "fp16"]),
         ("cluster.train('autoencoder', amp='b", ["bf16"]),
         ('cluster.train("autoencoder", preset="d', ["demo"]),
         ('cluster.train("autoencoder", batch_size=4, batch_s', []),
@@ -115,7 +115,7 @@ def test_the_docstring_lists_the_settings_with_their_types() -> None:
     for call in (*of_cluster, nbgpu.sweep, nbgpu.scaling, nbgpu.study):
         text = call.getdoc()
         assert "batch_size: int = 2\n        samples for each rank and micro-batch (1 to 4096)" in text
-        assert 'amp: Literal["off", "bf16", "fp16"] = "off"' in text
+        assert 'amp: Literal["off", "auto", "bf16", "fp16"] = "off"' in text
         assert all(f"    {recipe}: " in text for recipe in TRAIN_CONFIGS)
 
 

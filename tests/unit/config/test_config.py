@@ -61,7 +61,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
 @pytest.mark.parametrize(
     ("model", "name", "value", "said"),
     [
-        (TrainConfig, "amp", "half", "'off', 'bf16' or 'fp16'"),
+        (TrainConfig, "amp", "half", "'off', 'auto', 'bf16' or 'fp16'"),
         (TrainConfig, "schedule", "linear", "'constant', 'cosine', 'step' or 'plateau'"),
         (ClusterConfig, "backend", "mpi", "'auto', 'nccl', 'gloo' or 'hierarchical_copy'"),
         (AutoencoderConfig, "recon_loss", "huber", "'l1' or 'l2'"),

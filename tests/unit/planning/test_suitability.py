@@ -9,7 +9,7 @@ import pytest
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import cpu
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import least_amp, settled
 from nbgpu.protocol.records import Device
 
 TWO_CPU_RANKS = (cpu(0), cpu(1))
@@ -54,6 +54,32 @@ def test_the_batch_of_a_rank_follows_from_the_global_one() -> None:
     assert config.samples_per_step(world_size=2) == 24
     # A file of this run, on another number of ranks.
     assert settled(config, (H100,)).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "expected"),
+    [
+        ({}, (H100, H100), "bf16"),
+        ({}, (T4, T4), "fp16"),
+        ({}, (H100, T4), "fp16"),
+        ({}, (T4, P100), "off"),
+        ({}, TWO_CPU_RANKS, "off"),
+        ({"dtype": "float64"}, (H100,), "off"),
+        ({"strategy": "fsdp"}, (T4, T4), "off"),
+        ({"strategy": "fsdp"}, (H100, H100), "bf16"),
+        ({"strategy": "fsdp", "cpu_offload": True}, (H100,), "bf16"),
+        ({"smoke_test": True}, (T4,), "fp16"),
+    ],
+)
+def test_auto_is_the_mixed_precision_that_all_devices_can_do(
+    settings: dict[str, Any], devices: tuple[Device, ...], expected: str
+) -> None:
+    assert settled(TrainConfig.checked(amp="auto", **settings), devices).amp == expected
+
+
+def test_ranks_on_unlike_hosts_take_what_all_of_them_can_do() -> None:
+    assert least_amp(["bf16", "fp16", "bf16"]) == "fp16"
+    assert least_amp(["fp16", "off"]) == "off"
 
 
 @pytest.mark.parametrize(
