@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.config.conditions import Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link, parse_link
@@ -43,7 +43,8 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "slurm"), "save_before_time_limit"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
-        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "link", "slow_rank"),
+        only(left_out("ranks"), "at_least"),
+        only(one_of("launcher", "local"), "ranks", "at_least", "spare", "share_gpus", "link", "slow_rank"),
     )
 
     gpus: str = Field(
@@ -57,6 +58,14 @@ class ClusterConfig(Settings):
         le=64,
         description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
         json_schema_extra=control("Devices", "Ranks"),
+    )
+    at_least: int | None = Field(
+        None,
+        ge=2,
+        le=64,
+        description="the fewest ranks that there are to be, for what needs several: where there are fewer GPUs, so many "
+        "ranks on the CPU, or on the GPUs that `gpus` names, which share them; the start says which, and what times mean "
+        "then. Left out: as many ranks as GPUs, also if that is one",
     )
     launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
         "local",

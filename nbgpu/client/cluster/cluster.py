@@ -42,7 +42,7 @@ from nbgpu.errors import (
     NoClusterError,
 )
 from nbgpu.host import host_checks
-from nbgpu.machine import devices, transports
+from nbgpu.machine import devices, enough_ranks, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN
@@ -98,6 +98,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
 
     def _configure(self, config: ClusterConfig) -> None:
         launcher_of(config)  # refuses what it cannot do
+        config, placement_note = enough_ranks.placed(config)
         # What other hosts have is known once they have dialled in.
         chosen = () if config.launcher != "local" else devices.choose(config.gpus, config.ranks)
         for device in chosen:
@@ -105,6 +106,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         devices.require_simulable(config, chosen)
         best = transports.candidates(config, chosen or UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
+        self.placement_note = placement_note
 
     def _describe(
         self, config: ClusterConfig, chosen: tuple[Device, ...], chosen_transport: ChosenTransport
@@ -120,6 +122,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.recovery = Recovery(self)
         self.news = []
         self.join_file = None
+        self.placement_note = ""
         self._most_ranks = None
         self._launcher = None
         self._returning = None
@@ -185,6 +188,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end, tell, stop)
+        if self.placement_note:
+            tell(self.placement_note)
         num_engines = self.world_size + self.config.spare
         host_checks.require_startable(
             os.environ, [transport.backend for transport in self._transports], num_engines

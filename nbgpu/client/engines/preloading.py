@@ -21,7 +21,7 @@ from nbgpu.client.engines import environment
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import NbgpuError
 from nbgpu.host import launch
-from nbgpu.machine import devices
+from nbgpu.machine import devices, enough_ranks
 
 VARIABLE = "NBGPU_PRELOAD"
 """Environment variable: 0 turns it off."""
@@ -109,6 +109,7 @@ def _launch(preloading: _Preloading, config: ClusterConfig | None) -> None:
         config = config or ClusterConfig()
         if config.launcher != "local":
             return  # there are no ranks here
+        config, _ = enough_ranks.placed(config)
         wanted = environment.of_engines(config, devices.choose(config.gpus, config.ranks))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)
