@@ -415,7 +415,7 @@ class RecipeCalls(ABC):
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
             smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
-            lr: peak learning rate, before lr_scaling (above 0, at most 10)
+            lr: peak learning rate, before lr_scaling; 0.002 by default with 64 or more among channels; 0.001 by default with 128 or more among channels (above 0, at most 10)
             lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)

@@ -27,6 +27,11 @@ def test_wider_networks_have_a_smaller_rate(settings: dict[str, Any], lr: float)
     assert train_config("autoencoder", **settings).lr == lr
 
 
+@pytest.mark.parametrize(("channels", "lr"), [((8, 16), 4e-3), ((32, 64), 2e-3), ((64, 128), 1e-3)])
+def test_so_do_wider_networks_of_diffusion(channels: tuple[int, ...], lr: float) -> None:
+    assert train_config("diffusion", channels=channels).lr == lr
+
+
 @pytest.mark.parametrize(
     ("total_steps", "warmup_steps"), [(1, 0), (2, 1), (12, 6), (20, 10), (199, 10), (200, 10), (1000, 50)]
 )
