@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.config.conditions import Condition, Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import Condition, Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine import gpus_setting, slurm_job
@@ -45,7 +45,12 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "hosts"), "ipython_profile"),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
-        only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "wait", "link", "slow_rank"),
+        only(left_out("ranks"), "at_least"),
+        only(left_out("wait"), "at_least"),
+        only(
+            one_of("launcher", "local"),
+            *("ranks", "at_least", "spare", "share_gpus", "wait", "link", "slow_rank"),
+        ),
         only(Condition("gpus", gpus_setting.takes_free, "gpus='auto' or 'free:N'"), "wait"),
     )
 
@@ -65,6 +70,14 @@ class ClusterConfig(Settings):
     wait: bool = Field(
         False,
         description="wait until as many GPUs are free as gpus and ranks ask for; Stop (Ctrl-C) ends the wait",
+    )
+    at_least: int | None = Field(
+        None,
+        ge=2,
+        le=64,
+        description="the fewest ranks that there are to be, for what needs several: where there are fewer GPUs, so many "
+        "ranks on the CPU, or on the GPUs that `gpus` names, which share them; the start says which, and what times mean "
+        "then. Left out: as many ranks as GPUs, also if that is one",
     )
     launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
         "local",

@@ -55,6 +55,11 @@ def left_out(name: str) -> Condition:
     return Condition(name, lambda value: not value, f"no {name}")
 
 
+def widest(name: str, width: int) -> Condition:
+    """One of the setting's numbers is at least so large."""
+    return Condition(name, lambda values: max(values, default=0) >= width, f"{width} or more among {name}")
+
+
 def names_one_of(name: str, *parts: str) -> Condition:
     """One of the setting's values contains one of these names."""
     return Condition(

@@ -15,6 +15,7 @@ from nbgpu.config.conditions import Rules, given, left_out, one_of, only
 from nbgpu.config.data import DataSettings
 from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
+_LEAST_WARMUP_STEPS = 10
 _WINDOW = re.compile(r"(\d+):(\d+)")
 MAX_PROFILED_STEPS = 100
 """A step adds some thousands of events to a trace, and a browser must be able to show them."""
@@ -163,7 +164,8 @@ class OptimizerSettings(Settings):
         None,
         ge=0,
         le=1_000_000,
-        description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps",
+        description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at "
+        "least 10, but no more than half of them",
     )
     warmup_epochs: float | None = Field(
         None,
@@ -564,4 +566,8 @@ class TrainConfig(
         where both are left out."""
         if self.warmup_epochs is not None:
             return max(1, round(self.warmup_epochs * steps_per_epoch))
-        return total_steps // 20 if self.warmup_steps is None else self.warmup_steps
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        # Adam's first steps are as long as the rate says, whatever the gradient, and in a short run a
+        # twentieth would be no warm-up at all.
+        return min(max(total_steps // 20, _LEAST_WARMUP_STEPS), total_steps // 2)

@@ -352,6 +352,11 @@ def main(arguments: list[str]) -> int:
             f"{arguments[0]} asks for a {cluster.simulated}, which only the ranks of a notebook or of nbgpu train have. "
             "Remove link and slow_rank from its [cluster]"
         )
+    if cluster.at_least is not None:
+        raise ConfigError(
+            f"{arguments[0]} asks for at_least={cluster.at_least} ranks, and torchrun decides how many there are. "
+            f"Remove it from its [cluster], and start torchrun with --nproc-per-node={cluster.at_least}"
+        )
     if cluster.allocator and not allocator.set_variables():
         raise ConfigError(
             f"{arguments[0]} asks for allocator={cluster.allocator!r}, which torch reads before this program does. "

@@ -26,7 +26,7 @@ from nbgpu.config import (
 )
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
-from nbgpu.host import free_gpus
+from nbgpu.host import enough_ranks, free_gpus
 from nbgpu.machine import devices, extras
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
@@ -121,6 +121,8 @@ class StudyPlan:
     """The advice that the study tries, whose two points are without it and with it; empty for none."""
     promised: float = 0.0
     """The samples per second with the advice by those without it, as the advice promised."""
+    placement_note: str = ""
+    """Where the ranks are because of `at_least`, and what their times mean; empty in a plan that was read."""
 
     @property
     def title(self) -> str:
@@ -299,13 +301,16 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     of_study, of_cluster, of_run = (
         {name: value for name, value in settings.items() if name in home} for home in homes
     )
+    # All points have the same kind of device, so that they can be compared.
+    cluster, placement_note = enough_ranks.placed(ClusterConfig.checked(**of_cluster))
     made = StudyPlan(
         recipe,
         StudyConfig.checked(**of_study),
-        _with_room(ClusterConfig.checked(**of_cluster), values if vary == RANKS else [1]),
+        _with_room(cluster, values if vary == RANKS else [1]),
         vary,
         [tuple(value) if isinstance(value, list) else value for value in values],
         of_run,
+        placement_note=placement_note,
     )
     if problems := list(_problems(made, fields)):
         raise ConfigError("\n".join(problems))

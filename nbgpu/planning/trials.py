@@ -233,6 +233,11 @@ def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
         )
     if given.get("save_before_time_limit"):
         raise ConfigError("save_before_time_limit does not go with a sweep: its trials keep no variables")
+    if given.get("at_least") is not None:
+        raise ConfigError(
+            "at_least does not go with a sweep: each trial has as many ranks as `ranks` says, which is 1 where it is "
+            "left out. Give ranks, with gpus='none' for CPU ranks"
+        )
     return ClusterConfig.checked(**{"ranks" if launcher == "local" else "gpus_per_node": 1, **given})
 
 

@@ -43,7 +43,6 @@ def _settings(place: Place, **settings: Any) -> dict[str, Any]:
         "channels": place.size((32, 64), (2, 4)),
         "batch_size": 2,
         "steps": _NUM_STEPS,
-        "warmup_steps": 0,
         "val_every": 0,
         "work_out_result": False,
         "runs_dir": str(place.folder),

@@ -342,6 +342,30 @@ def trained(cluster: nbgpu.Cluster, folder: Path, **values: Any) -> tuple[dict[s
     return dict(result["table"]), on_the_way
 
 
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [
+        (20, {}),
+        # A GPU's network, in runs so short that a twentieth of their steps would be no warm-up.
+        (12, {"channels": (32, 64)}),
+        pytest.param(12, {"channels": (64, 128)}, marks=pytest.mark.long),
+    ],
+)
+def test_no_step_of_a_first_training_is_above_its_start(
+    cluster2: nbgpu.Cluster, tmp_path: Path, steps: int, settings: dict[str, Any]
+) -> None:
+    run = cluster2.train(
+        "autoencoder",
+        **{"data": "phantoms", "num_phantoms": 16, "patch_size": 16, "steps": steps, **settings},
+        val_every=0,
+        work_out_result=False,
+        runs_dir=str(tmp_path),
+    ).wait(120)
+    losses = run.metrics().pivot_table(index="step", columns="rank", values="loss").mean(axis=1)
+    assert losses.max() < 1.2 * losses.iloc[0], list(losses)
+    assert losses.iloc[-3:].mean() < losses.iloc[0] / 2, list(losses)
+
+
 @pytest.mark.long
 def test_it_learns_from_the_beginning_on(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     table, on_the_way = trained(cluster2, tmp_path, steps=120, val_every=40)

@@ -115,6 +115,24 @@ def test_an_advice_that_cannot_be_tried_is_refused(cluster2: Any, recipe: str, t
         nbgpu.try_advice(run, batch_size=3)
 
 
+def test_a_single_rank_has_no_exchange_to_blame(recipe: str, tmp_path: Path) -> None:
+    # So small a network spends a good part of a step in DDP's calls, also where nothing travels.
+    settings = {**STEPS, "bucket_mb": 0.01, "compute_s": 0.0}
+    cluster = nbgpu.Cluster(gpus="none", ranks=1)
+    cluster.start_beside()
+    try:
+        run = cluster.train(recipe, runs_dir=str(tmp_path), **settings).wait()
+    finally:
+        cluster.stop()
+    told = str(run.explain())
+    assert not re.search("ommunication|xchange|comm_hook|one another", told), told
+    parts = run.step_parts()
+    assert parts[["waiting_s", "transfer_s", "hidden_s"]].isna().all(axis=None)
+    drawn = [trace.name for trace in run.timeline([STEPS["steps"]]).figure().data]
+    assert "backward" in drawn
+    assert "gradients on their way" not in drawn
+
+
 def test_too_few_steps_are_not_explained(cluster2: Any, recipe: str, tmp_path: Path) -> None:
     run = cluster2.train(recipe, runs_dir=str(tmp_path), steps=3, val_every=0, work_out_result=False).wait()
     with pytest.raises(nbgpu.RunError, match="3 steps with their parts were recorded"):

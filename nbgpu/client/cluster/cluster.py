@@ -42,7 +42,7 @@ from nbgpu.errors import (
     NoClusterError,
     NoFreeGpuError,
 )
-from nbgpu.host import host_checks, torch_build
+from nbgpu.host import enough_ranks, host_checks, torch_build
 from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
@@ -110,6 +110,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     def _configure(self, config: ClusterConfig) -> None:
         launcher_of(config)  # refuses what it cannot do
         time_limit.require_limit(config)
+        config, placement_note = enough_ranks.placed(config)
         # What other hosts have is known once they have dialled in.
         chosen: tuple[Device, ...] = ()
         if config.launcher == "local":
@@ -121,6 +122,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         _require_usable(config, chosen)
         best = transports.candidates(config, chosen or UNKNOWN)[0]
         self._describe(config, chosen, ChosenTransport(best, simulated=config.simulated))
+        self.placement_note = placement_note
 
     def _describe(
         self, config: ClusterConfig, chosen: tuple[Device, ...], chosen_transport: ChosenTransport
@@ -137,6 +139,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.recovery = Recovery(self)
         self.news = []
         self.join_file = None
+        self.placement_note = ""
         self._most_ranks = None
         self._launcher = None
         self._returning = None
@@ -202,6 +205,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         time_limit.require_loop(self.config)
         if self.config.launcher != "local":
             return self._start_on_hosts(at_the_end, tell, stop)
+        if self.placement_note:
+            tell(self.placement_note)
         self._processes = processes = Processes.prepare()
         try:
             self._take_devices(processes, tell, stop)

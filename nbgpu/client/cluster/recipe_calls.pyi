@@ -186,7 +186,7 @@ class RecipeCalls(ABC):
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
             smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
-            lr: peak learning rate, before lr_scaling; 0.0001 by default with data other than 'mni152' or 'phantoms' (above 0, at most 10)
+            lr: peak learning rate, before lr_scaling; 0.001 by default with 32 or more among channels; 0.0005 by default with 64 or more among channels; 0.0001 by default with 128 or more among channels; 0.0001 by default with data other than 'mni152' or 'phantoms' (above 0, at most 10)
             lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
@@ -195,7 +195,7 @@ class RecipeCalls(ABC):
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
             ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
             schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
-            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
+            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at least 10, but no more than half of them; only with no warmup_epochs (0 to 1000000)
             warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
             min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
@@ -418,7 +418,7 @@ class RecipeCalls(ABC):
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
             smoke_test: before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on (docs/training.md); overrides steps, batch_size and everything else that would make it long
             optimizer: torch's fused optimizer; a checkpoint holds its state, and fits the same one only
-            lr: peak learning rate, before lr_scaling (above 0, at most 10)
+            lr: peak learning rate, before lr_scaling; 0.002 by default with 64 or more among channels; 0.001 by default with 128 or more among channels (above 0, at most 10)
             lr_scaling: factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)
             lr_batch_size: the global batch size that lr is meant for; only with lr_scaling='sqrt' or 'linear' (1 to 16777216)
             momentum: share of the last update that the next one keeps; only with optimizer='sgd' (at least 0, below 1)
@@ -427,7 +427,7 @@ class RecipeCalls(ABC):
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
             ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
             schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
-            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
+            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at least 10, but no more than half of them; only with no warmup_epochs (0 to 1000000)
             warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
             min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
@@ -655,7 +655,7 @@ class RecipeCalls(ABC):
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
             ema_decay: share that each step keeps of an average of the weights over the steps, such as 0.999; validation and result then use the average, and checkpoints have both; 0 for no average (at least 0, below 1)
             schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
-            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
+            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at least 10, but no more than half of them; only with no warmup_epochs (0 to 1000000)
             warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
             min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)
@@ -978,7 +978,7 @@ class RecipeCalls(ABC):
             clip_value: largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them (0 to 1000000.0)
             ema_decay: share that each step keeps of an average of the weights over the steps; validation and result then use the average, and checkpoints have both; 0 for no average; 0.0 by default with data other than 'generated' (at least 0, below 1)
             schedule: how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer falls
-            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps; only with no warmup_epochs (0 to 1000000)
+            warmup_steps: steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at least 10, but no more than half of them; only with no warmup_epochs (0 to 1000000)
             warmup_epochs: epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps (above 0, at most 1000000)
             min_lr: the learning rate below which the schedule does not go; only with schedule='cosine' or 'step' or 'plateau' (0 to 10)
             lr_decay: the factor by which the schedule lowers the learning rate; only with schedule='step' or 'plateau' (above 0, below 1)

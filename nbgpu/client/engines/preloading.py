@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from nbgpu.client.engines import environment
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import NbgpuError, NoFreeGpuError
-from nbgpu.host import launch
+from nbgpu.host import enough_ranks, launch
 from nbgpu.protocol.records import Device
 
 VARIABLE = "NBGPU_PRELOAD"
@@ -114,6 +114,7 @@ def _launch(
         config = config or ClusterConfig()
         if config.launcher != "local":
             return  # there are no ranks here
+        config, _ = enough_ranks.placed(config)
         wanted = environment.of_engines(config, choose(config))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
+from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.scaling import measured_runs
 from nbgpu.client.scaling.study import Study
 from nbgpu.config import signatures
@@ -88,6 +89,8 @@ def begin(
     cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
     if not cluster.config.share_gpus:
         registry.require_free(cluster.devices)
+    if plan.placement_note:
+        print_at_once(plan.placement_note)
     # Other hosts are known when the study has started them.
     hosts: Mapping[str, int] | None = None if cluster.config.launcher == "local" else {}
     environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe(), hosts)

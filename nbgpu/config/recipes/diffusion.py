@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from nbgpu.config.conditions import Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, none_of, one_of, only, widest
 from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
 
@@ -35,6 +35,11 @@ class DiffusionConfig(TrainConfig):
         only(one_of("spacing", "uniform", "uniform-from-0"), "sampling_steps"),
         only(one_of("sampler", "ddim"), "eta"),
         only(one_of("sampler", "posterior"), "variance"),
+    )
+    # As in the autoencoder: with (32, 64) channels and 4e-3 the loss rises to twice its start.
+    DEFAULTS_WITH: ClassVar[DefaultRules] = (
+        defaults(widest("channels", 64), lr=2e-3),
+        defaults(widest("channels", 128), lr=1e-3),
     )
 
     recipe: Literal["diffusion"] = Field("diffusion", description="the recipe")

@@ -136,7 +136,9 @@ class Replicated:
         hook: BucketHook | None,
         num_warmup_steps: int,
     ) -> None:
-        self.transfers: Transfers | None = Transfers(device)
+        # A single rank passes its gradients through the same calls, but nothing travels: that time is the
+        # backward pass's own.
+        self.transfers: Transfers | None = Transfers(device) if dist.get_world_size() > 1 else None
         self.keeps_gradients = config.gradient_as_bucket_view
         self._ddp = DistributedDataParallel(
             model,
@@ -151,8 +153,11 @@ class Replicated:
             **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
         )
         self.replica: nn.Module = self._ddp
-        chosen = hook or self.transfers.noting(bucket_hooks.of(config, num_warmup_steps))
-        self._ddp.register_comm_hook(None, chosen)
+        if hook is None:
+            hook = bucket_hooks.of(config, num_warmup_steps)
+            if self.transfers is not None:
+                hook = self.transfers.noting(hook)
+        self._ddp.register_comm_hook(None, hook)
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         return nullcontext() if now else self._ddp.no_sync()

@@ -95,6 +95,7 @@ def _values(model: type[Settings], name: str) -> Iterator[Any]:
         yield 0.0
     yield from {"data": ["patients.csv", "generated", "phantoms"], "gpus": ["none"]}.get(name, [])
     yield from {
+        "ranks": [4],
         "val_every_epochs": [1],
         "warmup_epochs": [1.0],
         "adversarial_after_epochs": [1.0],

@@ -1,0 +1,61 @@
+"""The setting `at_least`: several ranks also where there are fewer GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from nbgpu.host import free_gpus
+from nbgpu.machine import devices
+from nbgpu.text.ranks import count_of_ranks
+
+if TYPE_CHECKING:
+    from nbgpu.config import ClusterConfig
+
+
+def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
+    """Replace `at_least` by the GPUs and the number of ranks that it gives on this host.
+
+    Where enough GPUs are free, each has a rank, as without the setting. With fewer GPUs the ranks are on the
+    CPU, because ranks that share a GPU take turns, so that no time of theirs says anything about several
+    devices. GPUs that are named are taken all the same, and shared.
+
+    Returns:
+        (the settings without `at_least`; what was done and whether times mean anything, empty where each rank
+        has a device of its own).
+
+    Raises:
+        ConfigError: a GPU is named that is not there.
+    """
+    if config.at_least is None:
+        return config, ""
+    wanted = config.at_least
+    num_gpus = sum(device.kind == "cuda" for device in free_gpus.assumed(config.gpus, None))
+    asked = f"at_least={wanted}"
+    if num_gpus >= wanted:
+        return config.changed(at_least=None), ""
+    if num_gpus and config.gpus != "auto":
+        note = (
+            f"{asked}, and gpus={config.gpus!r} is {_count_of_gpus(num_gpus)}: {count_of_ranks(wanted)} share them over "
+            "gloo and take turns, so that times say nothing about several GPUs. gpus='none' takes CPU ranks, to measure"
+        )
+        return config.changed(at_least=None, ranks=wanted), note
+    num_ranks = max(wanted, devices.DEFAULT_CPU_RANKS)
+    num_cores = len(os.sched_getaffinity(0))
+    notes = []
+    if num_gpus:
+        notes.append(
+            f"{asked}, and {_count_of_gpus(num_gpus)} {'is' if num_gpus == 1 else 'are'} free: {count_of_ranks(num_ranks)} on the CPU. Times are those of "
+            f"CPU ranks, and can be compared with each other. ranks={wanted} would share the GPU, where ranks take turns"
+        )
+    if num_ranks > num_cores:
+        notes.append(
+            f"{count_of_ranks(num_ranks)} share {num_cores} CPU core{'s' if num_cores > 1 else ''} and take turns, so that "
+            "times say nothing about several devices"
+        )
+    # Settings about GPUs alone count no more.
+    return config.counting(at_least=None, gpus="none", ranks=num_ranks), ". ".join(notes)
+
+
+def _count_of_gpus(number: int) -> str:
+    return f"{number} GPU{'s' if number > 1 else ''}"
