@@ -27,7 +27,7 @@ def status(*names):
 
 found = {
     "path": sys.path, "argv": len(sys.argv), "flags": str(sys.flags), "warnings": sys.warnoptions,
-    "variables": {n: v for n, v in os.environ.items() if not n.startswith(("IPP_", "NBGPU_", "PYDEVD_"))},
+    "variables": {n: v for n, v in os.environ.items() if not n.startswith(("IPP_", "NBGPU_", "PYDEVD_", "MASTER_PORT"))},
     "folder": os.getcwd(), "temporary": tempfile.gettempdir(), "session": os.getsid(0) == os.getppid(),
     "signals": {n: str(signal.getsignal(n)).partition(" at ")[0] for n in sorted(signal.valid_signals())},
     "status": status("Umask", "SigBlk", "SigIgn", "Cpus_allowed_list", "NoNewPrivs"),

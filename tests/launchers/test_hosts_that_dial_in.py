@@ -48,6 +48,15 @@ def test_ranks_of_two_hosts_make_a_group_of_their_own(site: hosts.Site) -> None:
     assert site.cell(code) == "{0: '2\\n', 1: '', 2: '', 3: '2\\n'}\n"
 
 
+def test_torchruns_variables_name_the_hosts_and_where_a_group_meets(site: hosts.Site) -> None:
+    names = "RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"
+    cell = f"import os; print(*(os.environ[name] for name in {names}))"
+    assert site.cell(cell) == ("{0: '0 0 0 2\\n', 1: '1 1 0 2\\n', 2: '2 0 1 2\\n', 3: '3 1 1 2\\n'}\n")
+    own = f"dist.destroy_process_group(); dist.init_process_group('gloo'); {SUM}; dist.destroy_process_group()"
+    assert site.cell(own) == RIGHT
+    assert site.cell(SUM) == RIGHT
+
+
 def test_only_the_controller_and_the_group_listen_and_on_one_interface(site: hosts.Site) -> None:
     for name in ("desk", "n1", "n2"):
         host = site.hosts[name]
