@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from nbgpu.host import free_gpus
-from nbgpu.machine import devices
+from nbgpu.machine.cgroups import usable_cores
 from nbgpu.text.ranks import count_of_ranks
 
 if TYPE_CHECKING:
@@ -40,21 +39,24 @@ def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
             "gloo and take turns, so that times say nothing about several GPUs. gpus='none' takes CPU ranks, to measure"
         )
         return config.changed(at_least=None, ranks=wanted), note
-    num_ranks = max(wanted, devices.DEFAULT_CPU_RANKS)
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = usable_cores()
     notes = []
     if num_gpus:
+        one = num_gpus == 1
         notes.append(
-            f"{asked}, and {_count_of_gpus(num_gpus)} {'is' if num_gpus == 1 else 'are'} free: {count_of_ranks(num_ranks)} on the CPU. Times are those of "
-            f"CPU ranks, and can be compared with each other. ranks={wanted} would share the GPU, where ranks take turns"
+            f"{asked}, and {_count_of_gpus(num_gpus)} {'is' if one else 'are'} free: {count_of_ranks(wanted)} on the CPU. "
+            "Times are those of CPU ranks, and can be compared with each other. "
+            f"ranks={wanted} would share the GPU{'' if one else 's'}, where ranks take turns"
         )
-    if num_ranks > num_cores:
+    if wanted > num_cores:
         notes.append(
-            f"{count_of_ranks(num_ranks)} share {num_cores} CPU core{'s' if num_cores > 1 else ''} and take turns, so that "
+            f"{count_of_ranks(wanted)} share {num_cores} CPU core{'s' if num_cores > 1 else ''} and take turns, so that "
             "times say nothing about several devices"
         )
+    if not num_gpus:
+        return config.changed(at_least=None, ranks=wanted), ". ".join(notes)
     # Settings about GPUs alone count no more.
-    return config.counting(at_least=None, gpus="none", ranks=num_ranks), ". ".join(notes)
+    return config.counting(at_least=None, gpus="none", ranks=wanted), ". ".join(notes)
 
 
 def _count_of_gpus(number: int) -> str:

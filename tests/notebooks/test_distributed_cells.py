@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-import nbformat
+import notebook_run
 import pytest
-from conftest import REPOSITORY
-from jupyter_core.utils import ensure_event_loop
-from nbclient import NotebookClient
-
-# nbclient makes one event loop for the life of the process; made here, it is no single test's leftover.
-ensure_event_loop()
 
 
 class Executed:
@@ -39,14 +32,13 @@ class Executed:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Executed:
-    content = nbformat.read(REPOSITORY / "notebooks" / "01_distributed_cells.ipynb", as_version=4)
-    (start,) = [cell for cell in content.cells if "%nbgpu start" in cell.source and cell.cell_type == "code"]
-    start.source = start.source.replace("%nbgpu start", "%nbgpu start --gpus none --ranks 2")
-    folder: Path = tmp_path_factory.mktemp("notebook")
-    NotebookClient(
-        content, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
-    return Executed(content)
+    return Executed(notebook_run.executed("01_distributed_cells.ipynb", tmp_path_factory.mktemp("notebook")))
+
+
+def test_with_one_gpu_it_says_where_its_two_ranks_are(executed: Executed) -> None:
+    told, described = "".join(each.text for each in executed.outputs("%nbgpu start")).splitlines()
+    assert told.startswith("at_least=2, and there is 1 GPU: 2 ranks on the CPU. Times are those of CPU ranks")
+    assert described == "no GPU used: 2 CPU ranks, gloo"
 
 
 def test_one_cell_fails_on_purpose_and_all_others_run(executed: Executed) -> None:

@@ -1,13 +1,14 @@
-"""Runs one of the project's notebooks on two CPU ranks."""
+"""Runs one of the project's notebooks on CPU ranks, as if the machine had so many GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import nbformat
-from conftest import REPOSITORY
+from conftest import REPOSITORY, SUPPORT
 from jupyter_core.utils import ensure_event_loop
 from nbclient import NotebookClient
 
@@ -37,7 +38,27 @@ assert not _unnamed, f"axes with no name in: {_unnamed}"
 """
 
 
-def executed(name: str, folder: Path, changes: Mapping[str, str] | None = None) -> Any:
+# A notebook about several ranks is run as on a machine with one GPU. Where there are two or none it has two
+# ranks as well.
+_PRETEND_ONE_GPU = f"""
+import sys
+
+sys.path.append({str(SUPPORT)!r})
+import pretend_gpus
+
+pretend_gpus.install(pretend_gpus.several(1))
+"""
+_FOR_SEVERAL = "%nbgpu start --at-least 2"
+_START = re.compile(r"^%nbgpu start(?= *$)", re.MULTILINE)
+
+
+def executed(
+    name: str,
+    folder: Path,
+    changes: Mapping[str, str] | None = None,
+    ranks: int = 2,
+    only: Collection[str] | None = None,
+) -> Any:
     """The notebook with its outputs.
 
     Every axis of every figure that matplotlib draws must have a name.
@@ -46,14 +67,27 @@ def executed(name: str, folder: Path, changes: Mapping[str, str] | None = None) 
         name: its file in notebooks/.
         folder: where its kernel runs.
         changes: what stands in its cells, and what is put in the place of it.
+        ranks: how many ranks a plain `%nbgpu start` gives, which is one for each GPU of a machine. A notebook
+            that asks for two at least gets them whatever there is, and is run as with one GPU.
+        only: run only the code cells that have one of these pieces; None for all.
     """
     content = nbformat.read(REPOSITORY / "notebooks" / name, as_version=4)
-    for cell in content.cells:
-        if cell.cell_type == "code":
-            for old, new in {"%nbgpu start": "%nbgpu start --gpus none --ranks 2", **(changes or {})}.items():
-                cell.source = cell.source.replace(old, new)
     cells = content.cells
-    content.cells = [nbformat.v4.new_code_cell(_WATCH_AXES), *cells, nbformat.v4.new_code_cell(_LOOK_AT_AXES)]
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    if only is not None:
+        for piece in only:
+            assert any(piece in cell.source for cell in code), piece
+        cells = code = [cell for cell in code if any(piece in cell.source for piece in only)]
+    for cell in code:
+        cell.source = _START.sub(f"%nbgpu start --gpus none --ranks {ranks}", cell.source)
+        for old, new in (changes or {}).items():
+            cell.source = cell.source.replace(old, new)
+    first = [_PRETEND_ONE_GPU] if any(_FOR_SEVERAL in cell.source for cell in code) else []
+    content.cells = [
+        *map(nbformat.v4.new_code_cell, [*first, _WATCH_AXES]),
+        *cells,
+        nbformat.v4.new_code_cell(_LOOK_AT_AXES),
+    ]
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(content, timeout=240, kernel_name="python3", resources=resources).execute()
     content.cells = cells

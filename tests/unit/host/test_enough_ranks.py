@@ -29,9 +29,9 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("gpus", "asked", "placement", "said"),
     [
-        (0, {}, ("none", 2), ""),
-        (0, {"at_least": 3}, ("none", 3), ""),
-        (0, {"at_least": 12}, ("none", 12), "12 ranks share 8 CPU cores and take turns"),
+        (0, {}, ("auto", 2), ""),
+        (0, {"at_least": 3}, ("auto", 3), ""),
+        (0, {"at_least": 12}, ("auto", 12), "12 ranks share 8 CPU cores and take turns"),
         (1, {}, ("none", 2), ON_THE_CPU),
         (1, {"gpus": "none"}, ("none", 2), ""),
         (1, {"gpus": "0"}, ("0", 2), SHARED),
