@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from nbgpu.config.conditions import Condition, Rules, given, none_of, one_of, only
+from nbgpu.config.conditions import Condition, Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
 from nbgpu.machine import gpus_setting
@@ -48,6 +48,20 @@ class ClusterConfig(Settings):
         only(one_of("launcher", "local"), "ranks", "spare", "share_gpus", "wait", "link", "slow_rank"),
         only(Condition("gpus", gpus_setting.takes_free, "gpus='auto' or 'free:N'"), "wait"),
     )
+
+    FROM_SITE: ClassVar[Mapping[str, str]] = {
+        name: name
+        for name in (
+            *("gpus", "wait", "release_after_s", "launcher", "launcher_options", "hosts", "nodes"),
+            *("gpus_per_node", "ipython_profile", "setup", "interface"),
+        )
+    }
+    """The settings whose defaults an administrator may set, each with its row in the site's file."""
+    SITE_ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("launcher", "local"), "gpus"),
+        only(left_out("share_gpus"), "gpus", "wait"),
+    )
+    """The site's defaults that count only beside certain values of another setting."""
 
     gpus: str = Field(
         "auto",

@@ -83,7 +83,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
 
     Args:
         gpus: 'auto' for all free GPUs, 'free:2' for two of them, 'all' for all that are visible, 'none', or
-            indices and UUIDs separated by commas.
+            indices and UUIDs separated by commas; None for the default.
         ranks: how many ranks; None is one for each GPU, or 2 where there is none.
         settings: any other field of ClusterConfig.
 
@@ -92,8 +92,10 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
     """
 
-    def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
-        self._configure(ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings))
+    def __init__(self, gpus: str | None = None, ranks: int | None = None, **settings: Any) -> None:
+        named = {"gpus": gpus, "ranks": ranks}
+        given = {name: value for name, value in named.items() if value is not None}
+        self._configure(ClusterConfig.checked(**given, **settings))
 
     @classmethod
     def with_config(cls, config: ClusterConfig) -> Self:

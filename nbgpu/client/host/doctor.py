@@ -12,6 +12,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import psutil
 
 from nbgpu.client.host import probes, registry
 from nbgpu.client.host.device_cards import HostDevices
-from nbgpu.errors import ClusterError
+from nbgpu.config import TrainConfig, site, site_file
+from nbgpu.config.conditions import default_of
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices
@@ -32,6 +35,14 @@ from nbgpu.version import VERSION
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
 """The first version of ipykernel in which buttons work while a cell runs."""
+
+
+def runs_dir() -> str:
+    """The folder for runs where nothing else is given; the usual one where the site's file cannot be used,
+    which `examine` reports."""
+    with suppress(ConfigError):
+        return str(default_of(TrainConfig, "runs_dir"))
+    return str(TrainConfig.model_fields["runs_dir"].default)
 
 
 def examine(runs_dir: str) -> Iterator[Finding]:
@@ -50,6 +61,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
     has_gpus = bool(devices.inventory())
     yield from host_checks.limits(has_gpus)
     yield from host_checks.environment(os.environ)
+    yield _site()
     yield from _leftovers()
     torch: dict[str, Any] | None = None
     try:
@@ -90,6 +102,23 @@ def _versions() -> Iterator[Finding]:
         yield warn(
             "ipykernel", f"{ipykernel}: buttons act between cells only", "pip install 'ipykernel>=7.1'"
         )
+
+
+def _site() -> Finding:
+    """Say which file sets defaults for all users of this host, and what it sets."""
+    try:
+        found = site_file.read()
+    except ConfigError as error:
+        return fail(
+            "site", str(error).replace("\n", "; "), "have the file corrected by who looks after this machine"
+        )
+    if found.path is None:
+        where = (
+            f"{site_file.VARIABLE} is empty" if site_file.VARIABLE in os.environ else f"no {site_file.USUAL}"
+        )
+        return ok("site", f"{where}: nbgpu's own defaults count")
+    named = f" ({site_file.VARIABLE})" if site_file.VARIABLE in os.environ else ""
+    return ok("site", f"{found.path}{named} sets {site.in_words(found) or 'nothing'}")
 
 
 def _leftovers() -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.client.launchers.launcher import print_at_once
-from nbgpu.config import ClusterConfig
+from nbgpu.config import ClusterConfig, site
 from nbgpu.errors import ClusterError, NoFreeGpuError
 from nbgpu.host.free_gpus import GpuChooser
 from nbgpu.machine import devices
@@ -165,4 +165,8 @@ class Taking:
 
 
 def _chosen(chooser: GpuChooser, config: ClusterConfig, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-    return chooser.choose(config.gpus, config.ranks, clusters, can_wait=not config.wait)
+    most = site.most_gpus()
+    if most is not None:
+        # Where none is left, the claim says who has them.
+        most = max(1, most - len(registry.gpus_here(clusters)))
+    return chooser.choose(config.gpus, config.ranks, clusters, most, can_wait=not config.wait)

@@ -184,11 +184,15 @@ def test_a_cluster_waits_until_a_gpu_is_free_and_says_for_what(
     told: list[str] = []
     taken: list[registry.Entry] = []
 
+    def end() -> None:
+        gpu.processes.clear()
+        gpu.used = 0
+
     def tell(line: str) -> None:
         told.append(line)
         # The next look finds other memory in use, which is nothing new, and the one after it a free GPU.
         gpu.used += GIB
-        threading.Timer(0.2, lambda: (gpu.processes.clear(), setattr(gpu, "used", 0))).start()
+        threading.Timer(0.2, end).start()
 
     taking = gpu_choice.Taking(cluster.config, (), 0.0, tell, None)
     taking.claim(entry_of((), wait=True), taken.append)
