@@ -44,6 +44,7 @@ from nbgpu.errors import (
 )
 from nbgpu.host import host_checks
 from nbgpu.machine import devices, transports
+from nbgpu.machine.gpu_reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN
@@ -144,6 +145,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self._time_limit = None
         self._processes = None
         self._entry = None
+        self._reservations = Reservations()
         self._client = None
         self._ranks = None
         self._choices = planning.Choices()
@@ -240,8 +242,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> None:
         """Claim the GPUs before anything touches them, and wait for free ones where the settings say so."""
 
-        def keep(claimed: registry.Entry) -> None:
-            self._entry = claimed
+        def keep(claimed: registry.Entry, reservations: Reservations) -> None:
+            self._entry, self._reservations = claimed, reservations
 
         entry = registry.new_entry(self.config, self._wanted, self.chosen_transport, processes.folder)
         taking = gpu_choice.Taking(self.config, self._wanted, self._chosen_mono_s, tell, stop)
@@ -330,6 +332,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
                 cluster._time_limit = time_limit.watch_over(cluster, launcher)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
         cluster._ranks.end_leaving()
+        cluster._reserve()
         cluster._become_current()
         return cluster
 
@@ -349,6 +352,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         """Record the transport of the ranks, and warn if it is not the best one."""
         self.chosen_transport = chosen_transport
         self.devices = self.devices[: len(self.ranks)]
+        self._reserve()
         self._note()
         if chosen_transport.failed:
             why = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
@@ -445,6 +449,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         if self._entry is not None:
             registry.remove(self._entry)
             self._entry = None
+        self._reservations.close()
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None
