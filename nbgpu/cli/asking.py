@@ -100,9 +100,20 @@ def asked_before(
     before: dict[str, Any] = {"preset": presets[0]} if presets else {}
     found = _from_file(arguments, recipe)
     if found is None:
-        return cluster or ClusterConfig(), before
+        return cluster or ClusterConfig.checked(), before
     cluster, train = found
     return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
+
+
+def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[str, Any]) -> ClusterConfig:
+    """The settings of the cluster: those that are asked for before the flags, and those of the flags. What is
+    left out has the site's default, or its own.
+
+    Raises:
+        ConfigError: a value is not valid.
+    """
+    given = flags.given(arguments, values)
+    return ClusterConfig.checked(**{**before.given, **{name: values[name] for name in given}})
 
 
 def defaults_of(recipe: str, before: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, Tr
             f"{file} is for the recipe {converted.recipe}: nbgpu train {converted.recipe} --config {file}"
         )
     print("\n".join(converted.notes()), file=sys.stderr)
-    return ClusterConfig(), converted.config()
+    return ClusterConfig.checked(), converted.config()
 
 
 def _file(arguments: Sequence[str], name: str) -> Path | None:

@@ -16,7 +16,7 @@ from nbgpu.client.host import doctor as checks
 from nbgpu.client.host import ps as clusters
 from nbgpu.client.host.device_cards import HostDevices
 from nbgpu.client.scaling import hosts_check
-from nbgpu.config import ClusterConfig, TrainConfig, flags
+from nbgpu.config import ClusterConfig, flags
 from nbgpu.host.findings import Finding
 from nbgpu.machine import interpreter
 from nbgpu.text.console import CommandConsole
@@ -37,7 +37,7 @@ def doctor(arguments: list[str]) -> int:
     if not rest:
         _console().print(terminal.cards(devices))
         print(flush=True)
-    examined = checks.examine(runs_dir or str(TrainConfig.model_fields["runs_dir"].default))
+    examined = checks.examine(runs_dir or checks.runs_dir())
     return _tell(examined, bool(rest), devices)
 
 
@@ -45,7 +45,7 @@ def _doctor_of_hosts(arguments: list[str]) -> int:
     """Check the hosts that a launcher gives."""
     rest = [word for word in arguments if word != "--json"]
     values = flags.parse([ClusterConfig], rest, prog="nbgpu doctor", description="Check a launcher's hosts.")
-    config = ClusterConfig.checked(**values)
+    config = ClusterConfig.checked(**{name: values[name] for name in flags.given(rest, values)})
     if config.launcher == "local":
         raise UsageError("nbgpu doctor without --launcher checks this machine")
     if rest == arguments:

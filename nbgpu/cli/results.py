@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from nbgpu.cli.asking import general_help
+from nbgpu.cli.asking import cluster_of, general_help
 from nbgpu.cli.command_flags import ConvertFlags
 from nbgpu.cli.usage import UsageError
 from nbgpu.client.cluster.cluster import Cluster
@@ -66,7 +66,7 @@ def predict(arguments: list[str]) -> int:
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     changed = {name: value for name, value in values.items() if value != getattr(config, name)}
     cluster, job = together(
-        lambda: ClusterConfig.checked(**of_cluster),
+        lambda: cluster_of(ClusterConfig.checked(), rest, of_cluster),
         lambda: predicting.job_of(folder, PredictConfig.checked(**of_prediction), changed),
     )
     console = CommandConsole()

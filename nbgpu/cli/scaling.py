@@ -23,6 +23,7 @@ from nbgpu.config import (
     flags,
     settings_of,
 )
+from nbgpu.config.conditions import default_of
 from nbgpu.config.settings import unused
 from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import PointSummary
@@ -80,7 +81,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
     )
     asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.
-    known = {n: field.default for m in (ClusterConfig, StudyConfig) for n, field in m.model_fields.items()}
+    known = {n: default_of(m, n) for m in (ClusterConfig, StudyConfig) for n in m.model_fields}
     given = {name: value for name, value in values.items() if name in known and value != known[name]}
     given |= {name: value for name, value in before.items() if name in {*values, "preset"}}
     given |= {name: values[name] for name in flags.given(arguments, values)}

@@ -67,12 +67,16 @@ def sweep(arguments: list[str]) -> int:
 
 def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
     """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
-    cluster, before = asked_before(recipe, arguments, ClusterConfig(ranks=1))
+    cluster, before = asked_before(recipe, arguments)
     values = flags.parse(
         [FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
         arguments,
         prog=f"nbgpu sweep {recipe}",
-        defaults=cluster.model_dump() | defaults_of(recipe, before, arguments),
+        defaults={
+            **cluster.model_dump(),
+            "ranks": cluster.ranks or 1,
+            **defaults_of(recipe, before, arguments),
+        },
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
         first=(*_FIRST, *of_own_file(recipe)),
@@ -84,4 +88,8 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         for name in settings_of(recipe).model_fields
         if values.get(name) is not None
     }
-    return {n: v for n, v in values.items() if n not in settings_of(recipe).model_fields} | before | varied
+    given = cluster.given | {
+        name: values[name] for name in flags.given(arguments, ClusterConfig.model_fields)
+    }
+    of_sweep = {name: values[name] for name in SweepConfig.model_fields}
+    return of_sweep | given | before | varied

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbgpu import ui
-from nbgpu.cli.asking import asked_before, defaults_of, general_help, no_recipe, of_own_file, recipe_of
+from nbgpu.cli.asking import (
+    asked_before,
+    cluster_of,
+    defaults_of,
+    general_help,
+    no_recipe,
+    of_own_file,
+    recipe_of,
+)
 from nbgpu.cli.command_flags import TrainFlags
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
@@ -67,7 +75,7 @@ def train(arguments: list[str]) -> None:
     # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
     given = {name: values[name] for name in flags.given(rest, values)}
     cluster, config = together(
-        lambda: ClusterConfig.checked(**of_cluster), lambda: train_config(recipe, **{**before, **given})
+        lambda: cluster_of(cluster, rest, of_cluster), lambda: train_config(recipe, **{**before, **given})
     )
     if asked.find_batch_size:
         _require_search(config, rest)

@@ -7,6 +7,7 @@ panel in `control(...)`. A field with no control is for files and the command li
 
 from __future__ import annotations
 
+from nbgpu.config import site as site  # what reads settings also checks the site's file
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
 from nbgpu.config.recipes import (

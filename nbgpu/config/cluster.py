@@ -54,6 +54,20 @@ class ClusterConfig(Settings):
         only(Condition("gpus", gpus_setting.takes_free, "gpus='auto' or 'free:N'"), "wait"),
     )
 
+    FROM_SITE: ClassVar[Mapping[str, str]] = {
+        name: name
+        for name in (
+            *("gpus", "wait", "release_after_s", "launcher", "launcher_options", "hosts", "nodes"),
+            *("gpus_per_node", "ipython_profile", "setup", "interface"),
+        )
+    }
+    """The settings whose defaults an administrator may set, each with its row in the site's file."""
+    SITE_ONLY_WITH: ClassVar[Rules] = (
+        only(one_of("launcher", "local"), "gpus"),
+        only(left_out("share_gpus"), "gpus", "wait"),
+    )
+    """The site's defaults that count only beside certain values of another setting."""
+
     gpus: str = Field(
         "auto",
         description="GPUs to use: 'auto' for all that are free, 'free:2' for two free ones, 'all' for all that are visible, "

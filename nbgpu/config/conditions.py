@@ -17,6 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from nbgpu.config import site_file
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -140,7 +142,36 @@ def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[s
     for rule in _default_rules(model):
         if _holds(rule.condition, values.get(rule.condition.name, found[rule.condition.name])):
             found |= rule.values
-    return found
+    return found | of_the_site(model, values)
+
+
+def default_of(model: type[BaseModel], name: str) -> Any:
+    """The default of a setting where nothing is given: the site's, or the field's own."""
+    return of_the_site(model, {}).get(name, model.model_fields[name].default)
+
+
+def of_the_site(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that the host's administrator has set, as far as they count beside these values.
+
+    Raises:
+        ConfigError: the administrator's file has bad rows.
+    """
+    found = site_file.defaults_of(model)
+    if not found:
+        return {}
+    merged = {**{name: field.default for name, field in model.model_fields.items()}, **found, **values}
+    rules = [rule for known in model.__mro__[::-1] for rule in vars(known).get("SITE_ONLY_WITH", ())]
+    return {
+        name: value
+        for name, value in found.items()
+        if all(
+            _holds(condition, merged[condition.name])
+            for condition in (
+                *conditions(model, name),
+                *(rule.condition for rule in rules if name in rule.names),
+            )
+        )
+    }
 
 
 def deciding(model: type[BaseModel]) -> set[str]:
@@ -169,10 +200,12 @@ def in_place_of_defaults(
         for name, value in {**defaults_beside(model, {**preset, **given}), **preset}.items()
         if name in preset or value != own.get(name)
     }
+    # What does not go with the site's launcher is refused: a person would not expect ranks on another host.
+    of_site = {} if preset else of_the_site(model, given)
     found = {
         name: value
         for name, value in found.items()
-        if name not in given and not _stands_in_the_way(model, name, value, given)
+        if name not in given and (name in of_site or not _stands_in_the_way(model, name, value, given))
     }
     merged = {**own, **found, **given}
     return {

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.config import flags_help
-from nbgpu.config.conditions import meaning
+from nbgpu.config.conditions import default_of, meaning
 from nbgpu.config.settings import bounds
 
 SWITCH: Any = tyro.conf.FlagCreatePairsOff
@@ -67,7 +67,7 @@ def parse(
             continue
         allowed = bounds(info)
         help_text = f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)
-        default = (defaults or {}).get(name, info.default)
+        default = (defaults or {}).get(name, default_of(model, name))
         takes_several, is_text = _takes_several(info), model is as_text
         if is_help:
             if not is_short_help or name in first:

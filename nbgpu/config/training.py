@@ -386,6 +386,9 @@ class LogSettings(Settings):
         only(one_of("wandb", "offline", "online"), "wandb_project", "wandb_entity", "wandb_name"),
     )
 
+    FROM_SITE: ClassVar[Mapping[str, str]] = {"runs_dir": "runs_dir"}
+    """The settings whose defaults an administrator may set, each with its row in the site's file."""
+
     log_every: int = Field(
         1,
         ge=1,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from nbgpu.config import ClusterConfig, TrainConfig, read_toml
+from nbgpu.config import ClusterConfig, TrainConfig, read_toml, site
 from nbgpu.engine.dry_run import from_data
 from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
 from nbgpu.engine.group import (
@@ -148,7 +148,7 @@ def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
             memory.free()  # the memory of its DDP object
         else:
             runs.require_own(Path(folder))
-            _, config = read_toml(Path(folder) / "run.toml")
+            _, config = runs.read_settings(Path(folder))
             if mended:
                 config = runs.with_changes(config, Path(folder))
             assert member.described is not None, "only ranks of a cluster come here"
@@ -435,6 +435,7 @@ def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
     # other ranks in use.
     gpus = gpus_setting.ALL if cluster.gpus == gpus_setting.AUTO else cluster.gpus
     chosen = tuple(devices.choose(gpus, local_world_size))
+    site.require_within_limit(len({device.uuid for device in chosen if device.kind == "cuda"}))
     return _Place(rank, world_size, local_rank, local_world_size, chosen)
 
 

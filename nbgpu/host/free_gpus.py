@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from nbgpu.errors import ConfigError, NoFreeGpuError
 from nbgpu.host.gpu_holders import Cluster, Holder, Holders
-from nbgpu.machine import devices, gpus_setting
+from nbgpu.machine import devices, gpu_reservations, gpus_setting
 from nbgpu.machine.device_readings import DeviceMonitor, DeviceReading, HostReading
 from nbgpu.protocol.records import Device
 from nbgpu.text.sizes import in_words
@@ -73,7 +73,10 @@ class GpuChooser:
     def held(self, reading: HostReading, clusters: Sequence[Cluster]) -> list[HeldGpu]:
         """The GPUs of a reading, each with who has it."""
         gpus = [each for each in reading.devices if each.device.kind == "cuda"]
-        return [HeldGpu(each, self._holders.of(each, clusters)) for each in gpus]
+        reserved = gpu_reservations.holders() if gpus else {}
+        return [
+            HeldGpu(each, self._holders.of(each, clusters, reserved.get(each.device.uuid))) for each in gpus
+        ]
 
     def propose(self, held: Sequence[HeldGpu], gpus: str, most: int | None = None) -> list[str]:
         """The UUIDs of the GPUs that a person is offered before any choice: those of the setting. Where that

@@ -101,11 +101,15 @@ class Holders:
         self._people: dict[tuple[int, float], _Person | None] = {}
         """By pid and start; None for a process that cannot be seen from here."""
 
-    def of(self, reading: DeviceReading, clusters: Sequence[Cluster]) -> Holder:
+    def of(
+        self, reading: DeviceReading, clusters: Sequence[Cluster], reserved_by: int | None = None
+    ) -> Holder:
         """The holder of a GPU.
 
         Args:
+            reading: the GPU as it was read.
             clusters: all clusters of this user.
+            reserved_by: the process that has the GPU for a cluster of anybody; None where there is none.
         """
         if reading.problem:
             return Holder(
@@ -118,6 +122,8 @@ class Holders:
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
         strangers = self._strangers(reading, ours)
+        if reserved_by is not None and not _are_others(strangers):
+            strangers += self._reserving(reserved_by)
         also = _in_use_by(strangers)
         if holding:
             holder = _clusters(reading, holding)
@@ -161,6 +167,11 @@ class Holders:
             people = [(process, person) for process, person in people if person is not None]
         unseen = _Person("another process", "a process that cannot be seen from here", False)
         return [(process, person or unseen) for process, person in people]
+
+    def _reserving(self, pid: int) -> list[tuple[GpuProcess, _Person]]:
+        """Another user's process that has reserved a GPU. Those of this user are known from the registry."""
+        person = self._person(pid)
+        return [] if person is None or person.is_this_user else [(GpuProcess(pid, None), person)]
 
     def _person(self, pid: int) -> _Person | None:
         try:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tomli_w
 from pydantic import Field
@@ -62,6 +62,8 @@ DECIDED = {
 
 class StudyConfig(Settings):
     """How a study measures its points."""
+
+    FROM_SITE: ClassVar[Mapping[str, str]] = {"studies_dir": "runs_dir"}
 
     mode: Mode = Field(
         "weak",

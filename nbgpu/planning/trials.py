@@ -19,7 +19,7 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, with_preset
-from nbgpu.config.conditions import defaults_beside
+from nbgpu.config.conditions import default_of, defaults_beside
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
@@ -225,7 +225,7 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
     """The settings of the clusters, with one rank on each host where nothing else is given."""
-    launcher = given.get("launcher", "local")
+    launcher = given.get("launcher", default_of(ClusterConfig, "launcher"))
     if launcher == "hosts":
         raise ConfigError(
             "launcher='hosts' does not go with a sweep: each trial has a cluster of its own, for which hosts would have "

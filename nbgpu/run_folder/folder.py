@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, write_toml
+from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, site_file, write_toml
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.machine import extras
 from nbgpu.machine.devices import inventory
@@ -96,7 +96,8 @@ def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
     Raises:
         ConfigError: the folder is no run's, or its settings cannot be read.
     """
-    return read_toml(folder / names.SETTINGS)
+    with site_file.ignored():
+        return read_toml(folder / names.SETTINGS)
 
 
 def who_may_rename(folder: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nbgpu.client.cells.merging import Block, Item, merged
 from nbgpu.config import TrainConfig
+from nbgpu.config.conditions import default_of
 
 _TAIL_LINES = 10
 
@@ -26,7 +27,7 @@ class Transcript:
     """
 
     def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
-        runs_dir = Path(TrainConfig.model_fields["runs_dir"].default).absolute()
+        runs_dir = Path(default_of(TrainConfig, "runs_dir")).absolute()
         self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
         self.folder.mkdir(parents=True, mode=0o700)
         self._files = {rank: (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8") for rank in ranks}

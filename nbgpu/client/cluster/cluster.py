@@ -44,6 +44,7 @@ from nbgpu.errors import (
 )
 from nbgpu.host import enough_ranks, host_checks, torch_build
 from nbgpu.machine import devices, transports
+from nbgpu.machine.gpu_reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN
@@ -83,7 +84,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
 
     Args:
         gpus: 'auto' for all free GPUs, 'free:2' for two of them, 'all' for all that are visible, 'none', or
-            indices and UUIDs separated by commas.
+            indices and UUIDs separated by commas; None for the default.
         ranks: how many ranks; None is one for each GPU, or 2 where there is none.
         settings: any other field of ClusterConfig.
 
@@ -92,8 +93,10 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
     """
 
-    def __init__(self, gpus: str = "auto", ranks: int | None = None, **settings: Any) -> None:
-        self._configure(ClusterConfig.checked(gpus=gpus, ranks=ranks, **settings))
+    def __init__(self, gpus: str | None = None, ranks: int | None = None, **settings: Any) -> None:
+        named = {"gpus": gpus, "ranks": ranks}
+        given = {name: value for name, value in named.items() if value is not None}
+        self._configure(ClusterConfig.checked(**given, **settings))
 
     @classmethod
     def with_config(cls, config: ClusterConfig) -> Self:
@@ -146,6 +149,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self._time_limit = None
         self._processes = None
         self._entry = None
+        self._reservations = Reservations()
         self._client = None
         self._ranks = None
         self._choices = planning.Choices()
@@ -247,8 +251,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     ) -> None:
         """Claim the GPUs before anything touches them, and wait for free ones where the settings say so."""
 
-        def keep(claimed: registry.Entry) -> None:
-            self._entry = claimed
+        def keep(claimed: registry.Entry, reservations: Reservations) -> None:
+            self._entry, self._reservations = claimed, reservations
 
         entry = registry.new_entry(self.config, self._wanted, self.chosen_transport, processes.folder)
         taking = gpu_choice.Taking(self.config, self._wanted, self._chosen_mono_s, tell, stop)
@@ -334,6 +338,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         cluster._time_limit = time_limit.watch_over(cluster, cluster._launcher)
         cluster._ranks = cluster._sit_down(cluster._processes, entry.seating)
         cluster._ranks.end_leaving()
+        cluster._reserve()
         cluster._become_current()
         return cluster
 
@@ -353,6 +358,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         """Record the transport of the ranks, and warn if it is not the best one."""
         self.chosen_transport = chosen_transport
         self.devices = self.devices[: len(self.ranks)]
+        self._reserve()
         self._note()
         if chosen_transport.failed:
             why = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
@@ -449,6 +455,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         if self._entry is not None:
             registry.remove(self._entry)
             self._entry = None
+        self._reservations.close()
         if self._ranks is not None:
             self._ranks.close()
             self._ranks = None

@@ -20,7 +20,7 @@ from nbgpu.client.engines.reply import Reply
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.client.faults.watch import RankWatch
-from nbgpu.client.host import registry
+from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.plan import Plan
@@ -30,6 +30,7 @@ from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError, RunError
 from nbgpu.host.host import Questions as QuestionsOfHost
 from nbgpu.machine import gpus_setting
+from nbgpu.machine.gpu_reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline
@@ -71,6 +72,8 @@ class ClusterParts:
     _time_limit: TimeLimitWatch | None
     _processes: Processes | None
     _entry: registry.Entry | None
+    _reservations: Reservations
+    """Says to other users of this host which GPUs the cluster has."""
     _client: Any
     """ipyparallel's client; None while the cluster is not running."""
     _ranks: Ranks | None
@@ -237,6 +240,11 @@ class ClusterParts:
             known["run"] = self.run.folder
         self._entry = self._entry.model_copy(update=known)
         registry.update(self._entry)
+
+    def _reserve(self) -> None:
+        """Say to other users of this host which GPUs the cluster has, where it has them here."""
+        if self.config.launcher == "local":
+            self._reservations.hold(gpu_choice.gpus_of(self.devices))
 
     @property
     def other_hosts(self) -> Sequence[OtherHost]:

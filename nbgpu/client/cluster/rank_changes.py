@@ -53,6 +53,7 @@ class RankChanges(ClusterParts):
             raise
         self._count_hosts_of_ranks()
         self.devices = self._wanted = chosen
+        self._reserve()
         self._transports = transports.candidates(config, chosen)
         self._planned, self._last_seen = None, {}
         self.history.keep_only(range(min(len(before[1]), len(chosen))))

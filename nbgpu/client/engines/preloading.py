@@ -111,7 +111,7 @@ def _launch(
 ) -> None:
     """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
     try:
-        config = config or ClusterConfig()
+        config = config or ClusterConfig.checked()
         if config.launcher != "local":
             return  # there are no ranks here
         config, _ = enough_ranks.placed(config)

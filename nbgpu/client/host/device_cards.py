@@ -13,7 +13,8 @@ from typing import Any, Literal, Self
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry
-from nbgpu.errors import ClusterError
+from nbgpu.config import site, site_file
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host.free_gpus import GpuChooser, HeldGpu
 from nbgpu.host.gpu_holders import State, listed, notebook
 from nbgpu.machine import cgroups
@@ -145,7 +146,15 @@ class DeviceCards:
             *map(_gpu_card, held),
             *(_cpu_card(each, clusters) for each in reading.devices if each.device.kind == "cpu"),
         )
-        return HostDevices(cards, " ".join(notes), tuple(self._gpus.propose(held, "")))
+        proposed: list[str] = []
+        try:
+            found = site_file.read()
+            most = site.most_gpus()
+            left = None if most is None else max(0, most - len(registry.gpus_here(clusters)))
+            proposed = self._gpus.propose(held, found.defaults.get("gpus", ""), left)
+        except ConfigError as error:
+            notes.append(f"No GPU is chosen yet: {error}.")
+        return HostDevices(cards, " ".join(notes), tuple(proposed))
 
 
 def _gpu_card(gpu: HeldGpu) -> DeviceCard:

@@ -12,6 +12,7 @@ import platform
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from nbgpu.client.host import probes, registry
 from nbgpu.client.host.device_cards import HostDevices
 from nbgpu.client.ipykernel import colab
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
-from nbgpu.errors import ClusterError
+from nbgpu.config import TrainConfig, site, site_file
+from nbgpu.config.conditions import default_of
+from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices
@@ -35,6 +38,14 @@ from nbgpu.version import VERSION
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
 """The first version of ipykernel in which buttons work while a cell runs."""
+
+
+def runs_dir() -> str:
+    """The folder for runs where nothing else is given; the usual one where the site's file cannot be used,
+    which `examine` reports."""
+    with suppress(ConfigError):
+        return str(default_of(TrainConfig, "runs_dir"))
+    return str(TrainConfig.model_fields["runs_dir"].default)
 
 
 def examine(runs_dir: str) -> Iterator[Finding]:
@@ -54,6 +65,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
     yield from host_checks.limits(has_gpus)
     yield from host_checks.environment(os.environ)
     yield from notebooks_job()
+    yield _site()
     yield from _leftovers()
     torch: dict[str, Any] | None = None
     try:
@@ -114,6 +126,23 @@ def notebooks_job() -> Iterator[Finding]:
             f"this notebook is in Slurm's job {job.number}{time_left}, and {error}",
             "launcher='local' takes the devices of this host; launcher='slurm' needs Slurm's programs here",
         )
+
+
+def _site() -> Finding:
+    """Say which file sets defaults for all users of this host, and what it sets."""
+    try:
+        found = site_file.read()
+    except ConfigError as error:
+        return fail(
+            "site", str(error).replace("\n", "; "), "have the file corrected by who looks after this machine"
+        )
+    if found.path is None:
+        where = (
+            f"{site_file.VARIABLE} is empty" if site_file.VARIABLE in os.environ else f"no {site_file.USUAL}"
+        )
+        return ok("site", f"{where}: nbgpu's own defaults count")
+    named = f" ({site_file.VARIABLE})" if site_file.VARIABLE in os.environ else ""
+    return ok("site", f"{found.path}{named} sets {site.in_words(found) or 'nothing'}")
 
 
 def _leftovers() -> Iterator[Finding]:

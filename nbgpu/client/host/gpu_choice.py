@@ -10,16 +10,23 @@ from contextlib import closing
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.client.launchers.launcher import print_at_once
-from nbgpu.config import ClusterConfig
+from nbgpu.config import ClusterConfig, site
 from nbgpu.errors import ClusterError, NoFreeGpuError
 from nbgpu.host.free_gpus import GpuChooser
 from nbgpu.machine import devices
+from nbgpu.machine.gpu_reservations import Reservations
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import Device
 
 _LOOK_PERIOD_S = 2.0
+_MAX_TRIES = 20
 _STAYS_TRUE_S = 2.0
 """For how long a choice is taken without another look at the driver, which may take a second to start."""
+
+
+def gpus_of(chosen: Sequence[Device]) -> list[str]:
+    """The UUIDs of the GPUs among the ranks' devices, each once."""
+    return list(dict.fromkeys(device.uuid for device in chosen if device.kind == "cuda"))
 
 
 def choose(config: ClusterConfig) -> tuple[Device, ...]:
@@ -91,6 +98,7 @@ class Taking:
         self._told = ""
         self._began_mono_s = time.monotonic()
         self._chooser = GpuChooser()
+        self._reservations = Reservations()
 
     def wait(self) -> None:
         """Wait until as many GPUs are free as the settings ask for, and claim none."""
@@ -105,15 +113,16 @@ class Taking:
         finally:
             self._chooser.close()
 
-    def claim(self, entry: Entry, keep: Callable[[Entry], None]) -> None:
+    def claim(self, entry: Entry, keep: Callable[[Entry, Reservations], None]) -> None:
         """Claim GPUs in the registry, and wait for them first where the settings say so.
 
-        Two clusters of this user that start at the same moment choose one after the other, and so do not get
-        the same GPU.
+        Clusters that start at the same moment do not get the same GPU: those of one user choose one after the
+        other, and of two users the one that reserves it first gets it.
 
         Args:
             entry: the cluster's entry, with the devices that were chosen.
-            keep: is called with the entry that was written, before an interrupt can come.
+            keep: is called with the entry that was written and the reserved GPUs, before an interrupt can
+                come.
 
         Raises:
             NoFreeGpuError: too few GPUs are free, and none are waited for.
@@ -123,7 +132,7 @@ class Taking:
             while True:
                 try:
                     with uninterrupted():
-                        keep(registry.claim(entry, self._choose if self._config.takes_free_gpus else None))
+                        keep(registry.claim(entry, self._reserved), self._reservations)
                     break
                 except NoFreeGpuError as error:
                     if not self._config.wait:
@@ -132,8 +141,22 @@ class Taking:
                 self._pause()
             if self._told:
                 self._tell(f"the GPUs are free, after {time.monotonic() - self._began_mono_s:.0f} s")
+        except BaseException:
+            self._reservations.close()
+            raise
         finally:
             self._chooser.close()
+
+    def _reserved(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
+        """The devices for the cluster, of which the GPUs are reserved."""
+        for _ in range(_MAX_TRIES):
+            chosen = self._choose(clusters) if self._config.takes_free_gpus else self._wanted
+            # Named GPUs may be shared with whoever has reserved them.
+            if self._reservations.hold(gpus_of(chosen)) or not self._config.takes_free_gpus:
+                return chosen
+            # Another user was faster: what was chosen is not free any more.
+            self._wanted = ()
+        raise ClusterError("other clusters took the free GPUs while this one chose. Start it again")
 
     def _choose(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
         taken = {uuid for cluster in clusters for uuid in cluster.gpus()}
@@ -165,4 +188,8 @@ class Taking:
 
 
 def _chosen(chooser: GpuChooser, config: ClusterConfig, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-    return chooser.choose(config.gpus, config.ranks, clusters, can_wait=not config.wait)
+    most = site.most_gpus()
+    if most is not None:
+        # Where none is left, the claim says who has them.
+        most = max(1, most - len(registry.gpus_here(clusters)))
+    return chooser.choose(config.gpus, config.ranks, clusters, most, can_wait=not config.wait)

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nbgpu.client.engines.seating import Seating, of_one_host
-from nbgpu.config import ClusterConfig
+from nbgpu.config import ClusterConfig, site, site_file
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.clock import boot_id
 from nbgpu.machine.files import write_whole
@@ -258,6 +258,7 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
         The entry with the devices that were taken.
 
     Raises:
+        ConfigError: this user would have more GPUs than the site allows one person.
         ClusterError: another cluster has one of the GPUs, and they are not to be shared.
     """
     with _locked():
@@ -266,6 +267,8 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
             entry = entry.model_copy(update={"devices": choose(others)})
         if not entry.config.share_gpus:
             _refuse_gpus_in_use(entry.devices, others)
+        if entry.config.launcher == "local":
+            _refuse_beyond_limit(entry, others)
         _write(entry)
     return entry
 
@@ -370,6 +373,19 @@ def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> No
         raise ClusterError("\n".join(lines))
 
 
+def gpus_here(clusters: Iterable[AnyEntry]) -> set[str]:
+    """The UUIDs of the GPUs of this host that clusters have. Those on other hosts have hosts of their own."""
+    return {uuid for each in clusters if not (isinstance(each, Entry) and each.hosts) for uuid in each.gpus()}
+
+
+def _refuse_beyond_limit(entry: Entry, others: Sequence[AnyEntry]) -> None:
+    own = set(entry.gpus())
+    if not own:
+        return
+    have = [each for each in others if gpus_here([each]) - own]
+    site.require_within_limit(len(own), len(gpus_here(others) - own), _listed(have))
+
+
 def _listed(known: Sequence[AnyEntry]) -> str:
     return ", ".join(e.describe() for e in known) or "none"
 
@@ -409,7 +425,8 @@ def _read(path: Path) -> AnyEntry | None:
 
 def _parsed(text: bytes) -> AnyEntry:
     try:
-        return Entry.model_validate_json(text)
+        with site_file.ignored():  # the settings are those of a cluster that is there
+            return Entry.model_validate_json(text)
     except ValidationError as error:
         unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
     return EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})

@@ -25,7 +25,7 @@ from nbgpu.client.ipykernel import flushing
 from nbgpu.client.notebook import completion, head_start, magic_help, plain_cells, post_mortem, sync
 from nbgpu.client.scaling import cell_study
 from nbgpu.client.variables import table as variables
-from nbgpu.config import ClusterConfig, TrainConfig, flags
+from nbgpu.config import ClusterConfig, flags
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.serialization import unpicklable
@@ -327,7 +327,7 @@ class NbgpuMagics(Magics):
         if text_of_devices is not None:
             print(text_of_devices())  # noqa: T201 - the magic's output
         findings = []
-        for finding in doctor.examine(str(TrainConfig.model_fields["runs_dir"].default)):
+        for finding in doctor.examine(doctor.runs_dir()):
             findings.append(finding)
             print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
         print(doctor.summary(findings))  # noqa: T201
@@ -355,7 +355,9 @@ class NbgpuMagics(Magics):
             return
         kept = registry.kept_of_this_notebook()
         try:
-            cluster = Cluster(**settings).start()
+            # What is left out has the site's default.
+            given = {name: settings[name] for name in flags.given(arguments, settings)}
+            cluster = Cluster(**given).start()
         except NbgpuError:
             # The kept cluster may be the one that has the GPUs.
             _tell_of_kept(kept, "")

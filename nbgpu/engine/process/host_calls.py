@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from nbgpu.config import site
 from nbgpu.errors import NbgpuError
 from nbgpu.host import host_checks, versions
 from nbgpu.host.free_gpus import GpuChooser
@@ -74,6 +75,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
     problem = ""
     try:
         chosen = _chosen(gpus, ranks)
+        site.require_within_limit(len({device.uuid for device in chosen if device.kind == "cuda"}))
         host_checks.require_startable(os.environ, backends, len(chosen))
     except NbgpuError as error:
         problem = str(error)
@@ -95,7 +97,7 @@ def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
     if not gpus_setting.takes_free(gpus):
         return devices.choose(gpus, ranks)
     with closing(GpuChooser()) as chooser:
-        return chooser.choose(gpus, ranks)
+        return chooser.choose(gpus, ranks, most=site.most_gpus())
 
 
 def clock_s() -> float:

@@ -16,7 +16,7 @@ import anywidget
 import traitlets
 from pydantic import BaseModel
 
-from nbgpu.config.conditions import meaning
+from nbgpu.config.conditions import default_of, meaning
 from nbgpu.config.settings import as_text, bounds, from_text, label_of, types_of, unit_of
 from nbgpu.errors import ConfigError
 from nbgpu.package import STATIC
@@ -121,7 +121,7 @@ class Field(Control):
         allowed = bounds(field)
         types = types_of(field)
         choices = _choices(types)
-        text = as_text(field.default)
+        text = as_text(default_of(model, name))
         super().__init__(
             kind="switch" if types == (bool,) else "choice" if choices else "text",
             label=label_of(model, name),

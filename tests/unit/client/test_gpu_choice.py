@@ -4,7 +4,9 @@ are real)."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ from nbgpu.client.sweeps.starting import places
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NoFreeGpuError
 from nbgpu.host import free_gpus
+from nbgpu.machine import gpu_reservations
+from nbgpu.machine.gpu_reservations import Reservations
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
 
@@ -65,6 +69,26 @@ def entry_of(chosen: tuple[Device, ...], **settings: object) -> registry.Entry:
     config = ClusterConfig.checked(**settings)
     transport = ChosenTransport(Transport("nccl", "nccl"))
     return registry.new_entry(config, chosen, transport, Path("/tmp/nbgpu-none"))
+
+
+class Taken:
+    """What clusters took."""
+
+    def __init__(self) -> None:
+        self.entries: list[registry.Entry] = []
+        self.reservations: list[Reservations] = []
+
+    def keep(self, entry: registry.Entry, reservations: Reservations) -> None:
+        self.entries.append(entry)
+        self.reservations.append(reservations)
+
+
+@pytest.fixture
+def taken() -> Iterator[Taken]:
+    found = Taken()
+    yield found
+    for each in found.reservations:
+        each.close()
 
 
 def test_auto_takes_the_gpus_that_the_cards_show_as_free(ada: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,68 +161,127 @@ def test_words_that_are_no_setting_are_refused() -> None:
         ClusterConfig.checked(share_gpus=True, wait=True)
 
 
-def test_clusters_that_start_at_the_same_moment_get_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_that_start_at_the_same_moment_get_other_gpus(
+    monkeypatch: pytest.MonkeyPatch, taken: Taken
+) -> None:
     pretend_gpus.install(several(3), patch=monkeypatch)
     config = ClusterConfig(gpus="free:1")
     # All three have chosen before any of them starts.
     chosen = [gpu_choice.choose(config) for _ in range(3)]
     assert {device.index for (device,) in chosen} == {0}
-    taken: list[registry.Entry] = []
 
     def start(mine: tuple[Device, ...]) -> None:
         taking = gpu_choice.Taking(config, mine, time.monotonic(), print, None)
-        taking.claim(entry_of(mine, gpus="free:1"), taken.append)
+        taking.claim(entry_of(mine, gpus="free:1"), taken.keep)
 
     threads = [threading.Thread(target=start, args=(each,)) for each in chosen]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(entry.devices[0].index for entry in taken) == [0, 1, 2]
+    assert sorted(entry.devices[0].index for entry in taken.entries) == [0, 1, 2]
     with pytest.raises(
-        NoFreeGpuError, match=rf"your cluster of .*\(cluster {taken[0].id}|this notebook's own"
+        NoFreeGpuError, match=rf"your cluster of .*\(cluster {taken.entries[0].id}|this notebook's own"
     ):
         gpu_choice.choose(config)
 
 
 def test_a_gpu_that_was_taken_since_the_cluster_was_made_is_not_taken(
-    ada: int, monkeypatch: pytest.MonkeyPatch
+    ada: int, monkeypatch: pytest.MonkeyPatch, taken: Taken
 ) -> None:
     gpus = pretend_gpus.install(several(2), patch=monkeypatch)
     config = ClusterConfig(gpus="free:1")
     chosen = gpu_choice.choose(config)
     gpus[0].processes = [(ada, GIB)]
-    taken: list[registry.Entry] = []
     long_ago_s = time.monotonic() - 60
-    gpu_choice.Taking(config, chosen, long_ago_s, print, None).claim(entry_of(chosen), taken.append)
-    assert [device.index for device in taken[0].devices] == [1]
+    gpu_choice.Taking(config, chosen, long_ago_s, print, None).claim(entry_of(chosen), taken.keep)
+    assert [device.index for device in taken.entries[0].devices] == [1]
+
+
+RESERVES = """
+import sys, time
+from nbgpu.machine.gpu_reservations import Reservations
+mine = Reservations()
+print(mine.hold(sys.argv[1:]), flush=True)
+time.sleep(120)
+"""
+
+
+def test_two_users_who_start_at_the_same_moment_get_other_gpus(
+    monkeypatch: pytest.MonkeyPatch, taken: Taken
+) -> None:
+    gpus = pretend_gpus.install(several(2), patch=monkeypatch)
+    config = ClusterConfig(gpus="free:1")
+    chosen = gpu_choice.choose(config)
+    command = [sys.executable, "-c", RESERVES, gpus[0].uuid]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        uids, username = psutil.Process.uids, psutil.Process.username
+        monkeypatch.setattr(
+            psutil.Process, "uids", lambda p: uids(p)._replace(real=4242) if p.pid == other.pid else uids(p)
+        )
+        monkeypatch.setattr(
+            psutil.Process, "username", lambda p: "bea" if p.pid == other.pid else username(p)
+        )
+        # The other user's processes have not touched the GPU yet, and this cluster has just chosen it.
+        gpu_choice.Taking(config, chosen, time.monotonic(), print, None).claim(entry_of(chosen), taken.keep)
+        assert [device.index for device in taken.entries[0].devices] == [1]
+        with DeviceCards() as cards:
+            assert [card.holder for card in cards.read().cards[:1]] == ["user bea"]
+        with pytest.raises(NoFreeGpuError, match=rf"GPU 0 .*: user bea \(process {other.pid}, python"):
+            gpu_choice.choose(config)
+        # A GPU that is named is shared with whoever has it.
+        named = ClusterConfig(gpus="0")
+        gpu_choice.Taking(named, chosen, 0.0, print, None).claim(entry_of(chosen, gpus="0"), taken.keep)
+        other.kill()
+    registry.remove(taken.entries[1])
+    assert [device.index for device in gpu_choice.choose(config)] == [0]
+    # A child of this process does not keep what its parent releases.
+    ready, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(say, b"!")
+        time.sleep(60)
+        os._exit(0)
+    os.read(ready, 1)
+    taken.reservations[0].close()
+    still_held = gpu_reservations.holders()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(ready)
+    os.close(say)
+    assert still_held == {}
 
 
 def test_a_cluster_waits_until_a_gpu_is_free_and_says_for_what(
-    ada: int, monkeypatch: pytest.MonkeyPatch
+    ada: int, monkeypatch: pytest.MonkeyPatch, taken: Taken
 ) -> None:
     monkeypatch.setattr(gpu_choice, "_LOOK_PERIOD_S", 0.02)
     (gpu,) = pretend_gpus.install([busy(ada)], patch=monkeypatch)
     cluster = Cluster(wait=True)
     assert cluster.describe() == "GPUs that are waited for (gpus='auto')"
     told: list[str] = []
-    taken: list[registry.Entry] = []
+
+    def end() -> None:
+        gpu.processes.clear()
+        gpu.used = 0
 
     def tell(line: str) -> None:
         told.append(line)
         # The next look finds other memory in use, which is nothing new, and the one after it a free GPU.
         gpu.used += GIB
-        threading.Timer(0.2, lambda: (gpu.processes.clear(), setattr(gpu, "used", 0))).start()
+        threading.Timer(0.2, end).start()
 
     taking = gpu_choice.Taking(cluster.config, (), 0.0, tell, None)
-    taking.claim(entry_of((), wait=True), taken.append)
+    taking.claim(entry_of((), wait=True), taken.keep)
     assert len(told) == 2
     assert told[0].startswith(
         "waiting for free GPUs; Stop (Ctrl-C) ends the wait. gpus = 'auto': none of 1 GPU is free"
     )
     assert f"user ada (process {ada}, sleep)" in told[0]
     assert told[1].startswith("the GPUs are free, after ")
-    assert [device.index for device in taken[0].devices] == [0]
+    assert [device.index for device in taken.entries[0].devices] == [0]
 
 
 def test_a_wait_can_be_stopped(ada: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,95 @@
+"""The file with which an administrator sets defaults for all users of a host.
+
+`nbgpu.config.site` says what may stand in it. Here it is found and read, so that the lowest part of the
+settings can ask for a default without knowing the settings.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgpu.errors import ConfigError
+
+VARIABLE = "NBGPU_SITE_FILE"
+"""The environment variable that names another file than the usual one; empty for none."""
+USUAL = Path("/etc/nbgpu/defaults.toml")
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """What the file says."""
+
+    path: Path | None = None
+    """The file; None where there is none."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The values of settings, by name."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What a person may not exceed, by name."""
+
+
+check: Callable[[Path, Mapping[str, Any]], SiteFile] | None = None
+"""Checks the tables of a file; set by `nbgpu.config.site`, which knows the settings."""
+
+_is_off: ContextVar[bool] = ContextVar("nbgpu_site_is_off", default=False)
+_known: tuple[tuple[object, ...], SiteFile] | None = None
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """Make settings in the block without the file, such as those of a cluster that is running."""
+    token = _is_off.set(True)
+    try:
+        yield
+    finally:
+        _is_off.reset(token)
+
+
+def read() -> SiteFile:
+    """What the file of this host says. It is read again when it has changed.
+
+    Raises:
+        ConfigError: the file cannot be read, or has bad rows; with a line for each.
+    """
+    global _known
+    named = os.environ.get(VARIABLE)
+    if _is_off.get() or named == "":
+        return SiteFile()
+    path = USUAL if named is None else Path(named).expanduser()
+    try:
+        found = path.stat()
+    except OSError as error:
+        if named is None:
+            return SiteFile()
+        raise ConfigError(f"{VARIABLE}={named}: the file cannot be read ({error.strerror})") from None
+    key = (path, found.st_mtime_ns, found.st_size, found.st_ino)
+    if _known is None or _known[0] != key:
+        assert check is not None, "nbgpu.config sets it"
+        with ignored():
+            _known = key, check(path, _tables(path))
+    return _known[1]
+
+
+def defaults_of(model: type) -> dict[str, Any]:
+    """The values of the file for a class of settings, by the name of the setting. The class says in
+    `FROM_SITE` which row each of its settings has."""
+    rows: Mapping[str, str] = getattr(model, "FROM_SITE", {})
+    if not rows:
+        return {}
+    found = read().defaults
+    return {name: found[row] for name, row in rows.items() if row in found}
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise ConfigError(f"{path} is no plain file")
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
