@@ -57,7 +57,8 @@ _ALWAYS = {
     """,
     "the cluster": """
         gpus ranks launcher backend collective_timeout_s memory_limit threads_per_rank cell_seed keep
-        release_after_s spare start_timeout_s notice_after_s max_output_lines debug link slow_rank
+        release_after_s save_before_time_limit spare start_timeout_s notice_after_s max_output_lines debug link
+        slow_rank
     """,
 }
 ALWAYS = {name for names in _ALWAYS.values() for name in names.split()}
