@@ -331,7 +331,7 @@ class DistributedCell:
 
 def _number() -> int:
     """The number of the notebook's running cell, as in `In [12]`; 0 where it is not known."""
-    shell = get_ipython()
+    shell: Any = get_ipython()
     # A cell is in the history from its beginning on; before IPython 8 its number goes up at its end.
     return len(shell.history_manager.input_hist_raw) - 1 if shell is not None else 0
 
