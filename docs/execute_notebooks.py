@@ -45,7 +45,7 @@ def sources_of(notebook: Any) -> str:
 
 
 def _code(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and not demo.is_skipped(cell)]
 
 
 def execute(path: Path, console: Console) -> bool:

@@ -32,6 +32,8 @@ from nbgpu.text.console import CommandConsole
 
 CELL_TIMEOUT_S = 1200
 NOTE_PERIOD_S = 10.0
+_SKIPPED = "skip-execution"
+"""The tag of cells that nbclient does not run."""
 
 # nbconvert's page fetches require.js, MathJax, Mermaid and the widget manager from the network. The executed
 # notebook has static figures and plain Markdown, which need none of them.
@@ -104,10 +106,17 @@ class _WatchedClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
 
+def is_skipped(cell: Any) -> bool:
+    """Whether nbclient leaves a cell out: the one that installs what Colab and Kaggle lack."""
+    return _SKIPPED in cell.metadata.get("tags", ())
+
+
 def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
     """Execute `content` in place, with `folder` as the kernel's. Returns what went wrong, or None."""
     code_cells = [
-        i for i, cell in enumerate(content.cells) if cell.cell_type == "code" and cell.source.strip()
+        i
+        for i, cell in enumerate(content.cells)
+        if cell.cell_type == "code" and cell.source.strip() and not is_skipped(cell)
     ]
     # Outputs that it was saved with would look like those of this execution where a cell fails.
     for i in code_cells:

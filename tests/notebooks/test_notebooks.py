@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import nbformat
@@ -20,6 +23,8 @@ from execute_notebooks import MARK, kept, sources_of
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 MAX_BYTES = 2_500_000
+HEAD = 2
+"""The cells before the first heading: the badges, and the one that installs nbgpu on Colab and Kaggle."""
 FIGURE = "application/vnd.plotly.v1+json"
 
 
@@ -35,7 +40,7 @@ def notebook(path: Path) -> Any:
 
 
 def code_cells(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in notebook.cells[HEAD:] if cell.cell_type == "code"]
 
 
 def outputs(notebook: Any) -> Iterator[Any]:
@@ -50,11 +55,44 @@ def test_they_are_numbered_without_holes() -> None:
 
 def test_it_begins_with_what_one_learns_and_how_long_it_takes(notebook: Any) -> None:
     nbformat.validate(notebook)
-    first = notebook.cells[0]
+    first = notebook.cells[HEAD]
     assert first.cell_type == "markdown"
     assert first.source.startswith("# ")
     _, learned = first.source.split("\n\n**You will learn**\n\n- ")
     assert re.search(r"\n\n\*\*Time:\*\* \d+ minutes? (to run )?on two CPU cores", learned)
+
+
+def test_it_can_be_opened_on_colab_and_kaggle(path: Path, notebook: Any) -> None:
+    badges, install = notebook.cells[:HEAD]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    source = project["urls"]["Source"].removeprefix("https://")
+    there = f"blob/main/notebooks/{path.name}"
+    colab = f"https://colab.research.google.com/{source.replace('github.com', 'github')}/{there}"
+    kaggle = f"https://kaggle.com/kernels/welcome?src=https://{source}/{there}"
+    assert re.findall(r"\]\((https[^)]*)\)$", badges.source, re.M) == [colab, kaggle]
+    assert "skip-execution" in install.metadata.tags
+    assert re.findall(r'%pip install -q "([^"]*)"', install.source) == [f"nbgpu[samples] @ git+https://{source}"]
+    # All notebooks have the same one.
+    assert install.source == nbformat.read(NOTEBOOKS[0], as_version=4).cells[1].source
+
+
+@pytest.mark.parametrize(
+    ("is_there", "where", "installs"),
+    [(False, "colab", 1), (False, "kaggle", 1), (False, "", 0), (True, "colab", 0), (True, "kaggle", 0)],
+)
+def test_only_there_and_only_where_it_is_missing_nbgpu_is_installed(
+    is_there: bool, where: str, installs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = nbformat.read(NOTEBOOKS[0], as_version=4).cells[1]
+    commands: list[str] = []
+    code = re.sub(r"^( *)%pip (.*)$", r"\1commands.append('''\2''')", cell.source, flags=re.M)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if is_there else None)
+    if where == "colab":
+        monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    if where == "kaggle":
+        monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    exec(code, {"commands": commands})
+    assert len(commands) == installs
 
 
 def test_it_ends_with_what_to_try_next(notebook: Any) -> None:
@@ -205,7 +243,7 @@ def test_the_docs_say_the_same_time(page: str) -> None:
     assert len(rows) == (len(NOTEBOOKS) if page == "index.md" else 7)
     for name, minutes in rows:
         notebook = nbformat.read(REPOSITORY / "notebooks" / f"{name}.ipynb", as_version=4)
-        assert f"**Time:** {minutes} minute" in notebook.cells[0].source, name
+        assert f"**Time:** {minutes} minute" in notebook.cells[HEAD].source, name
 
 
 def _page(name: str) -> str:

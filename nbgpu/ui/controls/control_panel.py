@@ -68,7 +68,7 @@ def _as_text(recipe: str, given: Mapping[str, Any]) -> str:
     """The text of the panel for a notebook that is run without a page."""
     values = settings_beside(recipe, given)
     settings = ", ".join(f"{name}={values[name]!r}" for _, name, _ in control_fields(settings_of(recipe)))
-    return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}"
+    return f"Controls of {recipe} (open this notebook in JupyterLab to use them): {settings}. {still.in_code(recipe, given)}"
 
 
 class _Controls:

@@ -29,9 +29,16 @@ def page(recipe: str, given: Mapping[str, Any]) -> str:
         for group, settings in groups.items()
     )
     return (
-        f"<p>The controls of {html.escape(recipe)}, as they were when this cell ran. Run it in JupyterLab to use them.</p>"
+        f"<p>The controls of {html.escape(recipe)}, as they were when this cell ran. Run it in JupyterLab to use them. "
+        f"{html.escape(in_code(recipe, given))}</p>"
         f"<table>{rows}</table>"
     )
+
+
+def in_code(recipe: str, given: Mapping[str, Any]) -> str:
+    """A sentence with the call that does the same, for a page that shows no widgets."""
+    arguments = ", ".join([f'"{recipe}"', *(f'{name}="{value}"' for name, value in given.items())])
+    return f"In code: run = nbgpu.current().train({arguments}), with any setting by name; run.panel(), run.stop()"
 
 
 def _in_words(value: Any) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -50,6 +51,7 @@ STATUS_PERIOD_S = 0.6
 """The period in which steps, memory and warnings are sent. A change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
+PICTURE_PERIOD_S = 20.0
 HEAD_PERIOD_S = 10.0
 """The period in which the notebook gets the head that remains where the kernel dies."""
 POINTS_PER_TICK = 4
@@ -417,13 +419,14 @@ def _mark(event: Event) -> dict[str, Any]:
 
 
 class _TextLine:
-    """Follows a run where there is no page, with a few lines of text every few seconds and the picture at the
-    end."""
+    """Follows a run where no page shows widgets, with a few lines of text every few seconds, and with a
+    picture of the curves that is replaced in place now and then."""
 
     def __init__(self, run: Run, slot: str, on_state: Callable[[str], None]) -> None:
         self._run = run
         self._slot = slot
         self._on_state = on_state
+        self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S
         self._follower = Follower(run, SUMMARY_PERIOD_S, self._tell)
         self._follower.start()
 
@@ -438,6 +441,12 @@ class _TextLine:
         lines = [summary(self._run, history), time_left, *wording.recent(history), self._run.hang]
         told = {"text/plain": "\n".join(filter(None, lines))}
         update_display(told, raw=True, display_id=head_of(self._slot))
+        if time.monotonic() >= self._picture_due_mono_s:
+            curves = bundle(self._run, history)
+            picture = {kind: curves[kind] for kind in ("text/plain", "image/svg+xml") if kind in curves}
+            update_display(picture, raw=True, display_id=self._slot)
+            # After the drawing, which takes as long as there is much to draw.
+            self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S
 
 
 def show(run: Run, on_state: Callable[[str], None] = lambda state: None) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -142,19 +143,28 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
     assert set(controls.data) == {"text/html", "text/plain"}
     assert "<table" in controls.data["text/html"]
     assert "batch_size=2" in controls.data["text/plain"]
+    assert 'run = nbgpu.current().train("autoencoder")' in controls.data["text/plain"]
 
 
 @pytest.mark.long
 def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
-    cells = [start_code(tmp_path), "import time; time.sleep(4)", "run.stop(); run.wait()"]
+    often = "import nbgpu.ui.run.panel\nnbgpu.ui.run.panel.PICTURE_PERIOD_S = 1\n"
+    cells = [often + start_code(tmp_path), "import time; time.sleep(5)", "run.stop(); run.wait()"]
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
     client = NotebookClient(notebook, timeout=60)
-    lines = []
-    client.on_cell_executed = lambda cell, cell_index, execute_reply: lines.append(
-        notebook.cells[0].outputs[0].data["text/plain"]
-    )
+    lines, pictures = [], []
+
+    def look(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        head, curves = notebook.cells[0].outputs
+        lines.append(head.data["text/plain"])
+        pictures.append(curves.data.get("image/svg+xml", ""))
+
+    client.on_cell_executed = look
     client.execute()
+    # A picture stands in the place of the curves before the run is over.
+    assert pictures[1]
+    assert pictures[2] != pictures[1]
     assert lines[1].startswith("autoencoder: training, step ")
     assert lines[2].startswith("autoencoder: stopped")
 
