@@ -52,7 +52,9 @@ def test_torchruns_variables_name_the_hosts_and_where_a_group_meets(site: hosts.
     names = "RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"
     cell = f"import os; print(*(os.environ[name] for name in {names}))"
     assert site.cell(cell) == ("{0: '0 0 0 2\\n', 1: '1 1 0 2\\n', 2: '2 0 1 2\\n', 3: '3 1 1 2\\n'}\n")
-    own = f"dist.destroy_process_group(); dist.init_process_group('gloo'); {SUM}; dist.destroy_process_group()"
+    own = (
+        f"dist.destroy_process_group(); dist.init_process_group('gloo'); {SUM}; dist.destroy_process_group()"
+    )
     assert site.cell(own) == RIGHT
     assert site.cell(SUM) == RIGHT
 
