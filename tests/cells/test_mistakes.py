@@ -157,6 +157,13 @@ MP = "import torch.multiprocessing as mp\n"
             "Leave device_ids out:",
             marks=pytest.mark.long,
         ),
+        (
+            "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+            "model = DDP(torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]))\n"
+            "model.module.forward = model.module[0].forward\n"
+            "for _ in range(2): model(torch.ones(1, 1)).sum().backward()",
+            "DDP waits for the gradients of weights that this loss does not use.",
+        ),
         ("dist.destroy_process_group(); dist.barrier()", ENDED),
         (f"dist.destroy_process_group(); {INIT.replace('gloo', 'nothing')}", ""),
     ],

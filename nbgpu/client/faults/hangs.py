@@ -22,6 +22,9 @@ _GETS_READY = MainThreadState("call", busy_with="getting ready")
 """The state of a rank that has not answered since a run began."""
 
 
+_FINISHED_CELL = "has finished the cell"
+
+
 @dataclass(frozen=True)
 class Place:
     """What one rank is doing, as far as a cell or a run is concerned."""
@@ -108,7 +111,19 @@ def describe_all(places: Mapping[int, Place]) -> str:
             named = "all ranks"
         words = min((places[rank] for rank in ranks), key=lambda place: place.for_s).words
         parts.append(f"{named} {words if len(ranks) == 1 else _plural(words)}")
-    return "; ".join(parts) + (": they wait for each other" if all_wait and len(parts) > 1 else "")
+    if all_wait and len(parts) > 1:
+        return "; ".join(parts) + ": they wait for each other"
+    return "; ".join(parts) + _about_uneven_batches(places)
+
+
+def _about_uneven_batches(places: Mapping[int, Place]) -> str:
+    """Return what lets DDP end where some ranks had fewer batches; empty where it is something else."""
+    in_ddp = any(
+        place.waits and place.where.collective.startswith("DDP") for place in places.values() if place.where
+    )
+    if not in_ddp or not any(place.instead == _FINISHED_CELL for place in places.values()):
+        return ""
+    return ". If the ranks have unequal numbers of batches, write the loop below `with model.join():`"
 
 
 def _plural(words: str) -> str:

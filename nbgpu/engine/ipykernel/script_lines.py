@@ -95,6 +95,11 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
         return f"The ranks are the processes that notebook_launcher starts in a notebook: {_CALL_IT}."
     if "needs to be called with a function that contains the code to launch in processes" in message:
         return f"The ranks are these processes: {_BY_DDP}."  # of Lightning's Fabric
+    if "Expected to have finished reduction in the prior iteration" in message:
+        return (
+            "DDP waits for the gradients of weights that this loss does not use. DistributedDataParallel(model, "
+            "find_unused_parameters=True) goes on without them, and so does a run with find_unused_parameters=True."
+        )
     if "device_ids and output_device arguments only work with" in message:
         return "Leave device_ids out: DistributedDataParallel takes the device on which the model is."
     if any(text in message for text in _NO_SUCH_GPU) and _PUTS_ON_A_DEVICE.search(_own_lines(traceback)):

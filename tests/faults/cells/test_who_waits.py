@@ -56,7 +56,8 @@ HANGS = {
     ),
     "DDP's backward": (
         "if rank == 0:\n    ddp(torch.ones(2)).sum().backward()",
-        "rank 0 waits in DDP backward, cell line 2, for {s} s; rank 1 has finished the cell",
+        "rank 0 waits in DDP backward, cell line 2, for {s} s; rank 1 has finished the cell. "
+        "If the ranks have unequal numbers of batches, write the loop below `with model.join():`",
     ),
     "a function of an earlier cell": (
         "if rank == 0:\n    meet()",

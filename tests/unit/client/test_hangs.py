@@ -49,6 +49,15 @@ FINISHED = Place(instead="has finished the cell")
             [_waits("barrier", 1, 7), _waits("barrier", 1, 8), FINISHED, FINISHED],
             "ranks 0, 1 wait in barrier, cell line 1, for 7 s; ranks 2, 3 have finished the cell",
         ),
+        (
+            [_waits("DDP backward", 3, 7), FINISHED],
+            "rank 0 waits in DDP backward, cell line 3, for 7 s; rank 1 has finished the cell. "
+            "If the ranks have unequal numbers of batches, write the loop below `with model.join():`",
+        ),
+        (
+            [_waits("DDP backward", 3, 7), _works(2, "load()")],
+            "rank 0 waits in DDP backward, cell line 3, for 7 s; rank 1 is at cell line 2: load()",
+        ),
         ([_waits("barrier", 1, 7), _waits("barrier", 1, 8)], "all ranks wait in barrier, cell line 1, for 7 s"),
         ([_waits("barrier", 1, 7), _waits("barrier", 1, 1)], ""),
         ([_waits("barrier", 1, 7)], "rank 0 waits in barrier, cell line 1, for 7 s"),
