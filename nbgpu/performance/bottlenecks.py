@@ -162,9 +162,12 @@ class Spent:
             case "checkpoints":
                 return f"Checkpoints bound this run: {in_ms(seconds)} for each step, {share:.0%} of the time."
             case "other":
+                parts = (
+                    "data, computation nor communication" if len(self.ranks) > 1 else "data nor computation"
+                )
                 return (
-                    f"None of a step's parts bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is neither data, "
-                    "computation nor communication, such as other work on this machine."
+                    f"None of a step's parts bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is neither {parts}, "
+                    "such as other work on this machine."
                 )
             case "computation":
                 return f"Computation bounds this run: {in_ms(seconds)} of a step, {share:.0%}, which is what it is for."
