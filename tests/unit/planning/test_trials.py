@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pretend_gpus
 import pytest
 
 from nbgpu.client.sweeps.starting import places
@@ -16,7 +17,6 @@ from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import cpu
 from nbgpu.planning import trials
 from nbgpu.planning.trials import SweepConfig, SweepPlan
-from nbgpu.protocol.records import Device
 
 ONE_RANK = [[cpu(0)]]
 
@@ -178,8 +178,8 @@ def test_no_setting_of_a_sweep_has_the_name_of_another() -> None:
 def test_each_place_gets_gpus_of_its_own(
     monkeypatch: pytest.MonkeyPatch, ranks: int, parallel: int | None, share: bool, expected: list[str]
 ) -> None:
-    gpus = tuple(Device("cuda", "Pretend", uuid, i, 2**36) for i, uuid in enumerate("ABCD"))
-    monkeypatch.setattr("nbgpu.machine.devices.inventory", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend_gpus.install([pretend_gpus.PretendGpu(uuid=uuid) for uuid in "ABCD"], patch=monkeypatch)
     assert places(ClusterConfig(ranks=ranks, share_gpus=share), parallel) == expected
     with pytest.raises(ConfigError, match=r"parallel=5 with ranks=1 takes 5 GPUs, and there are 4"):
         places(ClusterConfig(ranks=1), 5)
