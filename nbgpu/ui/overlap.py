@@ -241,7 +241,7 @@ def _ticks(longest_s: float) -> list[float]:
 def _log_slider(
     description: str, value: float, low: float, high: float, readout: str, tooltip: str
 ) -> w.FloatLogSlider:
-    return w.FloatLogSlider(
+    slider = w.FloatLogSlider(
         value=min(10**high, max(10**low, value)),
         min=low,
         max=high,
@@ -249,8 +249,10 @@ def _log_slider(
         base=10,
         readout_format=readout,
         description=description,
-        tooltip=tooltip,
     )
+    # ipywidgets 7 has another name for it.
+    setattr(slider, "tooltip" if slider.has_trait("tooltip") else "description_tooltip", tooltip)
+    return slider
 
 
 def _nearest(options: list[int], value: int) -> int:

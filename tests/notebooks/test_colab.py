@@ -122,14 +122,14 @@ def test_names_are_completed_and_explained(notebook: Kernel) -> None:
 
 def test_a_run_trains_and_the_controls_and_the_panel_are_shown(notebook: Kernel) -> None:
     well(notebook.run("import nbgpu"))
-    train = "run = nbgpu.current().train('autoencoder', preset='demo', steps=30, val_every=15)\nrun.wait()"
-    done = well(notebook.run(train, timeout_s=300))
+    train = "run = nbgpu.current().train('autoencoder', preset='demo', steps=30, val_every=15)"
+    done = well(notebook.run(f"{train}\nrun.panel()\nrun.wait()", timeout_s=300, allow_stdin=True))
+    assert any(VIEW in each for each in done.displays)
+    assert any("image/svg+xml" in each for each in done.updates)
     assert notebook.run("print(run.status, run.metrics()['step'].max())").stdout == "finished 30\n"
     shown = well(notebook.run("nbgpu.controls('autoencoder')", allow_stdin=True)).displays[0]
     assert shown[VIEW]["version_major"] == 2
     assert "nbgpu.current().train" in shown["text/plain"]
-    done = well(notebook.run("from nbgpu.ui.run.panel import show\nshow(run)", allow_stdin=True))
-    assert any(VIEW in each for each in done.displays)
     said = well(notebook.run("!{sys.executable} -m nbgpu.cli report {run.folder}", timeout_s=180)).stdout
     assert "report.html" in said
 
