@@ -124,7 +124,9 @@ def require_the_job_alone(slurm: hosts.Slurm, job: str) -> None:
             ).stdout
             for node in slurm.nodes
         ]
-        return [each for each in [*steps(slurm), *on_nodes, *map(str, folders.glob(".nbgpu-job-*"))] if each]
+        others = [each for each in jobs(slurm) if each != f"{job} RUNNING"]
+        left = [*others, *steps(slurm), *on_nodes, *map(str, folders.glob(".nbgpu-job-*"))]
+        return [each for each in left if each]
 
     wait_until(lambda: not what_is_left(), 60, what_is_left)
     assert jobs(slurm) == [f"{job} RUNNING"]

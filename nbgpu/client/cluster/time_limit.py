@@ -38,13 +38,14 @@ def require_loop(config: ClusterConfig) -> None:
         )
 
 
+def may_come(launcher: str) -> bool:
+    """Whether a job may end ranks of this launcher, so that `save_before_time_limit` counts."""
+    return launcher == "slurm" or NotebooksJob.that_ends_this_process() is not None
+
+
 def require_limit(config: ClusterConfig) -> None:
     """Raise ConfigError if variables are to be saved before the end of a job, and there is no job."""
-    if (
-        config.save_before_time_limit
-        and config.launcher != "slurm"
-        and NotebooksJob.that_ends_this_process() is None
-    ):
+    if config.save_before_time_limit and not may_come(config.launcher):
         raise ConfigError(
             f"save_before_time_limit={config.save_before_time_limit!r} counts with launcher='slurm', or in a notebook that is on "
             f"a node of a Slurm job. This one is on none (by SLURM_JOB_ID and SLURMD_NODENAME), and with launcher="

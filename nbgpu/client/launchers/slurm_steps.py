@@ -223,8 +223,10 @@ class StepLauncher(SlurmHosts):
 
     def _have_begun(self) -> bool:
         """Whether all steps are there; their numbers are known then."""
-        self.job = " ".join(self._slurm.steps(self._job_number, self._folder.name))
-        return len(self.job.split()) == len(_steps(self._allocation))
+        num_steps = len(_steps(self._allocation))
+        if len(self.job.split()) < num_steps:
+            self.job = " ".join(self._slurm.steps(self._job_number, self._folder.name))
+        return len(self.job.split()) == num_steps
 
     @property
     def _have_ended(self) -> bool:
@@ -299,7 +301,9 @@ class StepLauncher(SlurmHosts):
         with suppress(subprocess.TimeoutExpired):
             self._shell.wait(_END_PATIENCE_S)
         if not self._have_ended:
-            self._slurm.cancel(self.job or " ".join(self._slurm.steps(self._job_number, self._folder.name)))
+            self._have_begun()
+            if self.job:
+                self._slurm.cancel(self.job)
             with suppress(subprocess.TimeoutExpired):
                 self._shell.wait(_END_PATIENCE_S)
         if not self._have_ended:

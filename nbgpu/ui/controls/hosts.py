@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from nbgpu.client.cluster import time_limit
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import conditions
 from nbgpu.config.settings import control_fields
@@ -35,6 +36,8 @@ class HostControls:
 
     def counts(self, name: str) -> bool:
         """Whether a setting counts with the chosen launcher, and beside what is chosen of the others."""
+        if name == "save_before_time_limit":
+            return time_limit.may_come(self.fields["launcher"].value)
         decisive = [each for each in conditions(ClusterConfig, name) if each.name in _DECIDING]
         return all(each.holds(self.fields[each.name].value) and self.counts(each.name) for each in decisive)
 

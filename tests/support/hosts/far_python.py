@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from hosts.namespaces import Host
 
@@ -42,6 +43,15 @@ asyncio.new_event_loop().run_until_complete(serve())
 """
 
 
+class Place(Protocol):
+    """Where a program can be started: a test host, or a job on one."""
+
+    name: str
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a program there."""
+
+
 class FarPython:
     """One Python process on a test host, in this process's folder.
 
@@ -50,7 +60,7 @@ class FarPython:
         patience_s: how long one answer may take.
     """
 
-    def __init__(self, host: Host, patience_s: float) -> None:
+    def __init__(self, host: Place, patience_s: float) -> None:
         pipe = subprocess.PIPE
         self._patience_s = patience_s
         command = [sys.executable, "-u", "-c", _SERVE, str(Path.cwd())]

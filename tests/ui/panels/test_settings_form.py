@@ -66,6 +66,21 @@ def shown(area: SettingsArea, title: str) -> list[str]:
     return [field.name for field in page.children if field.layout.display != "none"]
 
 
+def test_a_notebook_in_a_slurm_job_can_save_before_its_limit_with_any_launcher(
+    monkeypatch: pytest.MonkeyPatch, area: SettingsArea
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    hosts = area.devices.of_hosts
+    hosts["launcher"].value = "slurm"
+    hosts["launcher_options"].value = "time=1:00:00"
+    assert "'time' cannot be given, because this notebook is in job 7" in problems(area)["launcher_options"]
+    hosts["launcher_options"].value = ""
+    assert problems(area) == {}
+    hosts["launcher"].value = "local"
+    assert shown(area, "Hosts") == ["launcher", "save_before_time_limit"]
+
+
 def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: SettingsArea) -> None:
     hosts = area.devices.of_hosts
     assert shown(area, "Hosts") == ["launcher"]
