@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,13 +90,14 @@ class Recovery:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone_together()
         if gone:
+            ended = dict(gone)
             try:
-                message = self.replace_all_gone()
+                message = self.replace_all_gone(ended=ended)
             except HostsGivenUpError as error:
                 raise ClusterError(str(error)) from None
             self._cluster.ranks.add_spares(self._cluster.config.spare)
             raise ClusterError(
-                f"Between two cells, {sentence('; '.join(gone.values()))} {message}\nNothing was run: run it again"
+                f"Between two cells, {sentence('; '.join(ended.values()))} {message}\nNothing was run: run it again"
             )
         if came := self.hosts.take_more():
             raise ClusterError(f"{came}\nNothing was run: run it again")
@@ -249,16 +250,21 @@ class Recovery:
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
-    def replace_gone(self, waiting: Waiting | None = None) -> str:
+    def replace_gone(
+        self, waiting: Waiting | None = None, ended: MutableMapping[int, str] | None = None
+    ) -> str:
         """Give new engines to ranks whose processes have ended; return what happened, in words.
 
         Where their host is lost, the cluster's `on_host_lost` says what happens.
 
         Args:
             waiting: how to wait for a lost host, as for `LostHosts.go_on`.
+            ended: is given these ranks, and how each ended.
         """
         lines = self.hosts.go_on(waiting)
         gone = self._cluster.ranks.gone_together()
+        if ended is not None:
+            ended.update(gone)
         try:
             if gone:
                 lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
@@ -288,24 +294,27 @@ class Recovery:
         self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
         self._empty = {numbers[rank] for rank in self._empty if rank in numbers}
 
-    def replace_all_gone(self, waiting: Waiting | None = None) -> str:
+    def replace_all_gone(
+        self, waiting: Waiting | None = None, ended: MutableMapping[int, str] | None = None
+    ) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
 
         Args:
             waiting: as for `replace_gone`.
+            ended: as for `replace_gone`.
 
         Raises:
             NbgpuError: a rank cannot be replaced, or ranks keep dying.
         """
         for _ in range(_MAX_REPLACEMENTS - 1):
             try:
-                return self.replace_gone(waiting)
+                return self.replace_gone(waiting, ended)
             except HostsGivenUpError:
                 raise
             except NbgpuError:
                 if not self._cluster.ranks.gone():
                     raise
-        return self.replace_gone(waiting)
+        return self.replace_gone(waiting, ended)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
         named = ", ".join(map(str, ranks))
