@@ -155,6 +155,7 @@ class Taking:
             if self._reservations.hold(gpus_of(chosen)) or not self._config.takes_free_gpus:
                 return chosen
             # Another user was faster: what was chosen is not free any more.
+            self._reservations.close()
             self._wanted = ()
         raise ClusterError("other clusters took the free GPUs while this one chose. Start it again")
 

@@ -9,6 +9,8 @@ from typing import Any
 import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
+from nbgpu.config.conditions import of_the_site
+from nbgpu.machine import gpus_setting
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
@@ -100,6 +102,8 @@ class DeviceControls:
         """The settings of a cluster, including the values of the fields that count."""
         if not self.hosts.is_local:
             return dict(typed)
-        # Before the driver has answered nothing is known of GPUs, and the cluster takes what there is.
-        gpus = "auto" if self.gpus.read is None else ",".join(self.gpus.value) or "none"
+        # Before the driver has answered nothing is known of GPUs, and the cluster takes what it takes by
+        # default.
+        default = of_the_site(ClusterConfig, {"launcher": "local"}).get("gpus", gpus_setting.AUTO)
+        gpus = default if self.gpus.read is None else ",".join(self.gpus.value) or gpus_setting.NONE
         return {"gpus": gpus, **typed}
