@@ -30,6 +30,9 @@ class Ranks:
     def gone(self) -> dict[int, str]:
         return dict(self.dead)
 
+    def gone_together(self) -> dict[int, str]:
+        return self.gone()
+
     def replace(self, ranks: list[int], on: Any = None) -> list[str]:
         self.replaced.append(ranks)
         if len(self.replaced) <= self.failing:

@@ -109,7 +109,7 @@ def test_the_launcher_of_a_site_and_a_persons_own(site: Site) -> None:
     assert (ClusterConfig().launcher_options, ClusterConfig().nodes) == ("partition=gpu", 2)
     assert (ClusterConfig().gpus, ClusterConfig().wait) == ("auto", False)
     own = ClusterConfig.checked(launcher="local")
-    assert (own.launcher_options, own.nodes, own.gpus, own.wait) == ("", 1, "free:1", True)
+    assert (own.launcher_options, own.nodes, own.gpus, own.wait) == ("", None, "free:1", True)
     shared = ClusterConfig.checked(launcher="local", share_gpus=True)
     assert (shared.gpus, shared.wait) == ("auto", False)
     assert ClusterConfig.checked(launcher="local", gpus="0").wait is False

@@ -148,7 +148,7 @@ def test_the_gpus_of_other_jobs_are_not_seen(monkeypatch: pytest.MonkeyPatch) ->
     """Where a site lets a job see all GPUs of its node, and CUDA's own variable was lost on the way."""
     for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_GPUS": "0,2"}.items():
         monkeypatch.setenv(name, value)
-    assert chosen_uuids("auto") == [UUIDS[0], UUIDS[2]]
+    assert chosen_uuids("all") == [UUIDS[0], UUIDS[2]]
     with pytest.raises(ConfigError, match="SLURM_JOB_GPUS=0,2 hides all others"):
         devices.choose("1", None)
 
