@@ -47,6 +47,10 @@ slow_imports.put_off()
 # For this process itself, which has read the variable already.
 sys.dont_write_bytecode = False
 
+if not hasattr(psutil.Process, "net_connections"):
+    # Before psutil 6 the method had another name.
+    psutil.Process.net_connections = psutil.Process.connections
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SUPPORT = REPOSITORY / "tests" / "support"
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
