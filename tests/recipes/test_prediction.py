@@ -214,7 +214,8 @@ def test_every_recipe_writes_what_it_promises(cluster2: nbgpu.Cluster, recipe: s
     if recipe == "survival":
         probabilities = table.filter(like="survival_").to_numpy()
         assert (np.diff(probabilities, axis=1) <= 0).all()
-        assert table["log_hazard"].rank().tolist() == table["risk_percentile"].rank().tolist()
+        # Two patients may be in one percentile.
+        assert table.sort_values("log_hazard")["risk_percentile"].is_monotonic_increasing
         assert "C-index" in str(found)
     else:
         assert len(written) == {"diffusion": 3, "lithography": 9}[recipe]
