@@ -37,7 +37,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Executed:
 
 def test_with_one_gpu_it_says_where_its_two_ranks_are(executed: Executed) -> None:
     told, described = "".join(each.text for each in executed.outputs("%nbgpu start")).splitlines()
-    assert told.startswith("at_least=2, and there is 1 GPU: 2 ranks on the CPU. Times are those of CPU ranks")
+    assert told.startswith("at_least=2, and 1 GPU is free: 2 ranks on the CPU. Times are those of CPU ranks")
     assert described == "no GPU used: 2 CPU ranks, gloo"
 
 
