@@ -97,6 +97,7 @@ def _values(model: type[Settings], name: str) -> Iterator[Any]:
     yield from {"data": ["patients.csv", "generated", "phantoms"], "gpus": ["none"]}.get(name, [])
     yield from {
         "ranks": [4],
+        "wait": [True],
         "val_every_epochs": [1],
         "warmup_epochs": [1.0],
         "adversarial_after_epochs": [1.0],
