@@ -211,14 +211,12 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             return self._start_on_hosts(at_the_end, tell, stop)
         if self.placement_note:
             tell(self.placement_note)
+        # Before anything is written, and again where the GPUs become others.
+        self._require_startable()
         self._processes = processes = Processes.prepare()
         try:
             self._take_devices(processes, tell, stop)
-            torch_build.require_for(self.devices)
-            num_engines = self.world_size + self.config.spare
-            host_checks.require_startable(
-                os.environ, [transport.backend for transport in self._transports], num_engines
-            )
+            num_engines = self._require_startable()
             # `stop` can only end what it knows of.
             with uninterrupted():
                 # Before all else, because the import of torch takes longest.
@@ -245,6 +243,15 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             self.stop()
             raise
         return self
+
+    def _require_startable(self) -> int:
+        """Raise an error in conditions under which these devices can have no ranks; return the number of
+        engines that they need."""
+        torch_build.require_for(self.devices)
+        num_engines = self.world_size + self.config.spare
+        backends = [transport.backend for transport in self._transports]
+        host_checks.require_startable(os.environ, backends, num_engines)
+        return num_engines
 
     def _take_devices(
         self, processes: Processes, tell: Callable[[str], None], stop: threading.Event | None

@@ -368,7 +368,6 @@ def _take(seat: Seat) -> Seat:
     input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
     execution.answer_cells(shell.kernel)  # type: ignore[attr-defined]
     cell_options.follow(shell.kernel, _timeline)  # type: ignore[attr-defined]
-    bars.draw_as_text()
     interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
     execution.keep_requests_after_errors(shell.kernel)  # type: ignore[attr-defined]
     if not are_plain():

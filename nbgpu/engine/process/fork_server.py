@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from nbgpu.engine.ipykernel import bars
 from nbgpu.engine.process import boot
 from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
@@ -220,6 +221,8 @@ def import_what_every_engine_needs() -> None:
     gc.disable()  # while modules are imported there is nothing to collect, and looking for it takes time
     for module in _NEEDED_BY_EVERY_ENGINE:
         import_module(module)
+    # Before a library that training needs imports tqdm.auto, which chooses once and for all.
+    bars.draw_as_text()
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
 
