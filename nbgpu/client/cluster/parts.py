@@ -220,6 +220,8 @@ class ClusterParts:
         if self._entry is None or self._processes is None:
             return
         known: dict[str, Any] = {
+            # Preloaded processes have a folder of their own.
+            "folder": self._processes.folder,
             "leaders": self._processes.leaders,
             "chosen_transport": self.chosen_transport,
             "devices": self.devices,
