@@ -129,6 +129,7 @@ def test_a_state_of_60_percent_of_the_limit_trains_validates_is_saved_and_resume
         "num_layers": num_layers,
         "num_held_out": 3,
         "lr": 1e-3,
+        "warmup_steps": 0,
         "val_every": 2,
         "checkpoint_every": 2,
         "schedule": "constant",
