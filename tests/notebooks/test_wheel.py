@@ -196,7 +196,8 @@ def test_lab_opens_the_first_notebook_in_jupyterlab(python: Path, tmp_path: Path
         assert len(served["cells"]) == len(original["cells"])
         assert (tmp_path / "notebooks" / FIRST).is_file(), "a copy of the person's own"
         if chromium():
-            title = next(cell["source"] for cell in original["cells"] if cell["source"][0].startswith("# "))
+            texts = [cell["source"] for cell in original["cells"] if cell["cell_type"] == "markdown"]
+            title = next(text for text in texts if text[0].startswith("# "))
             _see(shown, "".join(title).splitlines()[0].lstrip("# "))
     finally:
         os.killpg(lab.pid, signal.SIGTERM)

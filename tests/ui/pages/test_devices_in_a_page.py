@@ -75,8 +75,8 @@ def test_the_cards_are_live_in_sight_and_used_by_the_keyboard(lab: Lab, page: Pa
     notebook.run_cell(0)
     notebook.wait_until_idle()
 
-    # Where others use the machine, the default is one free GPU. A busy one says why in a sentence that a screen
-    # reader has, too.
+    # Where others use the machine, the default is one free GPU. A busy one says why in a sentence that a
+    # screen reader has, too.
     expect(box(page, 0)).to_be_checked()
     expect(box(page, 1)).not_to_be_checked()
     expect(box(page, 2)).not_to_be_checked()
