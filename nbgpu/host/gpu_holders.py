@@ -27,8 +27,8 @@ State = Literal["free", "this notebook", "yours", "others", "unreadable"]
 DRIVER_FILES = "/dev/nvidia"
 """The beginning of the names of the files that every process has open that computes on a GPU."""
 _IDLE_BYTES = 2**30
-"""A GPU with more memory in use than this is in use, also where NVML names no process. The driver and a
-desktop take less."""
+"""A GPU with more memory in use than this is in use, also where NVML names no process. The driver takes less,
+and what a desktop takes is not counted."""
 _MAX_NAMED = 3
 _SHARING = "You would share its memory and its time."
 
@@ -146,8 +146,9 @@ class Holders:
                 _details(strangers),
                 _are_others(strangers),
             )
-        if reading.used_bytes is not None and reading.used_bytes > _IDLE_BYTES:
-            amount = in_words(reading.used_bytes)
+        unexplained_bytes = (reading.used_bytes or 0) - reading.graphics_bytes
+        if unexplained_bytes > _IDLE_BYTES:
+            amount = in_words(unexplained_bytes)
             return Holder(
                 "others",
                 "in use",

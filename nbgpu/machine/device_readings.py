@@ -53,6 +53,8 @@ class DeviceReading:
     part: int | None = None
     """The number of this part on its GPU, as `nvidia-smi -L` shows it; None for a whole device."""
     used_bytes: int | None = None
+    graphics_bytes: int = 0
+    """How much of it processes have that draw on a screen and compute nothing, such as those of a desktop."""
     utilization_percent: float | None = None
     """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores
     since the reading before, so that the first reading has none."""
@@ -170,11 +172,15 @@ class DeviceMonitor:
         # Processes reach no other part and no other GPU from a part.
         near = self._neighbours.get(device.index, "") if part is None else ""
         try:
+            processes = _processes(gpu.handle, pynvml.nvmlDeviceGetComputeRunningProcesses)
+            computing = {process.pid for process in processes}
+            drawing = _processes(gpu.handle, pynvml.nvmlDeviceGetGraphicsRunningProcesses)
             return DeviceReading(
                 device=device,
                 whole_name=whole_name,
                 part=part,
                 used_bytes=_used_bytes(gpu.handle),
+                graphics_bytes=sum(each.used_bytes or 0 for each in drawing if each.pid not in computing),
                 # NVML does not report the load of a part of a GPU, and that of the whole is not its own.
                 utilization_percent=_reported(
                     lambda: float(pynvml.nvmlDeviceGetUtilizationRates(gpu.handle).gpu)
@@ -186,7 +192,7 @@ class DeviceMonitor:
                 ),
                 power_w=_reported(lambda: pynvml.nvmlDeviceGetPowerUsage(gpu.whole) / 1000),
                 power_limit_w=_reported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu.whole) / 1000),
-                processes=_processes(gpu.handle),
+                processes=processes,
                 neighbours=near,
             )
         except pynvml.NVMLError as error:
@@ -227,8 +233,8 @@ def _used_bytes(handle: Any) -> int | None:
     )
 
 
-def _processes(handle: Any) -> tuple[GpuProcess, ...]:
-    found = _reported(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+def _processes(handle: Any, running: Callable[[Any], Any]) -> tuple[GpuProcess, ...]:
+    found = _reported(lambda: running(handle)) or []
     return tuple(
         GpuProcess(int(each.pid), None if each.usedGpuMemory is None else int(each.usedGpuMemory))
         for each in found

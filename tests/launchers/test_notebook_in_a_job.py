@@ -15,6 +15,7 @@ import hosts
 import pytest
 from hosts import BatchStep, FarPython
 from hosts.namespaces import wait_until
+from made_runs import RECIPE
 from rows import Measured, row
 
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
@@ -23,39 +24,6 @@ PATIENCE_S = 120
 SUM = "print(c.execute('t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))'))"
 WHERE = "print(c.execute('import platform; print(platform.node(), rank, local_rank)'))"
 OPTIONS = ["--nodes=2", "--ntasks-per-node=1", "--time=0:10:00"]
-RECIPE = '''
-import time
-
-import torch
-from torch import nn
-from torch.utils.data import Dataset
-
-from nbgpu.recipes.own import OwnRecipe
-
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return {"x": torch.full((3,), float(index))}
-
-
-class Slow(OwnRecipe):
-    """Is there at once, and takes a tenth of a second for a step."""
-
-    val_fraction: float = 0.0
-
-    def dataset(self):
-        return Numbers()
-
-    def model(self):
-        return nn.Linear(3, 1)
-
-    def loss(self, model, batch):
-        time.sleep(0.1)
-        return {"loss": model(batch["x"]).square().mean()}
-'''
 
 
 @pytest.fixture(scope="module")
@@ -240,9 +208,10 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     assert 0 < time_left_s(notebook) <= 600
     assert f"this notebook's job {place.job} runs on n1, n2; " in notebook.run("print(c.status())")
     settings = {
-        "batch_size": 1,
         "steps": 100_000,
         "val_every": 0,
+        "compute_s": 0.1,
+        "work_out_result": False,
         "runs_dir": str(test_slurm.folder / "runs"),
     }
     notebook.run(f"run = c.train({str(recipe)!r}, **{settings!r})")

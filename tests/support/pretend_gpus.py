@@ -28,7 +28,9 @@ class PretendGpu:
     celsius: int | None = 31
     milliwatts: int | None = 72_000
     processes: list[tuple[int, int]] = field(default_factory=list)
-    """(pid, bytes) of each process on it."""
+    """(pid, bytes) of each process that computes on it."""
+    desktop: list[tuple[int, int]] = field(default_factory=list)
+    """(pid, bytes) of each process that draws on a screen."""
     parts: list[PretendGpu] = field(default_factory=list)
     is_lost: bool = False
     uuid: str = ""
@@ -125,6 +127,9 @@ def install(gpus: list[PretendGpu], *, has_nvlink: bool = True, patch: Any = Non
         "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
             SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.processes
+        ],
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.desktop
         ],
         "nvmlDeviceGetP2PStatus": p2p,
         "nvmlDeviceGetTopologyCommonAncestor": topology,

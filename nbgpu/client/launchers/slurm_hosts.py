@@ -6,8 +6,9 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.launcher import Launcher
@@ -86,6 +87,15 @@ class SlurmHosts(Launcher):
     @property
     def _job_number(self) -> str:
         return self.job
+
+    def record(self) -> dict[str, Any]:
+        """Return the folder that the hosts share with the notebook."""
+        return {"folder": str(self._folder)}
+
+    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
+        """Take over the job or its steps, to look at them and to end them."""
+        self.job = job
+        self._folder = Path(record.get("folder", self._folder))
 
     def _require_hosts(self) -> None:
         """Raise ClusterError if a host's program has ended."""

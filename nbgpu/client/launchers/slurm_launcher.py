@@ -6,9 +6,8 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
@@ -136,15 +135,6 @@ class SlurmLauncher(SlurmHosts):
             return self._quick_slurm.state(self.job).state == "COMPLETING"
         except ClusterError:
             return False  # what is said of it next names the reason
-
-    def record(self) -> dict[str, Any]:
-        """Return the job's folder."""
-        return {"folder": str(self._folder)}
-
-    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
-        """Take over the job, to look at it and to cancel it."""
-        self.job = job
-        self._folder = Path(record.get("folder", self._folder))
 
     @uninterrupted()
     def end(self) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,12 +276,7 @@ class StepLauncher(SlurmHosts):
 
     def record(self) -> dict[str, Any]:
         """Return the folder of the steps, and the number of the job."""
-        return {"folder": str(self._folder), "own_job": self._job_number}
-
-    def take_over(self, job: str, record: Mapping[str, Any]) -> None:
-        """Take over the steps, to end them."""
-        self.job = job
-        self._folder = Path(record.get("folder", self._folder))
+        return {**super().record(), "own_job": self._job_number}
 
     @uninterrupted()
     def end(self) -> None:

@@ -314,6 +314,14 @@ def test_memory_in_use_by_nobody_that_is_named_is_in_use(monkeypatch: pytest.Mon
     assert "9.0 GiB" in card.why
 
 
+def test_a_desktop_does_not_take_the_gpu_on_which_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = [(4_000_001, 2 * GIB), (4_000_002, GIB // 2)]
+    (card,) = gpu_cards(read([PretendGpu(used=3 * GIB, desktop=screen)], monkeypatch))
+    assert card.state == "free"
+    (card,) = gpu_cards(read([PretendGpu(used=9 * GIB, desktop=screen)], monkeypatch))
+    assert "In use, with 6.5 GiB, by processes that the driver does not name." in card.why
+
+
 def test_a_registry_that_cannot_be_used_is_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(registry.STATE_VARIABLE, str(tmp_path / "file" / "below"))
