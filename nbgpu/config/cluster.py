@@ -12,8 +12,9 @@ from pydantic import Field, field_validator
 from nbgpu.config.conditions import Condition, Rules, given, left_out, none_of, one_of, only
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
-from nbgpu.machine import gpus_setting, slurm_job
+from nbgpu.machine import slurm_job
 from nbgpu.machine.cgroups import usable_cores
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.machine.links import Link, parse_link
 from nbgpu.machine.slurm_job import OwnJob
 from nbgpu.text.ranks import named_ranks

@@ -50,7 +50,8 @@ from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
-from nbgpu.machine import allocator, devices, gpus_setting, interpreter, transports
+from nbgpu.machine import allocator, devices, interpreter, transports
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.planning.suitability import least_amp, settled
 from nbgpu.protocol import served
 from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState

@@ -15,8 +15,10 @@ from typing import NoReturn
 
 from nbgpu.errors import ConfigError, NoFreeGpuError
 from nbgpu.host.gpu_holders import Cluster, Holder, Holders
-from nbgpu.machine import devices, gpu_reservations, gpus_setting
-from nbgpu.machine.device_readings import DeviceMonitor, DeviceReading, HostReading
+from nbgpu.machine import devices
+from nbgpu.machine.gpus import reservations
+from nbgpu.machine.gpus import setting as gpus_setting
+from nbgpu.machine.gpus.readings import DeviceMonitor, DeviceReading, HostReading
 from nbgpu.protocol.records import Device
 from nbgpu.text.sizes import in_words
 
@@ -73,7 +75,7 @@ class GpuChooser:
     def held(self, reading: HostReading, clusters: Sequence[Cluster]) -> list[HeldGpu]:
         """The GPUs of a reading, each with who has it."""
         gpus = [each for each in reading.devices if each.device.kind == "cuda"]
-        reserved = gpu_reservations.holders() if gpus else {}
+        reserved = reservations.holders() if gpus else {}
         return [
             HeldGpu(each, self._holders.of(each, clusters, reserved.get(each.device.uuid))) for each in gpus
         ]

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from nbgpu.host.findings import Finding, fail, ok, warn
-from nbgpu.machine import gpu_links
+from nbgpu.machine.gpus import links as gpu_links
 
 _GIB = 2**30
 _BF16_SINCE, _FP16_SINCE = 8, 7

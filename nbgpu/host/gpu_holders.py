@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import psutil
 
 from nbgpu.machine import processes
-from nbgpu.machine.device_readings import DeviceReading, GpuProcess
+from nbgpu.machine.gpus.readings import DeviceReading, GpuProcess
 from nbgpu.machine.processes import ProcessId
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words

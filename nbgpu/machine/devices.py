@@ -18,7 +18,8 @@ import psutil
 import pynvml
 
 from nbgpu.errors import ConfigError
-from nbgpu.machine import gpus_setting, slurm_job
+from nbgpu.machine import slurm_job
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words, parse_size

@@ -94,7 +94,7 @@ HOUSE = [
     "config.conditions",
     "config.site_file",
     "machine.cgroups",
-    "machine.gpus_setting",
+    "machine.gpus.setting",
     "machine.links",
     "machine.slurm_job",
     "serialization",

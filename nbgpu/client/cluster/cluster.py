@@ -44,7 +44,7 @@ from nbgpu.errors import (
 )
 from nbgpu.host import enough_ranks, host_checks, torch_build
 from nbgpu.machine import devices, transports
-from nbgpu.machine.gpu_reservations import Reservations
+from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN

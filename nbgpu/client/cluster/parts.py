@@ -29,8 +29,8 @@ from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError, RunError
 from nbgpu.host.host import Questions as QuestionsOfHost
-from nbgpu.machine import gpus_setting
-from nbgpu.machine.gpu_reservations import Reservations
+from nbgpu.machine.gpus import setting as gpus_setting
+from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.performance.timeline import Timeline

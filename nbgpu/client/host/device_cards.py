@@ -18,7 +18,7 @@ from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host.free_gpus import GpuChooser, HeldGpu
 from nbgpu.host.gpu_holders import State, listed, notebook
 from nbgpu.machine import cgroups
-from nbgpu.machine.device_readings import DeviceReading, HostReading
+from nbgpu.machine.gpus.readings import DeviceReading, HostReading
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 

@@ -14,7 +14,7 @@ from nbgpu.config import ClusterConfig, site
 from nbgpu.errors import ClusterError, NoFreeGpuError
 from nbgpu.host.free_gpus import GpuChooser
 from nbgpu.machine import devices
-from nbgpu.machine.gpu_reservations import Reservations
+from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import Device
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
-from nbgpu.machine import gpus_setting
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.machine.slurm_job import NEW_JOB
 
 

@@ -22,7 +22,8 @@ from nbgpu.host.questions import Listener
 from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import cgroups, devices, gpus_setting, watched
+from nbgpu.machine import cgroups, devices, watched
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
 from nbgpu.protocol.records import Device, MainThreadState

@@ -10,8 +10,8 @@ import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import of_the_site
-from nbgpu.machine import gpus_setting
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
+from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.hosts import HostControls

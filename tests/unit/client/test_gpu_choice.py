@@ -25,8 +25,8 @@ from nbgpu.client.sweeps.starting import places
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NoFreeGpuError
 from nbgpu.host import free_gpus
-from nbgpu.machine import gpu_reservations
-from nbgpu.machine.gpu_reservations import Reservations
+from nbgpu.machine.gpus import reservations
+from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.protocol.records import Device
 
@@ -200,7 +200,7 @@ def test_a_gpu_that_was_taken_since_the_cluster_was_made_is_not_taken(
 
 RESERVES = """
 import sys, time
-from nbgpu.machine.gpu_reservations import Reservations
+from nbgpu.machine.gpus.reservations import Reservations
 mine = Reservations()
 print(mine.hold(sys.argv[1:]), flush=True)
 time.sleep(120)
@@ -246,7 +246,7 @@ def test_two_users_who_start_at_the_same_moment_get_other_gpus(
         os._exit(0)
     os.read(ready, 1)
     taken.reservations[0].close()
-    still_held = gpu_reservations.holders()
+    still_held = reservations.holders()
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(ready)

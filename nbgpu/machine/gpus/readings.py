@@ -16,7 +16,7 @@ import psutil
 import pynvml
 
 from nbgpu.machine.devices import DriversGpu, UnreadableGpu, cpu, is_part, listed_by_driver
-from nbgpu.machine.gpu_links import costs, neighbours
+from nbgpu.machine.gpus.links import costs, neighbours
 from nbgpu.protocol.records import Device
 
 Number = TypeVar("Number", int, float, list[Any])
@@ -63,7 +63,7 @@ class DeviceReading:
     power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
     neighbours: str = ""
-    """The nearest other GPUs in words; see `gpu_links.neighbours`."""
+    """The nearest other GPUs in words; see `links.neighbours`."""
     problem: str = ""
     """Why the GPU could not be read, in NVML's words; empty where it could."""
 
