@@ -18,7 +18,7 @@ class Snapshot(ABC):
 
     Args:
         step: the number of optimizer steps done.
-        folder: the folder in which the files are completed; it does not exist yet, and its parent does.
+        folder: the folder in which the files are completed; its parent exists.
     """
 
     def __init__(self, step: int, folder: Path) -> None:
@@ -32,6 +32,12 @@ class Snapshot(ABC):
     @abstractmethod
     def put_on_disk(self) -> dict[str, Seal]:
         """Write every file through to the disk, and return the seals by file name."""
+
+    def _make_folder(self) -> None:
+        """Make the folder, in place of one that is left over from a process that was killed at the same
+        step."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
 
     def discard(self) -> None:
         """Remove what is in the folder; the snapshot is not used again."""
@@ -52,7 +58,7 @@ class InMemory(Snapshot):
         self._contents[name] = content.getbuffer()
 
     def put_on_disk(self) -> dict[str, Seal]:
-        self.folder.mkdir()
+        self._make_folder()
         for name, content in self._contents.items():
             write_through(self.folder / name, content)
         return {name: checkpoint_files.sealed(content) for name, content in self._contents.items()}
@@ -65,7 +71,7 @@ class OnDisk(Snapshot):
     def __init__(self, step: int, folder: Path) -> None:
         super().__init__(step, folder)
         self._names: list[str] = []
-        folder.mkdir()
+        self._make_folder()
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         self._names.append(name)

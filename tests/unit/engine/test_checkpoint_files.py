@@ -193,6 +193,16 @@ def test_a_checkpoint_under_another_steps_name_is_refused(tmp_path: Path) -> Non
 
 # ---- a killed save -------------------------------------------------------------------------------------
 
+
+def test_a_step_whose_save_was_killed_is_saved_again(tmp_path: Path) -> None:
+    """As by the next process, which goes on from the checkpoint before."""
+    left_over = tmp_path / "checkpoints" / f"step-00000005{checkpoint_files.UNFINISHED}"
+    left_over.mkdir(parents=True)
+    (left_over / "model.safetensors").write_bytes(b"half")
+    assert checkpoint_files.damage(save(tmp_path, 5)) == ""
+    assert not left_over.exists()
+
+
 SAVE_FOR_EVER_AND_BE_KILLED = """
 import json, os, random, signal, statistics, sys, tempfile, time, torch
 from pathlib import Path
