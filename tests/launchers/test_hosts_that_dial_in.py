@@ -154,6 +154,7 @@ def test_variables_are_saved_into_a_folder_that_no_host_sees(site: hosts.Site) -
     assert site.notebook.run("print(cluster.pull('mine', ranks='all'))") == "{0: 0, 1: 2, 2: 4, 3: 6}\n"
 
 
+@pytest.mark.long
 def test_a_run_trains_over_both_hosts_into_a_folder_that_all_share(site: hosts.Site) -> None:
     settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=4, val_every=0, checkpoint_every=4"
     site.notebook.run(
@@ -163,6 +164,7 @@ def test_a_run_trains_over_both_hosts_into_a_folder_that_all_share(site: hosts.S
     assert list(site.folder.glob("runs/*/checkpoints/step-*"))
 
 
+@pytest.mark.long
 def test_a_host_that_is_cut_off_ends_before_the_others_go_on_without_it(site: hosts.Site) -> None:
     """No rank of a lost host computes once the notebook counts it as lost."""
     clock = site.folder / "clock-"

@@ -9,7 +9,7 @@ import hosts
 import pytest
 import sites
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
 
 PATIENCE_S = 120.0
 SUM = "t = torch.ones(1); dist.all_reduce(t); print(int(t))"
@@ -97,7 +97,6 @@ def test_a_rank_that_dies_on_the_way_undoes_it(site: hosts.Site) -> None:
     assert "2 CPU ranks on 1 host" in site.notebook.run("print(cluster.describe())")
 
 
-@pytest.mark.long
 def test_a_run_and_a_study_of_a_cell_have_the_ranks_that_there_are(site: hosts.Site) -> None:
     resize(site, 3)
     settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 6, "batch_size": 1, "val_every": 0}
@@ -115,7 +114,6 @@ def test_a_run_and_a_study_of_a_cell_have_the_ranks_that_there_are(site: hosts.S
     require_sum(site, 3)
 
 
-@pytest.mark.long
 def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     """No cell waits for it, and it can have ranks when it is back."""
     resize(site, 2)
@@ -137,7 +135,6 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     assert seats(site)[2:] == [["n2", "0", "4", "False"], ["n2", "1", "4", "False"]]
 
 
-@pytest.mark.long
 def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.Site) -> None:
     resize(site, 3)
     site.hosts["n2"].power_off()
@@ -169,7 +166,6 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
     require_sum(site, 4)
 
 
-@pytest.mark.long
 def test_a_host_whose_ranks_did_not_come_is_tried_again(site: hosts.Site) -> None:
     site.hosts["n2"].power_off()
     site.notebook.run("while not cluster.lost_hosts(): time.sleep(0.05)")
@@ -184,7 +180,6 @@ def test_a_host_whose_ranks_did_not_come_is_tried_again(site: hosts.Site) -> Non
     require_sum(site, 4)
 
 
-@pytest.mark.long
 def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None:
     resize(site, 2)
     site.cell("kept = rank")
@@ -198,7 +193,6 @@ def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None
     require_sum(site, 4)
 
 
-@pytest.mark.long
 def test_a_restart_has_as_many_ranks_and_its_end_ends_all_hosts(site: hosts.Site) -> None:
     resize(site, 2)
     site.restart()

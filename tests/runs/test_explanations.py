@@ -60,6 +60,7 @@ def test_the_known_bottleneck_is_named(
     assert (parts["other_s"] / parts["step_s"]).median() < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.one_host("a trial has its ranks on the notebook's host")
 @pytest.mark.parametrize("name", ["tiny buckets", "a validation after each step"])
 def test_an_advice_is_tried_and_said_to_bring_what_it_brought(

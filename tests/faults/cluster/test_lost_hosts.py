@@ -143,6 +143,7 @@ def test_the_end_of_a_rank_on_another_host_is_seen(site: hosts.Site, measured: M
     assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
 
 
+@pytest.mark.long
 @row(
     "another host's power goes off in a cell; on_host_lost='shrink'",
     "the cell names the host, and the cluster goes on with the ranks that are left, which keep variables; the host is "

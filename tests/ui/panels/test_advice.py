@@ -46,6 +46,7 @@ def wait_until(is_so: Callable[[], bool], said: Callable[[], str] = str) -> None
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.one_host("a trial has its ranks on the notebook's host")
 def test_a_run_is_explained_and_its_advice_tried(
     cluster2: nbgpu.Cluster, recipe: str, tmp_path: Path
