@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,14 +90,16 @@ class Recovery:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
         gone = self._cluster.ranks.gone_together()
         if gone:
-            ended = dict(gone)
+            ended: list[str] = []
             try:
                 message = self.replace_all_gone(ended=ended)
             except HostsGivenUpError as error:
-                raise ClusterError(str(error)) from None
+                # Another host may have been lost, and given up, a moment before.
+                earlier = [] if ended == list(gone.values()) else [sentence("; ".join(ended))]
+                raise ClusterError(" ".join([*earlier, str(error)])) from None
             self._cluster.ranks.add_spares(self._cluster.config.spare)
             raise ClusterError(
-                f"Between two cells, {sentence('; '.join(ended.values()))} {message}\nNothing was run: run it again"
+                f"Between two cells, {sentence('; '.join(ended))} {message}\nNothing was run: run it again"
             )
         if came := self.hosts.take_more():
             raise ClusterError(f"{came}\nNothing was run: run it again")
@@ -250,21 +252,21 @@ class Recovery:
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
 
-    def replace_gone(
-        self, waiting: Waiting | None = None, ended: MutableMapping[int, str] | None = None
-    ) -> str:
+    def replace_gone(self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None) -> str:
         """Give new engines to ranks whose processes have ended; return what happened, in words.
 
         Where their host is lost, the cluster's `on_host_lost` says what happens.
 
         Args:
             waiting: how to wait for a lost host, as for `LostHosts.go_on`.
-            ended: is given these ranks, and how each ended.
+            ended: is given a line for each of these ranks, which says how it ended.
         """
+        ended = [] if ended is None else ended
+        # Once more below: ranks of a lost host are ranks no more then, and others may have ended meanwhile.
+        ended.extend(how for how in self._cluster.ranks.gone().values() if how not in ended)
         lines = self.hosts.go_on(waiting)
         gone = self._cluster.ranks.gone_together()
-        if ended is not None:
-            ended.update(gone)
+        ended.extend(how for how in gone.values() if how not in ended)
         try:
             if gone:
                 lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
@@ -295,7 +297,7 @@ class Recovery:
         self._empty = {numbers[rank] for rank in self._empty if rank in numbers}
 
     def replace_all_gone(
-        self, waiting: Waiting | None = None, ended: MutableMapping[int, str] | None = None
+        self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None
     ) -> str:
         """Do the work of `replace_gone`, and also replace ranks that die meanwhile.
 
