@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import DataError
+from nbgpu.planning.csv_rows import read_csv
 
 SUFFIXES = (".nii", ".nii.gz")
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
@@ -83,7 +83,7 @@ def find_volumes(source: str) -> VolumeList:
         raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
     try:
         found = readers[path.suffix.lower()](path)
-    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
     if not found.training:
         raise DataError(f"{path}: the list names no volume. Add at least one")
@@ -96,21 +96,17 @@ def is_nifti(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> VolumeList:
-    # utf-8-sig, because spreadsheets write a byte-order mark, which would become part of the first heading
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        headings = list(rows.fieldnames or [])
-        column = next((h for name in IMAGE_COLUMNS for h in headings if h.strip().lower() == name), None)
-        if column is None:
-            raise DataError(
-                f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
-                f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
-            )
-        patient = next((h for key in _PATIENT_KEYS for h in headings if h.strip().lower() == key), None)
-        entries = [
-            (f"line {rows.line_num}", {"image": row[column], "patient": row[patient] if patient else None})
-            for row in rows
-        ]
+    table = read_csv(path)
+    column, patient = table.heading(*IMAGE_COLUMNS), table.heading(*_PATIENT_KEYS)
+    if column is None:
+        raise DataError(
+            f"{path}: no column names the files. Its headings are: {', '.join(table.headings) or '(none)'}. "
+            f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
+        )
+    entries = [
+        (f"line {number}", {"image": row[column], "patient": row[patient] if patient else None})
+        for number, row in table.rows
+    ]
     return VolumeList(_resolve(path, entries), patients=_patients(path, entries))
 
 

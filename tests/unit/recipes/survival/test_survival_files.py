@@ -11,8 +11,9 @@ import nibabel
 import numpy as np
 import pytest
 
+from nbgpu.config import SurvivalConfig, train_config
 from nbgpu.engine.data.volumes import header_problem
-from nbgpu.errors import DataError
+from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, patient
 from nbgpu.recipes.survival.files import Table, read_table
@@ -100,10 +101,28 @@ def test_all_that_is_wrong_is_told_at_once(volumes: Path) -> None:
         assert re.search(pattern, line), (pattern, line)
 
 
+def test_columns_may_have_other_names(volumes: Path) -> None:
+    path = volumes / "other.csv"
+    path.write_text("case;ct_path;OS_days;OS_status\nA;a.nii.gz;127,5;1\nB;b.nii.gz;822;0\n")
+    config = SurvivalConfig(
+        data=str(path), columns=("time=OS_days", "event=os_status", "image=ct_path", "patient=case")
+    )
+    table = read_table(path, "", (), header_problem, columns=config.headings)
+    assert [(row.image.name, row.time, row.event) for row in table.rows] == [
+        ("a.nii.gz", 127.5, True),
+        ("b.nii.gz", 822.0, False),
+    ]
+    assert table.patients == ("A", "B")
+    with pytest.raises(DataError, match=r"has no column 'OS_month'\. Its headings are: case, ct_path"):
+        read_table(path, "", (), header_problem, columns={**config.headings, "time": "OS_month"})
+    with pytest.raises(ConfigError, match="must be entries such as 'time=OS_days'"):
+        train_config("survival", data=str(path), columns=("days=OS_days",))
+
+
 def test_missing_columns_are_named(volumes: Path) -> None:
     path = volumes / "other.csv"
     path.write_text("scan,event\na.nii.gz,1\n")
-    with pytest.raises(DataError, match=r"has no column with the volumes .*'time', 'Fold_2', 'Age'"):
+    with pytest.raises(DataError, match=r"has no column .*'time', 'Fold_2', 'Age'"):
         read_table(path, "Fold_2", ["Age"], header_problem)
     with pytest.raises(DataError, match="no such file"):
         read_table(volumes / "none.csv", "", [], header_problem)
