@@ -151,12 +151,13 @@ def test_files_are_read_without_torch() -> None:
     }
     assert imported == {
         "__future__",
-        "csv",
         "math",
         "collections.abc",
         "dataclasses",
         "pathlib",
+        "nbgpu.config.recipes.survival",
         "nbgpu.errors",
+        "nbgpu.planning.csv_rows",
     }
 
 
