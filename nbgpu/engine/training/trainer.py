@@ -172,16 +172,10 @@ class Trainer(Loop):
     def _require_a_schedule(self) -> None:
         """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
         schedule gives no rates. How many steps `epochs` has is only known now."""
-        config = self.config
         learning_rate = self._learning_rate()
         learning_rate.try_out()
-        num_warmup_steps = learning_rate.num_warmup_steps
-        if num_warmup_steps >= self.total_steps:
-            name = "warmup_steps" if config.warmup_epochs is None else "warmup_epochs"
-            raise ConfigError(
-                f"{name}={getattr(config, name)} is a warm-up of {num_warmup_steps} steps, and the whole run has "
-                f"{self.total_steps}. Give a shorter one"
-            )
+        if problem := self.config.problem_of_warm_up(self.total_steps, self._data.loaders.steps_per_epoch):
+            raise ConfigError(problem)
 
     def _require_the_same_data(self) -> None:
         if self.member.world_size > 1:

@@ -358,7 +358,7 @@ class Lithography:
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "
             f"edges of the designs, epe_violations of {num_sites} sites (more than 15 nm off, as in the ICCAD 2013 contest), "
-            "pv_band_nm2 the area per mask between doses of 0.98 and 1.02, in nm^2."
+            "dose_band_nm2 the area per mask between doses of 0.98 and 1.02, in nm^2."
         )
 
     def _pictures(self, mask: Tensor, true: Tensor, found: Tensor, design: Tensor) -> dict[str, str]:
