@@ -28,6 +28,7 @@ from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
+from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
 from nbgpu.recipes.survival.cox import cox_loss, gathered
@@ -285,9 +286,12 @@ class Survival:
         found = table[self.config.resnet]["c_index"]
         others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
         best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
+        low, high = (table[self.config.resnet][end] for end in ("c_low", "c_high"))
+        num_events = int(patients.events[held_out.numbers].sum())
+        few = verdict.too_few(num_events, "events")
         note = (
-            f"On {len(held_out.numbers)} held-out patients with {patients.events[held_out.numbers].sum()} events the "
-            f"C-index is {found:.3f}, and that of '{best}' {others[best]:.3f}. Hazards, groups and baselines were fitted on "
+            f"On {len(held_out.numbers)} held-out patients with {num_events} events the C-index is {found:.3f} (95 % "
+            f"interval {low:.3f} to {high:.3f}), and that of '{best}' {others[best]:.3f}. {few + '. ' if few else ''}Hazards, groups and baselines were fitted on "
             f"{len(training.numbers)} training patients."
             + _unknown_in_words(when, observed)
             + patients.parts.in_words(self.config)
