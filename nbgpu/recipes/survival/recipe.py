@@ -51,6 +51,7 @@ _FAR = 3.0
 """The largest distance from the mean that a feature computed by hand counts with, in standard deviations."""
 _NUM_PICTURES = 6
 _DENSE = [NAMES.index("dense voxels")]
+_MOST_WEIGHTS_FOR_A_PATIENT = 100_000
 _DENSE_HU = 200
 """A lesion or a calcification is denser than its surroundings by about so many Hounsfield units."""
 _NUM_TIMES = 25
@@ -101,7 +102,23 @@ class Survival:
         if config.spacing and rank == 0:
             words = cut_in_words(self._patients.items, config)
             loaders = replace(loaders, summary=(*loaders.summary, words))
+        if rank == 0 and (warning := self._too_many_weights()):
+            loaders = replace(loaders, warnings=(*loaders.warnings, warning))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
+
+    def _too_many_weights(self) -> str:
+        """Return what a network that can learn its patients by heart is warned of; else an empty string."""
+        if self.config.pretrained or self.config.data == "generated":
+            return ""
+        with torch.device("meta"):
+            num_weights = sum(weight.numel() for weight in self.build_model().parameters())
+        num_patients = len(self._patients.training)
+        if num_weights <= _MOST_WEIGHTS_FOR_A_PATIENT * num_patients:
+            return ""
+        return (
+            f"{self.config.resnet} has {num_weights / 1e6:.1f} million weights for {num_patients} training patients, and may "
+            "learn them by heart: look at the held-out C-index. Smaller: widen_factor=0.25; or begin with pretrained weights"
+        )
 
     def inspect(self) -> None:
         """Read all volumes.

@@ -17,6 +17,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, patient
 from nbgpu.recipes.survival.files import Table, read_table
+from nbgpu.recipes.survival.recipe import Survival
 
 
 def _volume(path: Path, seed: int = 0) -> None:
@@ -175,3 +176,15 @@ def test_the_generated_cohort_is_what_it_says() -> None:
     medians = np.median(images, axis=(1, 2, 3))[:, None, None, None]
     for useless in (images.mean(axis=(1, 2, 3)), (images > medians + 200).sum(axis=(1, 2, 3))):
         assert metrics.c_index(useless, times, events) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_network_that_can_learn_its_few_patients_by_heart_is_warned_of(volumes: Path) -> None:
+    path = volumes / "cohort.csv"
+    path.write_text(
+        "\n".join(["image,time,event", *(f"{n}.nii.gz,{i + 1},1" for i, n in enumerate("abcdef"))])
+    )
+    of_size = {1.0: True, 1 / 64: False}
+    for widen_factor, is_warned in of_size.items():
+        config = SurvivalConfig(data=str(path), image_size=(16, 16, 16), widen_factor=widen_factor)
+        warnings = Survival(config).build_loaders(0, 1).warnings
+        assert any("may learn them by heart" in warning for warning in warnings) == is_warned
