@@ -412,7 +412,7 @@ def test_what_trains_needs_no_notebook(module: str) -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    """Adding a name is a promise to keep it: change this list in the same commit, and the changelog."""
+    """Adding a name is a promise to keep it: change this list in the same commit."""
     assert sorted(nbgpu.__all__) == [
         "Cluster",
         "ClusterConfig",
