@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -314,15 +313,6 @@ def test_no_module_imports_itself_through_others() -> None:
 )
 def test_the_reading_of_imports_itself(code: str, expected: list[str]) -> None:
     assert [found.imported for found in _imports("x", ast.parse(code))] == expected
-
-
-@pytest.mark.slow
-def test_the_map_in_the_docs_is_that_of_the_sources() -> None:
-    """`make docs` draws it."""
-    generator = runpy.run_path(str(PACKAGE.parent / "docs" / "generate_map.py"))
-    drawing = generator["drawing"](generator["rooms"]())
-    assert drawing == (PACKAGE.parent / "docs" / "map.svg").read_text()
-    assert all(f">{name}/<" in drawing for name in ("client/cells", "engine/group", "run_folder"))
 
 
 def _python(code: str) -> str:
