@@ -22,7 +22,7 @@ from nbgpu.machine import interfaces
 
 if TYPE_CHECKING:
     from nbgpu.engine.group.meeting import Store
-    from nbgpu.engine.process.boot import Seat
+    from nbgpu.engine.process.seat import Seat
 
 _STORE_KEY = "nbgpu/master"
 _own: dict[str, str] = {}
