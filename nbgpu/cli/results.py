@@ -1,4 +1,4 @@
-"""What is made of runs, files and structures: `nbgpu predict`, `report`, `export`, `convert`, `characterize`."""
+"""What is made of runs, files and structures: `predict`, `report`, `export`, `convert`, `characterize`."""
 
 from __future__ import annotations
 
