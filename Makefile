@@ -106,10 +106,9 @@ site: $(FOR_DEVELOPMENT) ## build the docs site into build/site, and hold its li
 	@$(RUN) -m sphinx -W --keep-going -q -c docs . build/site
 	@$(RUN) docs/_site/check_links.py build/site
 
-docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md, docs/commands.md and the stubs for editors from the code, and draw docs/map.svg
+docs: $(FOR_DEVELOPMENT) ## write docs/configuration.md, docs/commands.md and the stubs for editors from the code
 	@$(RUN) docs/generate.py
 	@$(RUN) docs/generate_stub.py
-	@$(RUN) docs/generate_map.py
 
 faults: $(FOR_DEVELOPMENT) ## bring every fault about, and write what was measured to docs/faults.md
 	@rm -f tests/_artifacts/faults.json

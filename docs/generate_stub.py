@@ -1,5 +1,10 @@
 """Writes the stubs of the calls that take a recipe's settings by name: the parameters that editors and type
-checkers show for `cluster.train("autoencoder", ...)`, `nbgpu.sweep("survival", ...)` and the like."""
+checkers show for `cluster.train("autoencoder", ...)`, `nbgpu.sweep("survival", ...)` and the like.
+
+They are written where nbgpu is built or installed (hatch_build.py), and are not committed. `Unpack` of a
+TypedDict does not take their place: it would be generated, too, it shows no default and no help, and jedi
+ignores it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from nbgpu.client.cluster import recipe_calls
-from nbgpu.client.scaling import starting as studies
-from nbgpu.client.sweeps import starting as sweeps
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, presets, signatures
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
@@ -18,8 +20,8 @@ from nbgpu.planning.trials import SweepConfig
 _ONE_OF = "list[{}]"
 _ONE_OR_A_RANGE = "list[{}] | str"
 
-_OF_A_CLUSTER = '''\
-"""Written by `make docs` from nbgpu/config/: the parameters of each recipe. See recipe_calls.py."""
+_CLUSTER_HEAD = '''\
+"""Written by docs/generate_stub.py from nbgpu/config/: the parameters of each recipe. See recipe_calls.py."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -41,8 +43,8 @@ class RecipeCalls(ABC):
         self, config: TrainConfig, stop: threading.Event | None = None
     ) -> BatchSizes: ...
 '''
-_OF_STUDIES = '''\
-"""Written by `make docs` from nbgpu/config/: the parameters of each recipe. See starting.py."""
+_STUDIES_HEAD = '''\
+"""Written by docs/generate_stub.py from nbgpu/config/: the parameters of each recipe. See starting.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
@@ -58,8 +60,8 @@ def begin(
     promised: float = 0.0,
 ) -> Study: ...
 '''
-_OF_SWEEPS = '''\
-"""Written by `make docs` from nbgpu/config/: the parameters of each recipe. See starting.py."""
+_SWEEPS_HEAD = '''\
+"""Written by docs/generate_stub.py from nbgpu/config/: the parameters of each recipe. See starting.py."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +76,7 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]: ...
 '''
 
 
-def of_a_cluster() -> str:
+def cluster_stub() -> str:
     """The stub of the methods of a cluster."""
     stop = ["stop: threading.Event | None = None"]
     calls = [
@@ -82,10 +84,10 @@ def of_a_cluster() -> str:
         *_overloads("plan", "Plan", within="self"),
         *_overloads("find_batch_size", "BatchSizes", stop, within="self"),
     ]
-    return _OF_A_CLUSTER + "".join(f"    {line}\n" if line else "\n" for line in calls)
+    return _CLUSTER_HEAD + "".join(f"    {line}\n" if line else "\n" for line in calls)
 
 
-def of_studies() -> str:
+def studies_stub() -> str:
     """The stub of `nbgpu.scaling` and `nbgpu.study`."""
     given = [
         "ranks: Sequence[int] = (1, 2)",
@@ -98,25 +100,31 @@ def of_studies() -> str:
             "study", "Study", beside=(StudyConfig, ClusterConfig), several=_ONE_OF, varied=("ranks",)
         ),
     ]
-    return _OF_STUDIES + "".join(f"{line}\n" for line in calls)
+    return _STUDIES_HEAD + "".join(f"{line}\n" for line in calls)
 
 
-def of_sweeps() -> str:
+def sweeps_stub() -> str:
     """The stub of `nbgpu.sweep`."""
     calls = [
         *_overloads("sweep", "Sweep", ["/"], beside=(SweepConfig, ClusterConfig), several=_ONE_OR_A_RANGE),
         "@overload",
         "def sweep(*, resume: str | Path, **settings: Any) -> Sweep: ...",
     ]
-    return _OF_SWEEPS + "".join(f"{line}\n" for line in calls)
+    return _SWEEPS_HEAD + "".join(f"{line}\n" for line in calls)
 
 
-STUBS: dict[Path, Callable[[], str]] = {
-    Path(recipe_calls.__file__).with_suffix(".pyi"): of_a_cluster,
-    Path(studies.__file__).with_suffix(".pyi"): of_studies,
-    Path(sweeps.__file__).with_suffix(".pyi"): of_sweeps,
+STUBS: dict[str, Callable[[], str]] = {
+    "client/cluster/recipe_calls.pyi": cluster_stub,
+    "client/scaling/starting.pyi": studies_stub,
+    "client/sweeps/starting.pyi": sweeps_stub,
 }
-"""The text of each stub, by its file."""
+"""The function that returns the text of each stub, by the stub's path in the package."""
+
+
+def write(package: Path) -> None:
+    """Write all stubs into the package in this folder."""
+    for path, text in STUBS.items():
+        (package / path).write_text(text())
 
 
 def _overloads(
@@ -177,5 +185,4 @@ def _explained(model: type[TrainConfig]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for path, text in STUBS.items():
-        path.write_text(text())
+    write(Path(__file__).resolve().parents[1] / "nbgpu")

@@ -44,24 +44,24 @@ def _run(arguments: list[str]) -> int:
         print(f"nbgpu {VERSION}")
         return 0
     # What follows costs more to import than the version is worth.
-    from nbgpu.cli.catalogue import COMMANDS, overview
-    from nbgpu.cli.usage import UsageError, nearest
+    from nbgpu.cli.catalogue import COMMANDS, UsageError, overview
     from nbgpu.errors import NbgpuError, RankError
+    from nbgpu.text.similar import did_you_mean
 
     if not arguments or arguments[0] in ("--help", "-h"):
         print(overview(), end="")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        meant = nearest(name, [*COMMANDS, "--version", "--help"]) or _as_recipe(name)
+        meant = did_you_mean(name, [*COMMANDS, "--version", "--help"]) or _as_recipe(name)
         raise _ended(f"nbgpu {name}: there is no such command.{meant}\n`nbgpu` lists them", BAD_USAGE)
     command = COMMANDS[name]
     why_not = "" if command.anywhere else operating_system.why_not()
     # The flags of settings are known to code that is imported on Linux only.
     if rest[:1] in (["--help"], ["-h"], ["--help-all"]) and (why_not or not command.has_flags):
-        from nbgpu.cli import help_page
+        from nbgpu.config import flags_help
 
-        help_page.show(command)
+        flags_help.show(f"nbgpu {command.usage}", command.sentence, {}, command.examples)
         return 0
     if why_not:
         raise _ended(why_not, FAILED)
@@ -77,10 +77,10 @@ def _run(arguments: list[str]) -> int:
 
 def _as_recipe(name: str) -> str:
     """' Did you mean train autoencoder?' for the name of a recipe, or nearly one."""
-    from nbgpu.cli.usage import nearest
     from nbgpu.config import TRAIN_CONFIGS
+    from nbgpu.text.similar import did_you_mean
 
-    return nearest(name, TRAIN_CONFIGS).replace("mean ", "mean train ")
+    return did_you_mean(name, TRAIN_CONFIGS).replace("mean ", "mean train ")
 
 
 def _ended(message: str, code: int) -> SystemExit:

@@ -9,9 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nbgpu.cli import help_page
-from nbgpu.cli.catalogue import COMMANDS
-from nbgpu.cli.usage import UsageError, nearest
+from nbgpu.cli.catalogue import COMMANDS, UsageError
 from nbgpu.config import (
     TRAIN_CONFIGS,
     ClusterConfig,
@@ -26,6 +24,7 @@ from nbgpu.config import (
 from nbgpu.config.conditions import deciding
 from nbgpu.conversion import convert
 from nbgpu.errors import ConfigError
+from nbgpu.text.similar import did_you_mean
 
 
 def recipe_of(arguments: Sequence[str]) -> str | None:
@@ -54,7 +53,7 @@ def general_help(
             models,
             arguments,
             prog=f"nbgpu {about.usage}",
-            description=help_page.sentence(about),
+            description=about.sentence,
             examples=about.examples,
             **more,
         )
@@ -71,7 +70,7 @@ def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:
     """The error where a recipe should stand first."""
     named = ""
     if arguments and not arguments[0].startswith("-"):
-        named = f"{arguments[0]!r} is not a recipe.{nearest(arguments[0], TRAIN_CONFIGS)} "
+        named = f"{arguments[0]!r} is not a recipe.{did_you_mean(arguments[0], TRAIN_CONFIGS)} "
     return UsageError(f"{named}usage: {usage}. Recipes: {', '.join(TRAIN_CONFIGS)}")
 
 

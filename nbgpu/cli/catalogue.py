@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class UsageError(Exception):
+    """The command line itself is wrong; the message says how it is meant."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command and where its function is."""
@@ -27,6 +31,11 @@ class Command:
     @property
     def name(self) -> str:
         return self.usage.split()[0]
+
+    @property
+    def sentence(self) -> str:
+        """What the command does, as a sentence."""
+        return f"{self.what[0].upper()}{self.what[1:]}."
 
 
 _TRAIN = (
@@ -148,7 +157,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command(
             "export RUN_OR_NOTEBOOK",
             "leave for torchrun, Slurm, Kubernetes",
-            "exporting",
+            "results",
             _EXPORT,
             has_flags=True,
         ),

@@ -10,9 +10,8 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from nbgpu.cli.catalogue import COMMANDS
+from nbgpu.cli.catalogue import COMMANDS, UsageError
 from nbgpu.cli.command_flags import fields_of
-from nbgpu.cli.usage import UsageError, nearest
 from nbgpu.config import TRAIN_CONFIGS, presets
 
 SHELLS = ("bash", "zsh", "fish")
@@ -65,8 +64,7 @@ autoload -Uz bashcompinit && bashcompinit
 def completion(arguments: list[str]) -> None:
     """Print the script that completes `nbgpu` in a shell."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        near = nearest(arguments[0], SHELLS) if arguments else ""
-        raise UsageError(f"usage: nbgpu completion bash|zsh|fish.{near}")
+        raise UsageError("usage: nbgpu completion bash|zsh|fish")
     print(script(arguments[0]), end="")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nbgpu.cli.asking import take_value
-from nbgpu.cli.usage import UsageError
+from nbgpu.cli.catalogue import UsageError
 from nbgpu.client.host import doctor as checks
 from nbgpu.client.host import ps as clusters
 from nbgpu.client.host.device_cards import HostDevices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from nbgpu.cli.usage import UsageError
+from nbgpu.cli.catalogue import UsageError
 from nbgpu.config import (
     TRAIN_CONFIGS,
     flags,

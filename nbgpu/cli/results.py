@@ -1,4 +1,4 @@
-"""What is made of runs, files and structures: `nbgpu predict`, `report`, `convert` and `characterize`."""
+"""What is made of runs, files and structures: `predict`, `report`, `export`, `convert`, `characterize`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 from pathlib import Path
 
 from nbgpu.cli.asking import cluster_of, general_help
-from nbgpu.cli.command_flags import ConvertFlags
-from nbgpu.cli.usage import UsageError
+from nbgpu.cli.catalogue import UsageError
+from nbgpu.cli.command_flags import ConvertFlags, ExportFlags
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
@@ -22,10 +22,23 @@ from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together
 from nbgpu.conversion import convert as conversion
 from nbgpu.errors import RunError
+from nbgpu.exports import export as exports
+from nbgpu.exports.settings import ExportConfig
 from nbgpu.run_folder import folder as runs
 from nbgpu.text.console import CommandConsole
 from nbgpu.ui.prediction import terminal as terminal_progress
 
+_FIRST_OF_EXPORT = (
+    "to",
+    "nodes",
+    "gpus_per_node",
+    "time_limit",
+    "memory",
+    "partition",
+    "image",
+    "claim",
+    "out",
+)
 _FIRST_OF_PREDICTION = (
     "data",
     "out",
@@ -148,3 +161,22 @@ def characterize(arguments: list[str]) -> None:
     if asked.against:
         lines = characterizing.table_of_differences(found)
         print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))
+
+
+def export(arguments: list[str]) -> None:
+    """Write the files with which a run or a notebook's distributed cells run elsewhere."""
+    general_help("export", arguments, [ExportFlags, ExportConfig], first=_FIRST_OF_EXPORT)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            "usage: nbgpu export RUN_OR_NOTEBOOK --to torchrun|slurm|job|jobset|trainjob [flags], and nbgpu export --help"
+        )
+    what, *rest = arguments
+    values = flags.parse(
+        [ExportFlags, ExportConfig],
+        rest,
+        prog=f"nbgpu export {what}",
+        description=flags.summary(ExportConfig),
+        first=_FIRST_OF_EXPORT,
+    )
+    given = {name: values[name] for name in flags.given(rest, ExportConfig.model_fields)}
+    print(exports.of_path(Path(what).expanduser(), values["to"], given))

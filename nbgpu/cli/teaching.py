@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from nbgpu.cli.usage import UsageError
+from nbgpu.cli.catalogue import UsageError
 from nbgpu.errors import ConfigError
 from nbgpu.package import PACKAGE
 

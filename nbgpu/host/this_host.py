@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from nbgpu.host import endings, forking, giving_up, logs, signalling
+from nbgpu.host import endings, forking, logs, signalling
 from nbgpu.host.endings import Ending, Endings
 from nbgpu.host.logs import Whose
 from nbgpu.host.questions import Listener
@@ -50,7 +50,7 @@ class ThisHost:
 
     def give_up(self, pids: Iterable[int], generation: int) -> None:
         """Tell ranks that a generation of their group is given up, and return at once."""
-        giving_up.give_up(self._folder, pids, generation)
+        signalling.give_up(self._folder, pids, generation)
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out."""

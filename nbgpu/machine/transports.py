@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Final, Literal
 
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import is_part
@@ -32,8 +30,7 @@ class Transport:
 class ChosenTransport:
     """The transport that a cluster uses, and why it uses that one."""
 
-    transport: Annotated[Transport, Field(alias="rung")]
-    """The files of clusters call it 'rung', as earlier versions did."""
+    transport: Transport
     settings: tuple[str, ...] = ()
     """The environment variables that were set for it, as 'NAME=value'."""
     failed: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 They are pidfds where there are any. Elsewhere each process that is watched holds a named pipe in its
 cluster's folder open, and those that watch it see the pipe close, which the kernel does however the process
-ends.
+ends. A process whose code closes that pipe counts as ended.
 """
 
 from __future__ import annotations

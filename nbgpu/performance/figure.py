@@ -1,4 +1,4 @@
-"""The picture of a modelled speed-up: what was measured, what is modelled, and what others claim."""
+"""The picture of a modelled speed-up: what was measured, and what is modelled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbgpu.performance.claims import Claim
 from nbgpu.performance.laws import Estimate, Law
 from nbgpu.text.palette import RANK_COLORS
 
-_MODEL, _LAW, _CLAIM = RANK_COLORS[:3]
+_MODEL, _LAW = RANK_COLORS[:2]
 _GREY = "#7b7b7b"
 _GRID = "rgba(128, 128, 128, 0.25)"
 _BAND = 0.15
@@ -69,7 +68,6 @@ def picture(
     modelled: Sequence[Points],
     measured: Mapping[int, Estimate],
     laws: Sequence[Law],
-    claims: Sequence[Claim],
 ) -> Picture:
     """Draw speed-ups over the number of ranks, both in logarithmic scale.
 
@@ -78,9 +76,8 @@ def picture(
         modelled: by rising number of ranks.
         measured: points with intervals.
         laws: lines, in another style beyond the ranks that they were fitted to.
-        claims: lines in a style of their own.
     """
-    lines = list(_lines(modelled, measured, laws, claims))
+    lines = list(_lines(modelled, measured, laws))
     band = {
         "type": "scatter",
         "mode": "lines",
@@ -106,7 +103,6 @@ def picture(
             "title": {"text": title, "x": 0, "font": {"size": 14}},
             "xaxis": {**axis, "title": {"text": "ranks"}, "tickvals": sorted({p.ranks for p in modelled})},
             "yaxis": {**axis, "title": {"text": "speed-up in samples per second"}, "dtick": "D2"},
-            # Beside the plot the names of claims would take more than half of a narrow page.
             "legend": {"x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
         },
         "config": {"responsive": True, "displaylogo": False},
@@ -118,7 +114,6 @@ def _lines(
     modelled: Sequence[Points],
     measured: Mapping[int, Estimate],
     laws: Sequence[Law],
-    claims: Sequence[Claim],
 ) -> Iterator[_Line]:
     ranks = [point.ranks for point in modelled]
     yield _Line("ideal", ranks, ranks, "longdash", _GREY)
@@ -136,9 +131,6 @@ def _lines(
         ):
             if len(some) > 1:
                 yield _Line(name, some, [law.speedup(n).value for n in some], dash, _LAW)
-    for claim in claims:
-        xs = sorted(claim.speedups)
-        yield _Line(f"claim: {claim.source}", xs, [claim.speedups[n] for n in xs], "dot", _CLAIM, "x")
     xs = sorted(measured)
     found = [measured[n] for n in xs]
     below = [estimate.value - estimate.between[0] for estimate in found]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nbgpu.errors import ConfigError
 from nbgpu.performance import sharded
-from nbgpu.performance.claims import CLAIMS, Claim
 from nbgpu.performance.costs import Costs, End
 from nbgpu.performance.figure import Picture, Points, picture
 from nbgpu.performance.laws import Estimate, Law
@@ -220,17 +219,15 @@ class Modelled:
         self,
         measured: Mapping[int, Estimate] | None = None,
         laws: Sequence[Law] = (),
-        claims: Sequence[Claim] = CLAIMS,
     ) -> Picture:
         """Draw the speed-up in samples per second, with its interval.
 
-        What lies beyond the measured ranks has another line style, and so do claims of others.
+        What lies beyond the measured ranks has another line style.
 
         Args:
             measured: speed-ups by number of ranks (`nbgpu.performance.laws.speedups`); None for the one that
                 was measured with this step.
             laws: fitted laws to be drawn beside it.
-            claims: published speed-ups, which nobody checked here.
         """
         if measured is None and not self._measured_ranks:
             measured = {}
@@ -248,7 +245,7 @@ class Modelled:
             )
             for step in steps
         ]
-        return picture(f"modelled: {self._model.title}", points, measured, laws, claims)
+        return picture(f"modelled: {self._model.title}", points, measured, laws)
 
     def frame(self) -> pd.DataFrame:
         """One row for each number of ranks."""

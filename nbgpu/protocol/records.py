@@ -340,7 +340,7 @@ class RunInfo:
     started_s: float
     resumed_from: str = ""
     """The folder of the checkpoint that the run resumed from; empty where it began with the first step."""
-    rung: str = ""
+    transport: str = ""
     """The transport that the ranks use, such as 'nccl in safe mode' (`nbgpu/machine/transports.py`)."""
     simulated: str = ""
     """The simulated link and slow ranks of the cluster, in words; empty for none."""

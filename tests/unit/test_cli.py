@@ -60,7 +60,7 @@ def test_the_version_and_the_overview_import_no_library() -> None:
         (["train", "autoencodr"], "Did you mean autoencoder?"),
         (["sweep", "survivl"], "Did you mean survival?"),
         (["train", "autoencoder", "--batch-siz", "2"], "--batch-size"),
-        (["completion", "zhs"], "Did you mean zsh?"),
+        (["completion", "zhs"], "bash|zsh|fish"),
         (["ps", "all"], "usage: nbgpu ps"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,14 @@ def test_a_release_is_refused_until_all_agrees_and_then_built(scratch: Path) -> 
     assert _git(scratch, "tag", "--list") == ""
     with tarfile.open(scratch / "dist" / "nbgpu-9.9.0.tar.gz") as archive:
         assert "nbgpu-9.9.0/CITATION.cff" in archive.getnames()
+    with zipfile.ZipFile(scratch / "dist" / "nbgpu-9.9.0-py3-none-any.whl") as wheel:
+        stubs = {name for name in wheel.namelist() if name.endswith(".pyi")}
+        assert stubs == {
+            "nbgpu/client/cluster/recipe_calls.pyi",
+            "nbgpu/client/scaling/starting.pyi",
+            "nbgpu/client/sweeps/starting.pyi",
+        }
+        assert all(b'Literal["autoencoder"]' in wheel.read(name) for name in stubs)
 
     _git(scratch, "tag", "v9.9.0")
     assert "there is a tag v9.9.0 already" in _release(scratch, commit[:12]).stderr

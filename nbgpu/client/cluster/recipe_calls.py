@@ -1,7 +1,7 @@
 """The calls of a cluster that take the settings of a recipe by name.
 
-For editors and type checkers the parameters stand in `recipe_calls.pyi`, recipe by recipe, which `make docs`
-writes from the settings. `cluster.train?` lists them with their help.
+For editors and type checkers the parameters are in `recipe_calls.pyi`, recipe by recipe, which
+docs/generate_stub.py writes from the settings. `cluster.train?` lists them with their help.
 """
 
 from __future__ import annotations

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbgpu.client.engines.results import collect
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import uninterrupted
-
-
-def of_one_host(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Seating` that was written with pids alone, when all engines were on this host."""
-    host = platform.node()
-    spares = written.get("spares", {})
-    return {
-        **{name: value for name, value in written.items() if name != "pids"},
-        "processes": {rank: (host, pid) for rank, pid in written["pids"].items()},
-        "spares": {number: (host, int(pid)) for pid, number in spares.items()},
-        "leaving": [(host, pid) for pid in written.get("leaving", [])],
-    }
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The seats of ranks (`Seat` in engine/process/boot.py): what each must know of its place in the group."""
+"""The seats of ranks (`Seat` in engine/process/seat.py): what each must know of its place in the group."""
 
 from __future__ import annotations
 

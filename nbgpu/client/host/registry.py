@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nbgpu.client.engines.seating import Seating, of_one_host
+from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig, site, site_file
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.clock import boot_id
@@ -120,9 +120,8 @@ class Entry(Footprint):
     config: ClusterConfig
     devices: tuple[Device, ...]
     """The devices by rank."""
-    chosen_transport: ChosenTransport = Field(alias="climb")
-    """The transport of the ranks, and those that were tried before. The key in the file is that of earlier
-    versions."""
+    chosen_transport: ChosenTransport
+    """The transport of the ranks, and those that were tried before."""
     seating: Seating = Seating()
     hosts: tuple[JoinedHost, ...] = ()
     """The hosts of the cluster; empty where the ranks are on this one."""
@@ -130,14 +129,6 @@ class Entry(Footprint):
     """How many ranks the person wants on these hosts at most; None for one on each device."""
     launched: dict[str, Any] = {}
     """What the launcher of the hosts has to know to end them."""
-
-    model_config = ConfigDict(populate_by_name=True)
-
-    @field_validator("seating", mode="before")
-    @classmethod
-    def _of_any_version(cls, seating: Any) -> Any:
-        """The seating as this version writes it. Earlier ones knew one host, and gave pids alone."""
-        return of_one_host(seating) if isinstance(seating, dict) and "pids" in seating else seating
 
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))
@@ -433,7 +424,7 @@ def _parsed(text: bytes) -> AnyEntry:
 
 
 def _write(entry: Entry) -> None:
-    write_whole(_path(entry), entry.model_dump_json(by_alias=True), mode=0o600)
+    write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
 
 
 def _path(entry: Footprint) -> Path:

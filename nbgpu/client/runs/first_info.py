@@ -17,7 +17,7 @@ def first_info(folder: Path, config: TrainConfig, host: Host) -> RunInfo:
         recipe=config.title,
         devices=host.devices,
         backend=host.backend,
-        rung=host.transport.name,
+        transport=host.transport.name,
         simulated=host.chosen_transport.simulated,
         total_steps=config.total_steps(steps_per_epoch=0),
         steps_per_epoch=0,

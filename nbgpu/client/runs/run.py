@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
-from nbgpu.client.ipykernel.progress_line import ProgressLine
+from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
-from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
@@ -59,6 +58,32 @@ _STOP_PATIENCE_S = 10.0
 
 
 presenter: Presenter | None = None
+
+
+class Presenter(Protocol):
+    """The object that shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects
+    them."""
+
+    def show(self, run: Run) -> None:
+        """Display the live panel of a run."""
+        ...
+
+    def describe(self, run: Run) -> str:
+        """Return one line about the progress of a run."""
+        ...
+
+    def show_result(self, run: Run, result: Mapping[str, Any]) -> None:
+        """Display the result of a run."""
+        ...
+
+    def prepare(self) -> None:
+        """Do the work that would take `report` a second at its first call; this runs on a thread while a run
+        trains."""
+        ...
+
+    def report(self, run: Run) -> None:
+        """Write `report.html` into the folder of a run that is over."""
+        ...
 
 
 class Run:
@@ -287,7 +312,7 @@ class Run:
         """
         result = self.result()
         if result is None:
-            raise RunError(why_no_result(self))
+            raise RunError(_reason_for_no_result(self))
         if presenter is None:
             raise RunError(
                 "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
@@ -419,7 +444,7 @@ class Run:
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
-        line = ProgressLine(lambda: progress_of(self, presenter), progress and presenter is not None)
+        line = ProgressLine(lambda: _progress(self, presenter), progress and presenter is not None)
 
         def tell() -> None:
             line.refresh()
@@ -502,3 +527,20 @@ class Run:
                 _log.warning(
                     "there is no report of %s, because it cannot be written: %s", self.folder.name, error
                 )
+
+
+def _progress(run: Run, presenter: Presenter | None) -> Progress:
+    """Return how far a run is, for the line below a cell that waits for it."""
+    num_steps = run.info.total_steps
+    share = min(status.step for status in run.statuses()) / num_steps if num_steps else None
+    return Progress("" if presenter is None else presenter.describe(run), share)
+
+
+def _reason_for_no_result(run: Run) -> str:
+    """Return the error message that says why a run has no result."""
+    name, status = run.folder.name, run.status
+    if status == "finished":
+        return f"{name} has no result: its recipe works none out"
+    if run.over:
+        return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
+    return f"{name} has no result yet: it is {status}. run.wait() waits for the end"

@@ -1,6 +1,6 @@
 """Starts sweeps, and goes on with them.
 
-For editors and type checkers the parameters stand in `starting.pyi`, which `make docs` writes.
+For editors and type checkers the parameters are in `starting.pyi`, which docs/generate_stub.py writes.
 """
 
 from __future__ import annotations

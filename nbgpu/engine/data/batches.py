@@ -67,10 +67,9 @@ class StepBatches:
         Returns:
             A sentence where the number is another one; else nothing.
         """
-        first_step, first_epoch = earlier.get("data_began", (0, 0))
+        first_step, first_epoch = earlier["data_began"]
         now = self.loaders.steps_per_epoch
-        # Checkpoints of older versions do not say how many it had.
-        before = earlier.get("steps_per_epoch", now)
+        before = earlier["steps_per_epoch"]
         if before == now:
             self.begin_at(first_step, first_epoch)
             return ""

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from nbgpu.config import train_config
-from nbgpu.engine.dry_run.steps import DryRun, import_trainer, without_exchange
+from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.group import exchange, group, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
@@ -49,7 +49,6 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
     # As before a run: an import that runs out of memory leaves half a module behind.
     with memory_limit.lifted():
         import_module("torch._dynamo")
-    import_trainer()
     memory_limit.tighten()
     with (
         randomness.of_run(config),

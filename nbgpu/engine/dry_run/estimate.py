@@ -6,7 +6,7 @@ from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.dry_run.steps import import_trainer, without_exchange
+from nbgpu.engine.dry_run.steps import without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage
@@ -42,7 +42,6 @@ def _of_problem(problem: Problem) -> dict[str, Any]:
     except DataError as error:
         return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
     member = group.membership()
-    import_trainer()
     parts = problem.memory_bytes(member.world_size)
     parts["before"] = usage.Usage.of(member.device).used_bytes
     return {"data": {"unknown": "\n".join(problem.summary)}, "memory": {**parts, "peak": sum(parts.values())}}
@@ -59,7 +58,6 @@ def memory(config: TrainConfig) -> dict[str, Any]:
     """Return the memory of a rank, as `of_run` does."""
     member = group.membership()
     config = without_exchange(config)
-    import_trainer()
     with memory_limit.lifted(), randomness.of_run(config):
         try:
             parts = fake_steps.parts(config, member.device, member.world_size)

@@ -10,7 +10,7 @@ import torch
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run import fake_steps
-from nbgpu.engine.dry_run.steps import DryRun, import_trainer, without_exchange
+from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
@@ -42,7 +42,6 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     # What a run imports is held before it, and not by its steps.
     with memory_limit.lifted():
         import_module("torch._dynamo")
-    import_trainer()
     memory.free()
     before_bytes = memory.Usage.of(device).used_bytes
     try:
@@ -100,7 +99,6 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
         In order `tensors`, as `measure` returns it, or `unknown` with the reason.
     """
     member = group.membership()
-    import_trainer()
     found: list[dict[str, Any]] = []
     for settings, num_ranks in variants:
         config = without_exchange(train_config(**settings))

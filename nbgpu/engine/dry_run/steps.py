@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.dry_run.fake_shards import FakeShards
-from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import tape
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision
@@ -35,12 +33,6 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
     """Return the settings without options that need other ranks, or that take long and hardly change the
     memory."""
     return config.changed(sync_batchnorm=False, compile=False)
-
-
-def import_trainer() -> None:
-    """Import all code that a run will use, so that a measurement before the run includes its memory."""
-    with memory_limit.lifted():  # an import that runs out of memory leaves half a module behind
-        import_module("nbgpu.engine.train")
 
 
 class Exchanged(Protocol):

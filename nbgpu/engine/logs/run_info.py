@@ -48,7 +48,7 @@ def write(
         recipe=config.title,
         devices=tuple(devices),
         backend=member.backend,
-        rung=member.transport,
+        transport=member.transport,
         simulated=member.simulated,
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,

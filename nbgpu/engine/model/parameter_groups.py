@@ -139,9 +139,8 @@ class GroupedOptimizer:
         Raises:
             ValueError: the state is that of another optimizer.
         """
-        # Checkpoints of older versions have neither "optimizer_class" nor "optimizer_values".
         kind = type(self.optimizer).__name__
-        if (other := about.get("optimizer_class", kind)) != kind:
+        if (other := about["optimizer_class"]) != kind:
             raise ValueError(f"its optimizer is {other}, and this run's is {kind}")
         own = self.optimizer.state_dict()["param_groups"]
         groups, theirs = own, about["optimizer"]
@@ -165,7 +164,7 @@ class GroupedOptimizer:
 
         state = OptimizerState(
             {by_index(key): tensor for key, tensor in tensors.items()},
-            {by_index(key): value for key, value in about.get("optimizer_values", {}).items()},
+            {by_index(key): value for key, value in about["optimizer_values"].items()},
             groups,
         )
         optimizers.load_state(self.optimizer, state)

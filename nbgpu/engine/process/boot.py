@@ -15,13 +15,13 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.engine.process import resizing, torchrun_variables
+from nbgpu.engine.process.seat import Seat
 from nbgpu.machine import clock, descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
@@ -157,55 +157,6 @@ def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
         temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
     multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class Seat:
-    """An engine's place in the group, which the client assigns."""
-
-    rank: int
-    world_size: int
-    host: str
-    """The name of its host, unique in the cluster."""
-    local_rank: int
-    local_world_size: int
-    """The number of ranks on its host."""
-    host_number: int
-    """The number of its host among those that have ranks, from 0 on."""
-    num_hosts: int
-    """The number of hosts that have ranks."""
-    interface: str
-    """The interface over which it talks to ranks of other hosts; empty where all are on one."""
-    backend: str
-    transport: str
-    """The name of the cluster's transport, as in `nbgpu.machine.transports`."""
-    device: str
-    """'cuda:N' among the GPUs that the cluster chose, or 'cpu'."""
-    visible_gpus: str
-    """The UUIDs of these GPUs, separated by commas."""
-    described: Mapping[str, Any]
-    """The fields of the device's `records.Device`."""
-    folder: str
-    """The cluster's folder on this host; only the user can enter it."""
-    store: str
-    """The address of the server of the store in which the ranks meet."""
-    store_keys: str
-    """The file with the keys of that server, a `protocol.meeting.MeetingPlace`."""
-    threads: int
-    """CPU threads for torch's operators on this rank."""
-    collective_timeout_s: float
-    memory_limit_bytes: int | None
-    """The most memory that the rank may take on its device; None for no limit."""
-    cell_seed: int | None
-    """The seed of the random numbers that cells draw, as in `ClusterConfig`."""
-    link: Mapping[str, Any] | None
-    """The fields of the simulated `machine.links.Link`; None for the link that is there."""
-    clock_ahead_s: float
-    """How far its host's clock is ahead of that of the notebook's host."""
-    slow_factor: float
-    """How many times as long this rank works, to be a slow one; 1 for a rank like the others."""
-    simulated: str
-    """The simulated link and slow ranks of the cluster in words; empty for none."""
 
 
 def join(seat: Mapping[str, Any], generation: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbgpu.engine.process.boot import Seat
+    from nbgpu.engine.process.seat import Seat
 
 
 def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:

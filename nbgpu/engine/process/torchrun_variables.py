@@ -7,8 +7,9 @@ trains alone on every rank and says nothing.
 The variables are in `os.environ` and not in the environment that child processes inherit. A program that a
 cell starts (`!python script.py`, `subprocess.run`, a process that multiprocessing spawns) is no rank: with
 the variables it would wait for as many processes as there are ranks. `os.unsetenv` makes this difference: it
-is documented to leave `os.environ` as it is. A child that gets `env=os.environ` has the variables, as it has
-below torchrun.
+is documented to leave `os.environ` as it is. A hook on `subprocess.Popen` would miss `os.execv`,
+`os.system` and multiprocessing, which read the C environment. A child that gets `env=os.environ` has the
+variables, as it has below torchrun.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nbgpu.machine import interfaces
 
 if TYPE_CHECKING:
     from nbgpu.engine.group.meeting import Store
-    from nbgpu.engine.process.boot import Seat
+    from nbgpu.engine.process.seat import Seat
 
 _STORE_KEY = "nbgpu/master"
 _own: dict[str, str] = {}

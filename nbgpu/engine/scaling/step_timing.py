@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.engine.dry_run.steps import import_trainer
 from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
@@ -51,7 +50,6 @@ def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str
     """
     member = group.membership()
     config = train_config(**settings)
-    import_trainer()
     try:
         with randomness.of_run(config), precision.kernels(config):
             return {

@@ -219,8 +219,7 @@ class Trainer(Loop):
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
-        # Checkpoints of older versions have no "progress".
-        self._progress.load_state(about.get("progress"))
+        self._progress.load_state(about["progress"])
         self.step = about["step"]
         self._validated_step = about["validated_step"]
         self._train_s = about["train_s"]

@@ -33,8 +33,8 @@ from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import VolumeList, find_volumes
+from nbgpu.recipes.autoencoder.baselines import compared
 from nbgpu.recipes.autoencoder.choices import networks_for
-from nbgpu.recipes.autoencoder.comparison import compared
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance

@@ -153,23 +153,6 @@ def _here(engine: subprocess.Popen[bytes]) -> EngineProcess:
     return EngineProcess(platform.node(), engine.pid)
 
 
-def test_an_entry_of_an_earlier_version_is_read(engine: subprocess.Popen[bytes]) -> None:
-    """A kept cluster may be older than what is installed by now."""
-    noted = cluster_on(*GPUS, engine_pid=engine.pid)
-    registry.claim(noted)
-    (path,) = registry.folder().glob("*.json")
-    entry = json.loads(path.read_text())
-    entry["seating"] = {
-        "engines": {"0": 1},
-        "pids": {"0": engine.pid},
-        "generation": 3,
-        "num_severed": {"0": 5},
-    }
-    path.write_text(json.dumps(entry))
-    (found,) = registry.entries()
-    assert found.seating == Seating({0: 1}, {0: _here(engine)}, generation=3)
-
-
 def test_a_cluster_of_another_version_is_listed_and_holds_its_gpus(engine: subprocess.Popen[bytes]) -> None:
     """That version had a setting by another name."""
     entry = cluster_on(GPUS[0], engine_pid=engine.pid)
