@@ -391,12 +391,16 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         """Whether a run is active or a rank is at work. A rank that does not answer counts as working."""
         if self.run is not None and not self.run.over:
             return True
+        idle = self.idle_ranks()
+        return any(self.ranks.how_ended(rank) is None for rank in range(self.world_size) if rank not in idle)
+
+    def idle_ranks(self) -> list[int]:
+        """Return the ranks that answer that they are at work on nothing."""
         with closing(self.lookout()) as lookout:
             lookout.seen.clear()
             lookout.ask()
             lookout.collect(_ANSWER_PATIENCE_S)
-            alive = [rank for rank in range(self.world_size) if self.ranks.how_ended(rank) is None]
-            return any(rank not in lookout.seen or lookout.seen[rank].where.doing != "idle" for rank in alive)
+            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None

@@ -124,7 +124,10 @@ class Run:
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
-        results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
+        # The cluster may have been resized since.
+        num_ranks = min(len(host.devices), runs.world_size(folder, len(host.devices)))
+        results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
+        _leave_missing_outcomes(folder, results, host)
         run = cls(folder, config, first_info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
@@ -502,3 +505,18 @@ class Run:
                 _log.warning(
                     "there is no report of %s, because it cannot be written: %s", self.folder.name, error
                 )
+
+
+def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], host: Host) -> None:
+    """Record the end of a run on ranks that do not train any more and have not recorded it, because whoever
+    waited for it would wait for ever."""
+    if all(result.ready() for result in results.values()):
+        return
+    # A rank records its end before it is idle, so that those without a record are looked for afterwards.
+    for rank in host.idle_ranks():
+        if rank in results and not results[rank].ready():
+            message = (
+                f"rank {rank} does not train any more, and has not recorded why: it was replaced when it had died, "
+                f"or could not write to {folder}"
+            )
+            runs.leave_outcome(folder, rank, RankFailure(rank, "ClusterError", message, message))

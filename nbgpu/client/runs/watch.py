@@ -81,6 +81,8 @@ class Host(Protocol):
 
     def lookout(self) -> Lookout: ...
 
+    def idle_ranks(self) -> Sequence[int]: ...
+
     @property
     def other_hosts(self) -> Sequence[OtherHost]: ...
 
@@ -457,6 +459,20 @@ class RunWatch:
     def _add_to_failures(self, text: str) -> None:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
 
+    def _leave_outcomes(self, ranks: Sequence[int]) -> None:
+        """Record in the run's folder how the run ended on ranks that could not do it themselves: without that
+        it would seem to go on there to whoever attaches later."""
+        failures = {failure.rank: failure for failure in self.failures}
+        for rank in ranks:
+            message = f"rank {rank} did not come back from the run"
+            failure = failures.get(rank, RankFailure(rank, "ClusterError", message, message))
+            try:
+                runs.leave_outcome(self._folder, rank, failure)
+            except OSError as error:
+                _log.warning(
+                    "how rank %d ended cannot be noted in %s: %s", rank, self._folder, error.strerror
+                )
+
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
         """Leave the ranks in good order for the next work."""
         stuck = watch.stuck()
@@ -464,6 +480,7 @@ class RunWatch:
         # Rank 0 ends the run's logs in this call.
         failed = bool(self.failures or self.lost)
         causes = [failure.rank for failure in self.failures]
+        self._leave_outcomes([*watch.gone, *stuck])
         ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])
