@@ -50,8 +50,6 @@ from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN
 from nbgpu.protocol.records import Device
 
-_ANSWER_PATIENCE_S = 1.0
-
 _current: Cluster | None = None
 
 
@@ -393,14 +391,6 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             return True
         idle = self.idle_ranks()
         return any(self.ranks.how_ended(rank) is None for rank in range(self.world_size) if rank not in idle)
-
-    def idle_ranks(self) -> list[int]:
-        """Return the ranks that answer that they are at work on nothing."""
-        with closing(self.lookout()) as lookout:
-            lookout.seen.clear()
-            lookout.ask()
-            lookout.collect(_ANSWER_PATIENCE_S)
-            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None

@@ -196,6 +196,11 @@ class Run:
         return self._ending.over
 
     @property
+    def is_to_stop(self) -> bool:
+        """Whether the run was asked to stop, and is not over."""
+        return self._watch.is_to_stop and not self.over
+
+    @property
     def status(self) -> RunState:
         """The state of the run: the state of its ranks, or that of the slowest one if they differ."""
         if self._ending.state is not None:
@@ -407,7 +412,8 @@ class Run:
         self._ask("stop", why)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
-        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
+        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised; a
+        second one interrupts the step, as a second `stop` does.
 
         Meanwhile a line says how far the run is, in a notebook and in a terminal. Ranks that were replaced
         are reported on stderr, with what was lost.

@@ -222,6 +222,8 @@ before, by_name.load = by_name.load, load
         # A rank that came after the run is in no run, either.
         assert second.run("cluster.resize(3)").status == "ok"
         kill(second)
+    # Nor is a rank that left no word of its end, and does nothing.
+    next(tmp_path.glob("*/rank0.outcome.json")).unlink()
     with kernel() as third:
         third.run("import nbgpu\ncluster = nbgpu.attach()")
         assert (
