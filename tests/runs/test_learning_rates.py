@@ -63,7 +63,7 @@ def test_the_encoder_learns_at_a_share_of_the_rate_which_is_shown(
         "weight_decay": 0.0,
         "optimizer": "adam",
         "lr_scaling": "linear",
-        "lr_batch_size": 16,
+        "lr_batch_size": 24,
         "batch_size": 4,
     }
     like_the_rest = train(cluster3, tmp_path, **settings)
