@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.engine.process import resizing, torchrun_variables
-from nbgpu.machine import clock, descendants, interpreter
+from nbgpu.machine import clock, descendants, interpreter, numa
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.links import Link
@@ -191,6 +191,8 @@ class Seat:
     """The address of the server of the store in which the ranks meet."""
     store_keys: str
     """The file with the keys of that server, a `protocol.meeting.MeetingPlace`."""
+    binding: numa.Binding
+    """The cores to which it is bound."""
     threads: int
     """CPU threads for torch's operators on this rank."""
     collective_timeout_s: float
@@ -349,6 +351,8 @@ def _take(seat: Seat) -> Seat:
     _taken = seat
     _settle_variables(seat)
     clock.keep_time_with(seat.clock_ahead_s)
+    # Before torch starts threads of its own, which inherit the cores.
+    numa.bind(seat.binding)
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
     randomness.seed_cells(seat.cell_seed, seat.rank)
