@@ -345,6 +345,7 @@ def _take(seat: Seat) -> Seat:
         tracebacks,
     )
     from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.memory import other_gpus
     from nbgpu.engine.model import randomness
     from nbgpu.engine.variables import import_times, library_objects
 
@@ -379,6 +380,7 @@ def _take(seat: Seat) -> Seat:
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
     out_of_memory.explain_failed_cells(shell, _own_rank, torch.device(seat.device))
+    other_gpus.explain_after_cells(shell, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
