@@ -29,9 +29,7 @@ def explain(observed: Observed) -> Explanation:
     found = spent(observed)
     first = found.change_first()
     advice = () if first is None else tuple(sorted(_Adviser(found).advice(first), key=lambda a: a.step_s))
-    return Explanation(
-        found.bound(), first, tuple(found.sentences()), found.step_s, found.spent_s, advice
-    )
+    return Explanation(found.bound(), first, tuple(found.sentences()), found.step_s, found.spent_s, advice)
 
 
 class _Adviser:

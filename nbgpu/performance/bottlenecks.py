@@ -177,9 +177,7 @@ class Spent:
         if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
             yield f"All of these times are longer than they need be: {self._about('cores')}."
         rest = {
-            name: seconds
-            for name, seconds in self.spent_s.items()
-            if seconds and name not in (bound, first)
+            name: seconds for name, seconds in self.spent_s.items() if seconds and name not in (bound, first)
         }
         if rest:
             ordered = sorted(rest, key=lambda name: -rest[name])

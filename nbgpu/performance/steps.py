@@ -193,7 +193,9 @@ class StepTimes:
             "backward": self.backward_s,
             "optimizer, with clipping": self.optimizer_s,
             # One rank exchanges nothing: what DDP or FSDP adds is its own work.
-            "exchange that is not hidden" if self.world_size > 1 else f"{self.strategy.upper()}'s own work": self.exposed_s,
+            "exchange that is not hidden"
+            if self.world_size > 1
+            else f"{self.strategy.upper()}'s own work": self.exposed_s,
         }
         rows = [("", "ms", "of a step")]
         rows += [(name, f"{1e3 * s:.2f}", f"{s / self.step_s:.0%}") for name, s in parts.items()]

@@ -57,10 +57,22 @@ def explained(
         (steps(), {}, "computation", None, "^Computation bounds this run: 95 ms .*nothing to change first"),
         (steps(data=120), {}, "data", "data", "^Data bound this run: a step waits 120 ms"),
         (steps(transfer=120), {}, "communication", "communication", "^Communication bounds this run: 120 ms"),
-        (steps(0.2, last=(1,)), {}, "imbalance", "imbalance", "^Imbalance bounds .*rank 0 waits 200 ms .* 100%"),
+        (
+            steps(0.2, last=(1,)),
+            {},
+            "imbalance",
+            "imbalance",
+            "^Imbalance bounds .*rank 0 waits 200 ms .* 100%",
+        ),
         (steps(), {"validation": 0.2}, "validation", "validation", "^Validation bounds this run: 200 ms"),
         (steps(), {"checkpoints": 0.1}, "checkpoints", "checkpoints", "^Checkpoints bound this run: 100 ms"),
-        (steps(other=100), {}, "other", None, "^None of a step's parts bounds this run.*nothing to change first"),
+        (
+            steps(other=100),
+            {},
+            "other",
+            None,
+            "^None of a step's parts bounds this run.*nothing to change first",
+        ),
         # Where computation is the largest part, it comes first, and then what can be changed.
         (
             steps(data=50),
@@ -76,7 +88,13 @@ def explained(
             "communication",
             r"^Computation .*8[23]%.*\nChange this first: communication. 20 ms of a step, 17%",
         ),
-        (steps(0.07, last=(1,)), {}, "computation", "imbalance", "first: the imbalance. Rank 0 waits 70 ms .* rank 1"),
+        (
+            steps(0.07, last=(1,)),
+            {},
+            "computation",
+            "imbalance",
+            "first: the imbalance. Rank 0 waits 70 ms .* rank 1",
+        ),
         (steps(other=60), {}, "computation", None, r"^Computation .*other 60 ms \(39%\)"),
         # Ranks that take turns to be last are alike.
         (steps(0.07), {}, "computation", None, "^Computation bounds this run"),
