@@ -19,9 +19,7 @@ def test_the_notebook_trains_against_a_discriminator_and_encodes_a_volume(tmp_pa
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}
     drawn = [s for s, outputs in cells.items() if any("image/png" in o.get("data", {}) for o in outputs)]
     assert len(drawn) == 3
-    live = [
-        o for o in cells[next(s for s in cells if "run.panel()" in s)] if "text/html" in o.get("data", {})
-    ]
+    live = [o for o in cells[next(s for s in cells if "run.panel()" in s)] if "text/html" in o.get("data", {})]
     assert any("step 30: reconstruction" in o.data["text/html"] for o in live)
     index = json.loads((tmp_path / "latents" / "latents.json").read_text())
     told = "".join(o.get("text", "") for o in cells[next(s for s in cells if "pull" in s)])

@@ -126,9 +126,7 @@ def test_a_dying_kernel_ends_it_too(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_it_and_its_kernel(tmp_path: Path) -> None:
-    source = (
-        "import os; print(os.getpid(), file=open('pid', 'w', encoding='utf8'))\nimport time; time.sleep(600)"
-    )
+    source = "import os; print(os.getpid(), file=open('pid', 'w', encoding='utf8'))\nimport time; time.sleep(600)"
     with subprocess.Popen(
         _command(_notebook(tmp_path, source), tmp_path / "out"),
         stdout=subprocess.PIPE,

@@ -19,10 +19,7 @@ OF_OTHERS = "train_with_other_libraries"
 FOLDER = REPOSITORY / "docs" / "howto"
 PAGES = re.findall(r"^([a-z_]+)$", (FOLDER / "index.md").read_text(), re.MULTILINE)
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ON_TWO_CPU_RANKS = {
-    "%nbgpu start": "%nbgpu start --gpus none --ranks 2",
-    "autoencoder --": "autoencoder --gpus none --",
-}
+ON_TWO_CPU_RANKS = {"%nbgpu start": "%nbgpu start --gpus none --ranks 2", "autoencoder --": "autoencoder --gpus none --"}
 
 
 def test_the_index_names_every_page() -> None:

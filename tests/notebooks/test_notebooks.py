@@ -71,9 +71,7 @@ def test_it_can_be_opened_on_colab_and_kaggle(path: Path, notebook: Any) -> None
     kaggle = f"https://kaggle.com/kernels/welcome?src=https://{source}/{there}"
     assert re.findall(r"\]\((https[^)]*)\)", links.source) == [colab, kaggle]
     assert "skip-execution" in install.metadata.tags
-    assert re.findall(r'%pip install -q "([^"]*)"', install.source) == [
-        f"nbgpu[samples] @ git+https://{source}"
-    ]
+    assert re.findall(r'%pip install -q "([^"]*)"', install.source) == [f"nbgpu[samples] @ git+https://{source}"]
     # All notebooks have the same one.
     assert install.source == nbformat.read(NOTEBOOKS[0], as_version=4).cells[1].source
 
@@ -185,9 +183,7 @@ def test_another_machine_leaves_the_same_outputs(tmp_path: Path) -> None:
     stream.append(nbformat.v4.new_output("display_data", data={"text/html": link}))
     widget = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "image/svg+xml": "<svg/>"}
     cell.outputs = [*stream, nbformat.v4.new_output("display_data", data=widget)]
-    notebook = nbformat.v4.new_notebook(
-        cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python"}}
-    )
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python"}})
     kept(notebook, folder)
     said, page, drawn = cell.outputs
     assert page.data == {"text/html": "<b>report</b>"}
@@ -216,9 +212,7 @@ def _said(name: str, pattern: str) -> list[float]:
 
 def test_a_change_is_shown_as_text_for_review(tmp_path: Path) -> None:
     """As `git diff` shows it with the driver that the Makefile sets up."""
-    (driver,) = re.findall(
-        r"^NOTEBOOK_AS_TEXT := \$\(RUN\) (.*)$", (REPOSITORY / "Makefile").read_text(), re.M
-    )
+    (driver,) = re.findall(r"^NOTEBOOK_AS_TEXT := \$\(RUN\) (.*)$", (REPOSITORY / "Makefile").read_text(), re.M)
     (tmp_path / ".gitattributes").write_text((REPOSITORY / ".gitattributes").read_text())
     output = nbformat.v4.new_output(
         "display_data", data={"text/plain": "a curve", "image/png": "iVBORw0KGgo=", "text/html": "<b>a</b>"}

@@ -36,11 +36,7 @@ CELLS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     ),
     "10_diffusion": (
         ('train("diffusion"', "run.wait()", "%push", "sample_share", "shares ="),
-        {
-            "steps=200": "steps=4, num_phantoms=32, val_cases=2",
-            "(2, 4, 11)": "(2, 4)",
-            "max_cases=6": "max_cases=2",
-        },
+        {"steps=200": "steps=4, num_phantoms=32, val_cases=2", "(2, 4, 11)": "(2, 4)", "max_cases=6": "max_cases=2"},
     ),
     "11_survival": (
         ('train("survival"', "run.wait()", "cox_loss"),

@@ -189,27 +189,21 @@ def test_a_launcher_of_notebooks_says_what_to_write(
 ) -> None:
     require(library)
     # notebook_launcher starts nothing where an Accelerator was made.
-    notebook.run(
-        "%%distributed\nimport sys\nif 'accelerate.state' in sys.modules: sys.modules['accelerate.state']"
-        ".AcceleratorState._reset_state(True)"
-    )
+    notebook.run("%%distributed\nimport sys\nif 'accelerate.state' in sys.modules: sys.modules['accelerate.state']"
+                 ".AcceleratorState._reset_state(True)")
     done = notebook.run(f"%%distributed\n{cell}", timeout_s=120)
     for left in Path(tempfile.gettempdir()).glob("torchelastic_*"):
         shutil.rmtree(left)  # torch leaves the logs of processes that it did not start
     assert done.status == "error"
     assert done.error.splitlines()[-1].startswith(said), done.error
-    assert (
-        notebook.run("%%distributed\nx = torch.ones(1); dist.all_reduce(x); int(x)").said(0, 1) == [["2"]] * 2
-    )
+    assert notebook.run("%%distributed\nx = torch.ones(1); dist.all_reduce(x); int(x)").said(0, 1) == [["2"]] * 2
 
 
 @pytest.mark.long
 def test_lightning_alone_on_each_rank_is_said_once(notebook: Kernel) -> None:
     require("lightning")
     alone = "alone takes this rank for the only one, and each rank trains alone: pass devices=world_size and"
-    made = notebook.run(
-        "%%distributed\nimport lightning\nalone = lightning.Fabric(accelerator='cpu')", timeout_s=120
-    )
+    made = notebook.run("%%distributed\nimport lightning\nalone = lightning.Fabric(accelerator='cpu')", timeout_s=120)
     assert made.stderr.count(alone) == 1, made.stderr
     assert alone not in notebook.run("%%distributed\nprint(1)").stderr
 
@@ -220,7 +214,5 @@ def test_what_was_made_for_another_number_of_ranks_is_listed(notebook: Kernel) -
     assert made.status == "ok", made.error
     resized = notebook.run("%nbgpu resize 3")
     assert "make it again for 3. It was: accelerator = Accelerator(...)" in resized.written
-    again = notebook.run(
-        "%%distributed\nfrom accelerate import Accelerator\nprint(Accelerator().num_processes)"
-    )
+    again = notebook.run("%%distributed\nfrom accelerate import Accelerator\nprint(Accelerator().num_processes)")
     assert again.said(0, 1, 2) == [["3"]] * 3, again.error

@@ -181,11 +181,7 @@ def test_lab_opens_the_first_notebook_in_jupyterlab(python: Path, tmp_path: Path
             [_command(python), "lab", "--ServerApp.port=0", "--ServerApp.ip=127.0.0.1"],
             cwd=tmp_path,
             env=_environment()
-            | {
-                "HOME": str(tmp_path),
-                "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
-                "BROWSER": str(browser),
-            },
+            | {"HOME": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "BROWSER": str(browser)},
             stdout=log,
             stderr=log,
             start_new_session=True,
