@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbgpu.client.ipykernel.progress_line import Progress
+from nbgpu.run_folder import checkpoint_files
 
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
@@ -45,10 +46,25 @@ def progress_of(run: Run, presenter: Presenter | None) -> Progress:
 
 
 def why_no_result(run: Run) -> str:
-    """Why a run has no result, as the message of an error."""
+    """Why a run has no result, and what gives it one, as the message of an error."""
     name, status = run.folder.name, run.status
-    if status == "finished":
+    if not run.over:
+        return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
+    if never := why_none_can_be_worked_out(run):
+        return never
+    because = "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
+    return f"{name} has no result{because}. run.work_out_result() works out that of its newest checkpoint"
+
+
+def why_none_can_be_worked_out(run: Run) -> str:
+    """Why the result of a run that is over cannot be worked out now; empty where it can."""
+    name, config, status = run.folder.name, run.config, run.status
+    if "work_out_result" in config.UNUSED or (status == "finished" and config.work_out_result):
         return f"{name} has no result: its recipe works none out"
-    if run.over:
-        return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
-    return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
+    if not config.telemetry:
+        return f"{name} has no result: with telemetry=False nothing is recorded"
+    if config.smoke_test:
+        return f"{name} has no result, because the smoke test did not come to its end. Start it again"
+    if not checkpoint_files.newest_whole(run.folder, contents=False).checkpoint:
+        return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status} before its first checkpoint"
+    return ""

@@ -21,7 +21,7 @@ from nbgpu.client.runs.ending import Ending
 from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
-from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result
+from nbgpu.client.runs.presenting import Presenter, progress_of, why_no_result, why_none_can_be_worked_out
 from nbgpu.client.runs.watch import Host, RunWatch
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
@@ -43,8 +43,8 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
+from nbgpu.run_folder import checkpoint_files, intact_checkpoints, metrics_files, names
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder import intact_checkpoints, metrics_files, names
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
@@ -84,21 +84,31 @@ class Run:
         self.folder = folder
         self.config = config
         self._planned = planned or Plan.at_first(host.config, config, info.devices, host.chosen_transport)
-        self.reader = Reader(folder, info.world_size)
         self._info = info
         self._info_written_ns = 0
         self._host = host
-        self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._served = served or Served(folder, [])
-        self._watch = RunWatch(
-            folder, config, host, results, self.statuses, self._take_ranks, self._served.is_needed
-        )
-        self._live = serving.follow(self._served, folder, config, self.reader, host)
-        self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
             self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
             self._preparing.start()
+        self._follow(results)
+
+    def _follow(self, results: Mapping[int, Reply]) -> None:
+        """Follow the ranks until they have answered."""
+        self.reader = Reader(self.folder, self._info.world_size)
+        self._ending: Ending[RunState] = Ending(self.folder.name, _log)
+        self._watch = RunWatch(
+            self.folder,
+            self.config,
+            self._host,
+            results,
+            self.statuses,
+            self._take_ranks,
+            self._served.is_needed,
+        )
+        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._host)
+        self._num_heals_reported = 0
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -294,6 +304,43 @@ class Run:
                 "run.result()"
             )
         presenter.show_result(self, result)
+
+    @property
+    def can_work_out_result(self) -> bool:
+        """Whether the run ended without a result, and `work_out_result` would give it one."""
+        ended = self.status in FINAL_STATES
+        return ended and self.result() is None and not why_none_can_be_worked_out(self)
+
+    @uninterrupted()
+    def work_out_result(self) -> Run:
+        """Work out the result of a run that ended without one: that of its newest checkpoint.
+
+        A run that was stopped, by a person or because the job's time was nearly up, has none yet. The ranks
+        load the checkpoint, validate it if the run validates, and work out the result as at the end of any
+        run, which then counts as finished with that step. Returns at once, and `wait` waits.
+
+        Raises:
+            RunError: the run goes on, has a result or no checkpoint, its recipe works none out, or the ranks
+                are busy.
+        """
+        if self.over and self.result() is not None:
+            raise RunError(f"{self.folder.name} has its result: run.show_result() shows it")
+        if not self.over or why_none_can_be_worked_out(self):
+            raise RunError(why_no_result(self))
+        if self._served.is_needed:
+            raise RunError(
+                f"not all hosts see {self.folder}, where the checkpoint is. Train with "
+                f"resume={str(self.folder)!r} up to this step, or in a folder that all hosts share"
+            )
+        step = checkpoint_files.state(self.checkpoint())["step"]
+        config = self.config.counting(steps=step, epochs=None, work_out_result=True, profile="")
+        self._host.conclude(self, step, config)
+        return self
+
+    def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
+        """Follow the ranks, which have begun to work out the result of this run with these settings."""
+        self.config = config
+        self._follow(results)
 
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.

@@ -176,7 +176,8 @@ class Trainer(Loop):
         learning_rate = self._learning_rate()
         learning_rate.try_out()
         num_warmup_steps = learning_rate.num_warmup_steps
-        if num_warmup_steps >= self.total_steps:
+        # A run that only works out its result has no step to do.
+        if num_warmup_steps >= self.total_steps > self.step:
             name = "warmup_steps" if config.warmup_epochs is None else "warmup_epochs"
             raise ConfigError(
                 f"{name}={getattr(config, name)} is a warm-up of {num_warmup_steps} steps, and the whole run has "

@@ -108,6 +108,9 @@ class _Controls:
             self._explain = self._button(
                 "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
             )
+            self._result = self._button(
+                "Work out result", "Work out the result of the newest checkpoint of a stopped run", "", self._on_result
+            )
             self._export = self._button(
                 "Export", "Write the files with which this run trains elsewhere", "", self._on_export
             )
@@ -163,7 +166,16 @@ class _Controls:
         return button
 
     def _buttons(self) -> list[w.Button]:
-        return [self._start, self._pause, self._stop, self._plan, self._find, self._explain, self._export]
+        return [
+            self._start,
+            self._pause,
+            self._stop,
+            self._result,
+            self._plan,
+            self._find,
+            self._explain,
+            self._export,
+        ]
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -341,6 +353,11 @@ class _Controls:
         if run is not None:
             self._ask(partial(self._advice.explain, run))
 
+    def _on_result(self) -> None:
+        run = self._run
+        if run is not None:
+            self._ask(lambda: self._show(run.work_out_result()))
+
     def _on_export(self) -> None:
         run = self._run
         if run is not None:
@@ -382,6 +399,9 @@ class _Controls:
             self._pause.disabled = not running
             self._stop.disabled = not running and self._cancel is None
             self._explain.disabled = self._export.disabled = self._run is None
+            lacks_result = self._run is not None and self._run.can_work_out_result
+            self._result.layout.display = "" if lacks_result else "none"
+            self._result.disabled = busy
             self._advice.refresh()
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"
