@@ -66,9 +66,7 @@ _CONVERT = (
     ("nbgpu convert config.json environment.json --out run.toml", "the files of MONAI's tutorial 3d_ldm"),
     ("nbgpu convert brats.yml --out run.toml", "the file of Fast-DDPM"),
 )
-_RESULT = (
-    ("nbgpu result RUN_FOLDER", "the result of its newest checkpoint, on as many ranks as it had"),
-)
+_RESULT = (("nbgpu result RUN_FOLDER", "the result of its newest checkpoint, on as many ranks as it had"),)
 _REPORT = (
     (
         "nbgpu report nbgpu_runs/20260101-120000-autoencoder-1f2e",

@@ -52,7 +52,9 @@ def why_no_result(run: Run) -> str:
         return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
     if never := why_none_can_be_worked_out(run):
         return never
-    because = "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
+    because = (
+        "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
+    )
     return f"{name} has no result{because}. run.work_out_result() works out that of its newest checkpoint"
 
 

@@ -109,7 +109,10 @@ class _Controls:
                 "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
             )
             self._result = self._button(
-                "Work out result", "Work out the result of the newest checkpoint of a stopped run", "", self._on_result
+                "Work out result",
+                "Work out the result of the newest checkpoint of a stopped run",
+                "",
+                self._on_result,
             )
             self._export = self._button(
                 "Export", "Write the files with which this run trains elsewhere", "", self._on_export
