@@ -25,7 +25,7 @@ from nbgpu.config.settings import together
 from nbgpu.conversion import convert as conversion
 from nbgpu.errors import RunError
 from nbgpu.run_folder import folder as runs
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.prediction import terminal as terminal_progress
 from nbgpu.ui.run import terminal
 
@@ -76,9 +76,9 @@ def predict(arguments: list[str]) -> int:
     with preloading.begun(gpu_choice.choose, cluster):
         data_check.require_new(job)
         with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
-            console.print(started.describe())
+            say(console, started.describe())
             found = started.predict_with(job, show)
-    console.print(str(found), highlight=False, soft_wrap=True)
+    say(console, str(found))
     return 1 if found.failed else 0
 
 
@@ -96,11 +96,11 @@ def result(arguments: list[str]) -> None:
     console = CommandConsole()
     ui.connect()
     with Cluster.with_config(cluster_of(with_ranks, rest, values)) as started:
-        console.print(started.describe())
+        say(console, started.describe())
         run = started.work_out_result(folder)
         terminal.follow(run, console)
         run.wait(progress=False)
-        console.print(f"nbgpu report {folder} writes the page with the result", soft_wrap=True)
+        say(console, f"nbgpu report {folder} writes the page with the result")
 
 
 def report(arguments: list[str]) -> None:

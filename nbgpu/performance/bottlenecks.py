@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from nbgpu.performance.other_buckets import ExchangeModel
 from nbgpu.performance.step_parts import MOSTLY, STATISTICS, StepParts, middle_half, slowest_rank
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import named_ranks
 
 Bound = Literal[
@@ -109,6 +110,7 @@ class Explanation:
         return "\n".join([*self.sentences, *(advice.text for advice in self.advice)])
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from collections.abc import Container, Sequence
 _GAP = "  "
 
 
-def aligned(
-    rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None
-) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
     """Return one line for each row, with the cells of a column below one another.
 
     Where the lines would be longer than `width`, the table is turned: each row becomes a block with a line

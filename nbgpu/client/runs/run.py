@@ -46,6 +46,7 @@ from nbgpu.protocol.records import (
 from nbgpu.run_folder import checkpoint_files, intact_checkpoints, metrics_files, names
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
+from nbgpu.run_folder.progress import progress as how_far
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
 from nbgpu.text.ranks import count_of_ranks
@@ -112,9 +113,8 @@ class Run:
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
-        return (
-            f"<Run {self.folder.name}: {self.status}, step {self._newest_step()} of {self.info.total_steps}>"
-        )
+        now = how_far(self.info, self.status, self.statuses())
+        return f"<Run {self.folder.name}: {self.status}, {now.in_steps}>"
 
     @classmethod
     def start(

@@ -10,6 +10,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import Gap, Interval, PointSummary
 from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import StudyPlan
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Comparison:
         return "\n".join(told)
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 def _doubt(point: ComparedPoint) -> str:

@@ -108,8 +108,13 @@ class Study:
         return f"<Study {self.folder.name}: {self.describe()}>"
 
     def __str__(self) -> str:
-        table = study_table.lines(self.plan, self.summary())
-        laws = study_table.law_lines(self.plan, self.measured(), self.summary())
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The study as text. Tables that are wider than `width` are turned, so that no number is cut."""
+        summary = self.summary()
+        table = study_table.lines(self.plan, summary, width)
+        laws = study_table.law_lines(self.plan, self.measured(), summary)
         return "\n".join([self.describe(), *table, *laws, str(self.folder)])
 
     def _ipython_display_(self) -> None:

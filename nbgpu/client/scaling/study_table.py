@@ -174,17 +174,18 @@ def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) 
     return verdicts.of_point(summary, value, plan.vary == RANKS)
 
 
-def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """The table as text, and the parts of a step below it."""
+def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap], width: int | None = None) -> list[str]:
+    """The table as text, and the parts of a step below it; tables that are wider than `width` are turned."""
     header, rows = header_and_rows(plan, summary)
-    shown = [heading(plan), *aligned([header, *rows], right=range(len(header))), *notes(plan, summary)]
+    table = aligned([header, *rows], range(len(header)), width)
+    shown = [heading(plan), *table, *notes(plan, summary)]
     measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
     if measured:
         names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
         titles = [*(PARTS.get(name, "exchange, hidden in backward") for name in names)]
         rows = [[plan.vary, *titles]]
         rows += [[str(found.value), *(_ms(found.parts_s.get(name)) for name in names)] for found in measured]
-        shown += ["mean parts of a step, in ms", *aligned(rows, right=range(len(titles) + 1))]
+        shown += ["mean parts of a step, in ms", *aligned(rows, range(len(titles) + 1), width)]
     return shown
 
 

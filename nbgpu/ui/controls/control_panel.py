@@ -264,12 +264,12 @@ class _Controls:
         self._show(cluster.train_with(config))
 
     def _plan_run(self, cluster: Cluster, config: TrainConfig) -> None:
-        self._say(str(cluster.plan_with(config)), is_table=True)
+        self._say_page(cluster.plan_with(config)._repr_html_())
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
         found = cluster.find_batch_size_with(config, stop=self._cancel)
         self._settings.fields["batch_size"].show(found.batch_size)
-        self._say(str(found), is_table=True)
+        self._say_page(found._repr_html_())
 
     def _show(self, run: Run) -> None:
         clear_head(self._slot)
@@ -416,8 +416,12 @@ class _Controls:
             self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
             self._settings.judge()
 
-    def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
-        self._said.value = said(text, is_error, is_table)
+    def _say(self, text: str, is_error: bool = False) -> None:
+        self._said.value = said(text, is_error)
+
+    def _say_page(self, page: str) -> None:
+        """Show what prints as HTML, such as a plan."""
+        self._said.value = f'<div role="status" style="line-height:1.4;overflow-x:auto">{page}</div>'
 
     def _say_error(self, error: NbgpuError) -> None:
         """Show an error, and below it the traceback of the user's code, as in a cell."""
