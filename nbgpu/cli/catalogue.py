@@ -75,6 +75,7 @@ _CONVERT = (
     ("nbgpu convert config.json environment.json --out run.toml", "the files of MONAI's tutorial 3d_ldm"),
     ("nbgpu convert brats.yml --out run.toml", "the file of Fast-DDPM"),
 )
+_RESULT = (("nbgpu result RUN_FOLDER", "the result of its newest checkpoint, on as many ranks as it had"),)
 _REPORT = (
     (
         "nbgpu report nbgpu_runs/20260101-120000-autoencoder-1f2e",
@@ -152,6 +153,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Use results": (
         Command(
             "predict RUN_FOLDER", "apply a trained model to new data", "results", _PREDICT, has_flags=True
+        ),
+        Command(
+            "result RUN_FOLDER", "work out the result of a stopped run", "results", _RESULT, has_flags=True
         ),
         Command("report RUN_FOLDER", "write one page that shows a run", "results", _REPORT),
         Command(

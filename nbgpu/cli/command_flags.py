@@ -91,6 +91,7 @@ def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, Fi
         "sweep": [FileFlag, SweepConfig, ClusterConfig, model],
         "scaling": [StudyFlags, StudyConfig, ClusterConfig, model],
         "predict": [PredictConfig, ClusterConfig],
+        "result": [ClusterConfig],
         "characterize": [CharacterizeConfig, MicrostructureConfig],
         "convert": [ConvertFlags],
         "export": [ExportFlags, ExportConfig],

@@ -19,7 +19,7 @@ from nbgpu.client.scaling import hosts_check
 from nbgpu.config import ClusterConfig, flags
 from nbgpu.host.findings import Finding
 from nbgpu.machine import interpreter
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say, width_of
 from nbgpu.ui.devices import terminal
 from nbgpu.ui.devices import top as devices_now
 
@@ -100,7 +100,8 @@ def ps(arguments: list[str]) -> None:
     """Print the clusters of this user on this machine."""
     if arguments:
         raise UsageError("usage: nbgpu ps")
-    print(clusters.table())
+    console = _console()
+    say(console, clusters.table(width_of(console)))
 
 
 def host(arguments: list[str]) -> NoReturn:

@@ -1,10 +1,12 @@
-"""What is made of runs, files and structures: `predict`, `report`, `export`, `convert`, `characterize`."""
+"""What is made of runs, files and structures: `predict`, `result`, `report`, `export`, `convert`,
+`characterize`."""
 
 from __future__ import annotations
 
 import itertools
 from pathlib import Path
 
+from nbgpu import ui
 from nbgpu.cli.asking import cluster_of, general_help
 from nbgpu.cli.catalogue import UsageError
 from nbgpu.cli.command_flags import ConvertFlags, ExportFlags
@@ -25,8 +27,9 @@ from nbgpu.errors import RunError
 from nbgpu.exports import export as exports
 from nbgpu.exports.settings import ExportConfig
 from nbgpu.run_folder import folder as runs
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.prediction import terminal as terminal_progress
+from nbgpu.ui.run import terminal
 
 _FIRST_OF_EXPORT = (
     "to",
@@ -86,10 +89,31 @@ def predict(arguments: list[str]) -> int:
     with preloading.begun(gpu_choice.choose, cluster):
         data_check.require_new(job)
         with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
-            console.print(started.describe())
+            say(console, started.describe())
             found = started.predict_with(job, show)
-    console.print(str(found), highlight=False, soft_wrap=True)
+    say(console, str(found))
     return 1 if found.failed else 0
+
+
+def result(arguments: list[str]) -> None:
+    """Work out the result of a run that ended without one, on as many ranks as it had."""
+    general_help("result", arguments, [ClusterConfig], first=("gpus", "launcher"))
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError("usage: nbgpu result RUN_FOLDER [flags of a cluster], and nbgpu result --help")
+    folder, rest = Path(arguments[0]).expanduser(), arguments[1:]
+    runs.read_settings(folder)
+    with_ranks = ClusterConfig.checked(ranks=runs.read_info(folder).world_size)
+    values = flags.parse(
+        [ClusterConfig], rest, prog=f"nbgpu result {folder}", defaults=with_ranks.model_dump()
+    )
+    console = CommandConsole()
+    ui.connect()
+    with Cluster.with_config(cluster_of(with_ranks, rest, values)) as started:
+        say(console, started.describe())
+        run = started.work_out_result(folder)
+        terminal.follow(run, console)
+        run.wait(progress=False)
+        say(console, f"nbgpu report {folder} writes the page with the result")
 
 
 def report(arguments: list[str]) -> None:

@@ -29,7 +29,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import PointSummary
 from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.study import terminal as study_terminal
 
 _FIRST = (
@@ -56,11 +56,7 @@ def scaling(arguments: list[str]) -> int:
             study.resume()
     console = CommandConsole()
     count = f"{len(study.points)} point{'s' if len(study.points) > 1 else ''}"
-    console.print(
-        f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}")
     study_terminal.follow(study, console)
     study.wait(progress=False)
     return 0 if all(isinstance(found, PointSummary) for found in study.summary()) else 1

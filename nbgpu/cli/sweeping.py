@@ -28,7 +28,7 @@ from nbgpu.config import (
 from nbgpu.config.settings import unused
 from nbgpu.planning import trials
 from nbgpu.planning.trials import SweepConfig
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.sweep import terminal as sweep_terminal
 
 _FIRST = (
@@ -55,11 +55,7 @@ def sweep(arguments: list[str]) -> int:
         values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
         sweep = starting.go_on(folder, **values)
     console = CommandConsole()
-    console.print(
-        f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(console, f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}")
     sweep_terminal.follow(sweep, console)
     sweep.wait(progress=False)
     return 0 if all(trial.state == "finished" for trial in sweep.trials) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from nbgpu import ui
@@ -19,6 +20,7 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import data_check, planning
+from nbgpu.client.runs.run import Run
 from nbgpu.config import (
     ClusterConfig,
     TrainConfig,
@@ -31,7 +33,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
 from nbgpu.planning.suitability import require_paths
 from nbgpu.run_folder import resume
-from nbgpu.text.console import CommandConsole
+from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.run import terminal
 
 _FIRST = (
@@ -92,23 +94,34 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
     console = CommandConsole()
     ui.connect()
     with Cluster.with_config(cluster) as started:
-        console.print(started.describe())
+        say(console, started.describe())
         if asked.find_batch_size:
             found = started.find_batch_size_with(config)
-            console.print(str(found), highlight=False)
+            say(console, str(found))
             config = config.changed(batch_size=found.batch_size, global_batch_size=None)
         plan = started.plan_with(config)
-        console.print(str(plan), highlight=False, soft_wrap=True)
+        say(console, str(plan))
         if asked.plan:
             return
         run = started.train_with(config)
-        console.print(f"writes to {run.folder}", soft_wrap=True)
+        say(console, f"writes to {run.folder}")
         try:
             terminal.follow(run, console, known=plan.data)
             run.wait(progress=False)
         finally:
             ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
-            console.print(ended, soft_wrap=True)
+            say(console, "\n".join([ended, *_next(run)]))
+
+
+def _next(run: Run) -> list[str]:
+    """The commands that go on from a run that has ended."""
+    folder = shlex.quote(str(run.folder))
+    lines = [f"nbgpu report {folder} writes a page of it"]
+    if run.can_work_out_result:
+        lines.append(f"nbgpu result {folder} works out its result")
+    if run.config.PREDICTS:
+        lines.append(f"nbgpu predict {folder} --data NEW applies the model")
+    return lines
 
 
 def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:

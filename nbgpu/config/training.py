@@ -81,6 +81,11 @@ class LoopSettings(Settings):
         """Samples that go into one optimizer step over all ranks."""
         return self.batch_size * world_size * self.accumulate
 
+    @property
+    def samples_per_volume(self) -> int:
+        """The samples that an epoch takes from one volume."""
+        return 1
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """The total number of optimizer steps; 0 where the length is given in epochs and `steps_per_epoch` is
         0, because nobody has looked at the data yet."""

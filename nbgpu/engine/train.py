@@ -97,7 +97,9 @@ def get_ready(recipes: Iterable[str]) -> None:
             traceback.print_exc()
 
 
-def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) -> RunState:
+def run_in_engine(
+    folder: str, mended: str = "", settings_since_s: float = 0.0, goes_on: bool = False
+) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, it continues from where the ranks were.
@@ -108,12 +110,13 @@ def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) 
         mended: the failure that was mended, in words; empty at the run's start.
         settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
             are in `changes.jsonl`, because all ranks begin again from a checkpoint (`set_down`).
+        goes_on: whether the run had ended, and the commands that it was sent so far have had their effect.
     """
     kept_failure.forget()
     folder = str(served.here(folder))
     with randomness.kept():
         rank = group.membership().rank
-        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, settings_since_s))
+        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, settings_since_s, goes_on))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -138,7 +141,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
+def _go_on(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> RunState:
     member = group.membership()
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
@@ -150,7 +153,7 @@ def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
         else:
             runs.require_own(Path(folder))
             _, config = runs.read_settings(Path(folder))
-            if mended:
+            if mended or goes_on:
                 config = runs.with_changes(config, Path(folder))
             assert member.described is not None, "only ranks of a cluster come here"
             device = member.described
@@ -158,7 +161,7 @@ def _go_on(folder: str, mended: str, settings_since_s: float) -> RunState:
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device, settings_since_s=settings_since_s)
+                trainer = _trainer(config, Path(folder), member, device, goes_on, settings_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)

@@ -13,6 +13,7 @@ from nbgpu.exports.program import Program
 from nbgpu.exports.settings import ExportConfig, Format, checked
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import names
+from nbgpu.text.html import shown_as_html
 
 _WRITERS: Mapping[Format, Callable[[Program, ExportConfig], Mapping[str, str]]] = {
     "torchrun": shell.files,
@@ -48,6 +49,7 @@ class Exported:
         )
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:

@@ -8,6 +8,7 @@ a GPU.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import psutil
 import pynvml
 
 from nbgpu.errors import ConfigError
-from nbgpu.machine import numa, slurm_job
+from nbgpu.machine import numa, processes, slurm_job
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import named_ranks
@@ -278,14 +279,17 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
     """Make a function that returns the `utilization_percent` of a device since its last call.
 
     For a GPU that is the share of time in which a kernel ran, according to NVML. For a CPU it is this
-    process's CPU time
-    divided by the elapsed time: 100 is one whole core, so two busy threads show as 200.
+    process's CPU time divided by the elapsed time: 100 is one whole core, so two busy threads show as 200.
+    `utilization_lost_percent` is the share of the time for which its main thread was ready to run and had no
+    core, where the kernel counts that.
     """
     if device.kind == "cpu":
         process = psutil.Process()
         process.cpu_percent()
+        lost_percent = _lost_core_time()
         return lambda: {
             "utilization_percent": process.cpu_percent(),
+            **lost_percent(),
             "memory_rss_bytes": float(process.memory_info().rss),
         }
     pynvml.nvmlInit()
@@ -293,6 +297,25 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
     if is_part(device):
         return lambda: {}  # NVML does not report the utilization of a part of a GPU
     return lambda: {"utilization_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)}
+
+
+def _lost_core_time() -> Callable[[], Mapping[str, float]]:
+    """Make a function that returns `utilization_lost_percent` since its last call; nothing where the kernel
+    was built without scheduler statistics."""
+    if (before := processes.main_thread_core_use()) is None:
+        return lambda: {}
+    before_s = time.monotonic()
+
+    def lost() -> Mapping[str, float]:
+        nonlocal before, before_s
+        now, now_s = processes.main_thread_core_use(), time.monotonic()
+        if now is None or before is None or now_s <= before_s:
+            return {}
+        share = (now.waited_s - before.waited_s) / (now_s - before_s)
+        before, before_s = now, now_s
+        return {"utilization_lost_percent": 100 * min(1.0, share)}
+
+    return lost
 
 
 def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:

@@ -269,6 +269,15 @@ def core_use(pid: int) -> CoreUse | None:
     return CoreUse(had_ns / 1e9, waited_ns / 1e9)
 
 
+def main_thread_core_use() -> CoreUse | None:
+    """The same of this process's main thread alone; None where the kernel does not count it."""
+    try:
+        had, waited, _ = Path("/proc/self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return CoreUse(int(had) / 1e9, int(waited) / 1e9)
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat)."""
     try:

@@ -27,9 +27,9 @@ def explain(observed: Observed) -> Explanation:
         observed: at least one step of each rank.
     """
     found = spent(observed)
-    bound = found.bound()
-    advice = tuple(sorted(_Adviser(found).advice(bound), key=lambda each: each.step_s))
-    return Explanation(bound, tuple(found.sentences(bound)), found.step_s, found.spent_s, advice)
+    first = found.change_first()
+    advice = () if first is None else tuple(sorted(_Adviser(found).advice(first), key=lambda a: a.step_s))
+    return Explanation(found.bound(), first, tuple(found.sentences()), found.step_s, found.spent_s, advice)
 
 
 class _Adviser:
@@ -37,9 +37,9 @@ class _Adviser:
         self._found = found
         self._settings: Mapping[str, Any] = found.observed.settings
 
-    def advice(self, bound: Bound) -> Iterator[Advice]:
-        without_s = self._found.step_s - self._found.causes_s[bound]
-        match bound:
+    def advice(self, cause: Bound) -> Iterator[Advice]:
+        without_s = self._found.step_s - self._found.causes_s[cause]
+        match cause:
             case "data":
                 yield from self._on_data(without_s)
             case "communication":
@@ -56,9 +56,11 @@ class _Adviser:
                 text = f"If rank {self._found.lagging.rank} were as fast as the others"
                 yield self._advice(text, {}, without_s)
             case "validation":
-                yield from self._less_often("val_every", bound)
+                yield from self._less_often("val_every", cause)
             case "checkpoints":
-                yield from self._less_often("checkpoint_every", bound)
+                yield from self._less_often("checkpoint_every", cause)
+            case "cores":
+                yield self._advice("If the ranks had these cores to themselves", {}, without_s)
             case "computation" | "other":
                 pass
 

@@ -1,5 +1,8 @@
 """What bounds a run, in sentences with the numbers in them, and what to change first.
 
+What bounds a run is the largest part of its time. That is mostly computation, which is what the time is for;
+what to change first is the largest part that a change can make smaller.
+
 Everything said follows from what the ranks recorded of their steps, and from the link, where it is known.
 """
 
@@ -12,16 +15,45 @@ from typing import Any, Literal
 
 from nbgpu.performance.other_buckets import ExchangeModel
 from nbgpu.performance.step_parts import MOSTLY, STATISTICS, StepParts, middle_half, slowest_rank
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import named_ranks
 
 Bound = Literal[
-    "data", "computation", "communication", "statistics", "imbalance", "validation", "checkpoints", "other"
+    "data",
+    "computation",
+    "communication",
+    "statistics",
+    "imbalance",
+    "validation",
+    "checkpoints",
+    "cores",
+    "other",
 ]
 
 _WORTH_NAMING = 0.1
 """The share of the time from which on something is worth changing."""
 _WORTH_SAYING = 0.02
 """The share of the time from which on something is named."""
+
+_BOUNDS: Mapping[Bound, str] = {
+    "data": "Data bound this run",
+    "computation": "Computation bounds this run",
+    "communication": "Communication bounds this run",
+    "statistics": "BatchNorm's statistics bound this run",
+    "imbalance": "Imbalance bounds this run",
+    "validation": "Validation bounds this run",
+    "checkpoints": "Checkpoints bound this run",
+    "other": "None of a step's parts bounds this run",
+}
+_NAMES: Mapping[Bound, str] = {
+    "data": "the data",
+    "communication": "communication",
+    "statistics": "BatchNorm's statistics",
+    "imbalance": "the imbalance",
+    "validation": "validation",
+    "checkpoints": "checkpoints",
+    "cores": "the cores",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +71,10 @@ class Observed:
     exchange: ExchangeModel | None = None
     """The exchange of gradients over the run's link; None where the link is not known, or no buckets were
     recorded."""
+    cores_each: float = 0.0
+    """The cores that a CPU rank used on average."""
+    coreless_share: float = 0.0
+    """The share of the time for which a CPU rank was ready to compute and had no core, on average."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +95,9 @@ class Explanation:
     """What bounds a run. Prints as sentences."""
 
     bound: Bound
+    """The largest part of the time."""
+    change_first: Bound | None
+    """The largest part that a change can make smaller, if it takes at least a tenth of the time."""
     sentences: Sequence[str]
     step_s: float
     """What a step takes on average, with the time between steps."""
@@ -71,6 +110,7 @@ class Explanation:
         return "\n".join([*self.sentences, *(advice.text for advice in self.advice)])
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 @dataclass(frozen=True)
@@ -109,16 +149,38 @@ class Spent:
         return sorted({step.rank for step in self.observed.steps})
 
     def bound(self) -> Bound:
-        """What bounds the run: the worst cause, if it is worth changing."""
-        # Computation is what the time is for. It bounds a run where nothing else is worth changing.
-        causes = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "computation"}
-        worst = max(causes, key=lambda cause: causes[cause])
-        return worst if causes[worst] >= _WORTH_NAMING * self.step_s else "computation"
+        """The largest part of the time."""
+        # The time without a core lies within the other parts.
+        parts = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "cores"}
+        if self.lagging is None:
+            parts["imbalance"] = self.spent_s["waiting for one another"]
+        return max(parts, key=parts.__getitem__)
 
-    def sentences(self, bound: Bound) -> Iterator[str]:
-        """Say what bounds the run, what else it spends its time on, and what is hidden."""
-        yield self._first(bound)
-        rest = {name: seconds for name, seconds in self.spent_s.items() if name != bound and seconds}
+    def change_first(self) -> Bound | None:
+        """The largest part that a change can make smaller; None where none is worth a change."""
+        causes: dict[Bound, float] = {
+            cause: seconds
+            for cause, seconds in self.causes_s.items()
+            if cause not in ("computation", "other") and seconds >= _WORTH_NAMING * self.step_s
+        }
+        return max(causes, key=lambda cause: causes[cause], default=None)
+
+    def sentences(self) -> Iterator[str]:
+        """Say what bounds the run, what to change first, what else it spends its time on, and what is
+        hidden."""
+        bound, first = self.bound(), self.change_first()
+        if bound == "computation" and first is not None:
+            yield f"Computation takes the largest part of a step: {self._share('computation')}, which is what it is for."
+        else:
+            yield f"{_BOUNDS[bound]}: {self._about(bound)}."
+        if first is not None and first != bound:
+            about = self._about(first)
+            yield f"Change this first: {_NAMES[first]}. {about[0].upper()}{about[1:]}."
+        if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
+            yield f"All of these times are longer than they need be: {self._about('cores')}."
+        rest = {
+            name: seconds for name, seconds in self.spent_s.items() if seconds and name not in (bound, first)
+        }
         if rest:
             ordered = sorted(rest, key=lambda name: -rest[name])
             ordered = [n for n in ordered if rest[n] >= _WORTH_SAYING * self.step_s] or ordered[:1]
@@ -129,48 +191,56 @@ class Spent:
         hidden_s = self.parts.get("hidden_s", 0.0)
         if hidden_s >= 0.01 * self.step_s:
             yield f"The backward pass hides {in_ms(hidden_s)} of the exchange of gradients."
-        if bound == "computation":
-            yield "Nothing else takes a tenth of the time, so that there is nothing to change first."
+        if first is None:
+            yield "Nothing that a change can make smaller takes a tenth of the time, so that there is nothing to change first."
 
-    def _first(self, bound: Bound) -> str:
-        seconds = self.causes_s[bound]
-        share = seconds / self.step_s
-        match bound:
+    def _share(self, cause: Bound) -> str:
+        seconds = self.causes_s[cause]
+        return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
+
+    def _about(self, cause: Bound) -> str:
+        """What a part of the time is, with its numbers."""
+        share = self._share(cause)
+        match cause:
             case "data":
-                return f"Data bound this run: {self._who_waits_for_data()} {in_ms(seconds)} for them, {share:.0%} of its time."
+                of_time = f"{self.causes_s[cause] / self.step_s:.0%} of its time"
+                return f"{self._who_waits_for_data()} {in_ms(self.causes_s[cause])} for them, {of_time}"
             case "communication":
-                return (
-                    f"Communication bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is an exchange of gradients "
-                    f"that the backward pass does not hide{self._of_what()}."
-                )
+                return f"{share}, is an exchange of gradients that the backward pass does not hide{self._of_what()}"
             case "statistics":
-                return (
-                    f"BatchNorm's statistics bound this run: {in_ms(seconds)} of a step, {share:.0%}, is their exchange "
-                    "between the ranks, which no computation hides."
-                )
+                return f"{share}, is their exchange between the ranks, which no computation hides"
             case "imbalance":
-                assert self.lagging is not None, "imbalance has a rank"
-                rank = self.lagging.rank
-                others = named_ranks(each for each in self.ranks if each != rank)
-                waits = "waits" if len(self.ranks) == 2 else "wait"
+                return self._who_waits_for_whom()
+            case "validation" | "checkpoints":
+                return f"{in_ms(self.causes_s[cause])} for each step, {self.causes_s[cause] / self.step_s:.0%} of the time"
+            case "cores":
+                ranks = "each rank" if len(self.ranks) > 1 else "the rank"
                 return (
-                    f"Imbalance bounds this run: {others} {waits} {in_ms(seconds)} of a step, {share:.0%}, for rank "
-                    f"{rank}, which is last in {self.lagging.share:.0%} of the steps."
+                    f"for {share}, {ranks} was ready to compute and had no core, and used {self.observed.cores_each:.2g} "
+                    "cores. Other programs had them, or there are more ranks and threads than cores"
                 )
-            case "validation":
-                return f"Validation bounds this run: {in_ms(seconds)} for each step, {share:.0%} of the time."
-            case "checkpoints":
-                return f"Checkpoints bound this run: {in_ms(seconds)} for each step, {share:.0%} of the time."
             case "other":
                 parts = (
                     "data, computation nor communication" if len(self.ranks) > 1 else "data nor computation"
                 )
-                return (
-                    f"None of a step's parts bounds this run: {in_ms(seconds)} of a step, {share:.0%}, is neither {parts}, "
-                    "such as other work on this machine."
-                )
+                return f"{share}, is neither {parts}, such as other work on this machine"
             case "computation":
-                return f"Computation bounds this run: {in_ms(seconds)} of a step, {share:.0%}, which is what it is for."
+                return f"{share}, which is what it is for"
+
+    def _who_waits_for_whom(self) -> str:
+        lagging = self.lagging
+        if lagging is None:
+            seconds = self.spent_s["waiting for one another"]
+            return (
+                f"a rank waits {in_ms(seconds)} of a step, {seconds / self.step_s:.0%}, for the others, which take turns at "
+                "being last, as ranks do that share cores"
+            )
+        others = named_ranks(rank for rank in self.ranks if rank != lagging.rank)
+        waits = "waits" if len(self.ranks) == 2 else "wait"
+        return (
+            f"{others} {waits} {self._share('imbalance')}, for rank {lagging.rank}, which is last in "
+            f"{lagging.share:.0%} of the steps"
+        )
 
     def _who_waits_for_data(self) -> str:
         lagging = self.lagging
@@ -224,6 +294,7 @@ def spent(observed: Observed) -> Spent:
         "imbalance": 0.0 if lagging is None else max(0.0, lagging.seconds - max(0.0, lagging.data_s)),
         "validation": spent_s["validation"],
         "checkpoints": spent_s["checkpoints"],
+        "cores": observed.coreless_share * sum(spent_s.values()),
         "other": spent_s["other"],
         "computation": spent_s["computation"],
     }

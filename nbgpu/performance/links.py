@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
@@ -232,6 +233,7 @@ class Links:
         return "\n".join(self._in_lines())
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
         num_devices = len(self.devices)

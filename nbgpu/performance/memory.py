@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
@@ -164,6 +165,7 @@ class Memory:
         return "\n".join(self._in_lines())
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
         yield f"measured: {self.title}"
@@ -262,6 +264,7 @@ class Predictions:
         )
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 def _in_words_of(row: PredictedMemory) -> list[str]:

@@ -13,6 +13,7 @@ from nbgpu.performance.figure import Picture, Points, picture
 from nbgpu.performance.laws import Estimate, Law
 from nbgpu.performance.schedule import Bucket, Exchange, play
 from nbgpu.performance.sharded import Block
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -270,6 +271,7 @@ class Modelled:
         return "\n".join(self._in_lines())
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
         strategy = "FSDP" if self._model.is_sharded else "DDP"

@@ -8,6 +8,7 @@ from typing import Any
 from nbgpu.errors import ConfigError
 from nbgpu.performance.costs import End, interpolated
 from nbgpu.performance.schedule import Timing
+from nbgpu.text.html import shown_as_html
 
 GPUS = ("V100", "A100", "H100", "B200")
 SIZES_BYTES = tuple(1024 * 2**power for power in range(21))
@@ -80,3 +81,4 @@ class NcclTimes:
         )
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html

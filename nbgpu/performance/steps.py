@@ -14,6 +14,7 @@ from nbgpu.performance.modelled import MAX_RANKS, Modelled, StepModel
 from nbgpu.performance.nccl import NcclTimes
 from nbgpu.performance.schedule import Bucket
 from nbgpu.performance.sharded import Block
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
@@ -185,6 +186,7 @@ class StepTimes:
         return "\n".join(self._in_lines())
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
         yield f"{self.title}; {count_of_ranks(self.world_size)} over {self.backend}"
@@ -192,7 +194,10 @@ class StepTimes:
             "forward": self.forward_s,
             "backward": self.backward_s,
             "optimizer, with clipping": self.optimizer_s,
-            "exchange that is not hidden": self.exposed_s,
+            # One rank exchanges nothing: what DDP or FSDP adds is its own work.
+            "exchange that is not hidden"
+            if self.world_size > 1
+            else f"{self.strategy.upper()}'s own work": self.exposed_s,
         }
         rows = [("", "ms", "of a step")]
         rows += [(name, f"{1e3 * s:.2f}", f"{s / self.step_s:.0%}") for name, s in parts.items()]

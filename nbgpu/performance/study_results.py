@@ -81,6 +81,16 @@ class PointSummary:
         return self.relative / self.ideal
 
     @property
+    def is_reference(self) -> bool:
+        """Whether the others are compared with this point."""
+        return self.relative_between == (1.0, 1.0)
+
+    @property
+    def is_beyond_ranks(self) -> bool:
+        """Whether it is faster than its ranks could make it."""
+        return self.ideal > 1 and self.relative_between[0] > self.ideal
+
+    @property
     def is_unsteady(self) -> bool:
         """Whether the repeats differ so much that something else took part of the machine."""
         return self.unsteadiness > _UNSTEADY

@@ -100,6 +100,18 @@ def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
         return read_toml(folder / names.SETTINGS)
 
 
+def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | None:
+    """Return the folder and the settings of the newest of this user's runs of a recipe; None if there is none
+    whose settings this version can read."""
+    folders = resume.runs_of(runs_dir.absolute(), recipe, "")
+    for folder in sorted(folders, key=lambda f: (f / names.SETTINGS).stat().st_mtime, reverse=True):
+        try:
+            return folder, read_settings(folder)[1]
+        except ConfigError:
+            continue
+    return None
+
+
 def who_may_rename(folder: Path) -> str:
     """The other users who may rename or replace a folder or its content, in words; empty where there are
     none."""

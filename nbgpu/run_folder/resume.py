@@ -153,6 +153,14 @@ def _best_of(run_folder: Path) -> Path:
 
 def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
     """Every checkpoint of every run of a recipe, with a name of the runs of that name, the newest first."""
+    folders = runs_of(runs_dir, recipe, run_name)
+    return sorted(
+        (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
+    )
+
+
+def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
+    """The folders of this user's runs of a recipe, with a name those of that name."""
     # Another user's run is used only if the settings name its folder.
     mine = [
         path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
@@ -162,9 +170,7 @@ def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
         train = _settings_in(path)
         if train.get("recipe") == recipe and run_name in ("", train.get("run_name")):
             folders.append(path.parent)
-    return sorted(
-        (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
-    )
+    return folders
 
 
 def _settings_in(run_toml: Path) -> Mapping[str, Any]:

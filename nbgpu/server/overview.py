@@ -18,8 +18,8 @@ from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.errors import NbgpuError
+from nbgpu.run_folder.view import RunView, opened
 from nbgpu.server.ranks import RanksWatch, who_waits
-from nbgpu.server.runs import RunView, opened
 from nbgpu.text.ranks import named_ranks
 
 _WAIT_WORTH_SAYING_S = 2.0

@@ -7,14 +7,20 @@ from collections.abc import Container, Sequence
 _GAP = "  "
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None) -> list[str]:
     """Return one line for each row, with the cells of a column below one another.
+
+    Where the lines would be longer than `width`, the table is turned: each row becomes a block with a line
+    for each of its cells, behind the heading of the column, so that no cell is cut.
 
     Args:
         rows: the headings first, if there are any. All rows are of the same length.
         right: the columns whose cells end below one another instead, such as numbers.
+        width: in characters; None where there is none, as in a file.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        return _turned(rows)
     return [
         _GAP.join(
             cell.rjust(width) if i in right else cell.ljust(width)
@@ -22,3 +28,17 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
         ).rstrip()
         for row in rows
     ]
+
+
+def _turned(rows: Sequence[Sequence[str]]) -> list[str]:
+    (first, *headings), *others = rows
+    widest = max(map(len, headings), default=0)
+    lines = []
+    for name, *cells in others:
+        lines.append(f"{first} {name}".strip())
+        lines += [
+            f"{_GAP}{heading.ljust(widest)}{_GAP}{cell}"
+            for heading, cell in zip(headings, cells, strict=True)
+            if cell
+        ]
+    return lines

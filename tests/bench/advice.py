@@ -45,7 +45,7 @@ def _row(case: Case, cluster: nbgpu.Cluster, recipe: str, place: str, errors: li
     told = run.explain()
     if not any(each.settings for each in told.advice):
         named = told.advice[0].text.split(",")[0] if told.advice else "none"
-        return f"| {made} | {told.bound} | {named} | | | | | |"
+        return f"| {made} | {told.change_first} | {named} | | | | | |"
     study = nbgpu.try_advice(run, studies_dir=place, repeats=2).wait(_BOUND_S)
     found = study.summary()[1]
     assert isinstance(found, PointSummary), str(study)
@@ -53,7 +53,7 @@ def _row(case: Case, cluster: nbgpu.Cluster, recipe: str, place: str, errors: li
     errors.append(abs(off))
     low, high = found.relative_between
     return (
-        f"| {made} | {told.bound} | {study.plan.vary}={study.plan.values[1]} in place of {study.plan.values[0]} | "
+        f"| {made} | {told.change_first} | {study.plan.vary}={study.plan.values[1]} in place of {study.plan.values[0]} | "
         f"x{study.plan.promised:.2f} | x{found.relative:.2f} | {low:.2f} to {high:.2f} | {off:+.1f} % | "
         f"{os.getloadavg()[0]:.1f} |"
     )

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    content = executed("07_data_pipeline.ipynb", tmp_path_factory.mktemp("notebook"), {"repeats=2": "repeats=1"})
+    content = executed(
+        "07_data_pipeline.ipynb", tmp_path_factory.mktemp("notebook"), {"repeats=2": "repeats=1"}
+    )
     return [cell for cell in content.cells if cell.cell_type == "code"]
 
 

@@ -40,14 +40,12 @@ def numbers(text: str, pattern: str) -> list[float]:
 def test_the_same_samples_are_shared_out(cells: dict[str, Any]) -> None:
     first, second = (line.split() for line in shown(cells, "strong.wait()").splitlines()[-2:])
     assert (first[1:3], second[1:3]) == (["1", "512"], ["2", "512"])
-    guessed, measured, off = numbers(
-        shown(cells, 'speedup = strong.frame()["relative"]'),
-        r"guessed ([\d.]+), measured ([\d.]+): off by (\d+)%",
+    # Here each point is measured once, which decides nothing.
+    (measured,) = numbers(
+        shown(cells, 'speedup = strong.frame()["relative"]'), r"guessed 1.80; not decided: speed-up ([\d.]+);"
     )
     # The table has more digits than the text.
-    speedup = float(second[5])
-    assert off == pytest.approx(100 * abs(guessed / speedup - 1), abs=1)
-    assert measured == pytest.approx(speedup, abs=0.01)
+    assert measured == pytest.approx(float(second[5]), abs=0.01)
 
 
 def test_the_loss_curves_lie_on_top_of_each_other(cells: dict[str, Any]) -> None:
@@ -62,14 +60,12 @@ def test_the_loss_curves_lie_on_top_of_each_other(cells: dict[str, Any]) -> None
 
 def test_weak_scaling_is_compared_with_strong_scaling(cells: dict[str, Any]) -> None:
     said = shown(cells, "weak_efficiency, strong_efficiency")
-    assert re.fullmatch(r"guessed 90%, measured \d+%: off by \d+%\nstrong scaling: \d+%\n", said)
+    assert re.fullmatch(r"guessed 90%, measured \d+%; not decided: .*\nstrong scaling: \d+%\n", said)
 
 
 def test_the_law_goes_through_the_measured_point(cells: dict[str, Any]) -> None:
     (fraction,) = numbers(shown(cells, "serial fraction"), r"serial fraction (-?[\d.]+)")
-    _, speedup = numbers(
-        shown(cells, 'speedup = strong.frame()["relative"]'), r"guessed ([\d.]+), measured ([\d.]+)"
-    )
+    (speedup,) = numbers(shown(cells, 'speedup = strong.frame()["relative"]'), r"speed-up ([\d.]+)")
     assert 1 / (fraction + (1 - fraction) / 2) == pytest.approx(speedup, abs=0.01)
 
 

@@ -153,8 +153,20 @@ def test_show_result_shows_what_result_returns(
     wait_for(stopped, "training")
     stopped.stop()
     stopped.wait(60)
-    with pytest.raises(nbgpu.RunError, match="has no result, because it was stopped"):
+    with pytest.raises(nbgpu.RunError, match=r"because it was stopped\. run\.work_out_result\(\) works out"):
         stopped.show_result()
+    step = stopped.statuses()[0].step
+    assert stopped.work_out_result().wait(120) is stopped
+    assert (stopped.status, stopped.info.total_steps) == ("finished", step)
+    told = stopped.result()
+    assert told is not None
+    assert told["weights"].startswith(f"of step {step}")
+    assert "trilinear" in (stopped.folder / "report.html").read_text()
+    with pytest.raises(nbgpu.RunError, match="has its result"):
+        stopped.work_out_result()
+    # The ranks' files go on without a gap, and the weights stay those of the checkpoint.
+    assert {s.step for s in stopped.statuses()} == {step}
+    assert not stopped.notes() or "damage" not in " ".join(stopped.notes())
 
 
 def test_pause_resume_and_stop_reach_all_ranks_at_the_same_step(

@@ -73,11 +73,11 @@ class Case:
     """A run of RECIPE."""
 
     name: str
-    bound: str
-    """What bounds it."""
+    cause: str | None
+    """What is to be changed first; None where nothing is."""
     settings: Mapping[str, Any]
     first: str
-    """What the first sentence says; a regular expression."""
+    """What is said of that; a regular expression."""
     tried: Mapping[str, Any] = field(default_factory=dict)
     """The settings that the first advice changes; empty where nothing can be advised."""
     link: str = ""
@@ -88,7 +88,7 @@ _PLAIN = {"val_every": 0}
 CASES = (
     Case(
         "nothing but computation",
-        "computation",
+        None,
         _PLAIN | {"compute_s": 0.2},
         "Computation bounds this run",
     ),
@@ -96,36 +96,36 @@ CASES = (
         "a slow reader",
         "data",
         _PLAIN | {"read_s": 0.03},
-        "Data bound this run: a step waits",
+        "[Aa] step waits",
         {"num_workers": 2},
     ),
     Case(
         "a slow reader on rank 1",
         "data",
         _PLAIN | {"read_late_s": 0.03},
-        "Data bound this run: rank 1, for which the others wait",
+        "[Rr]ank 1, for which the others wait",
         {"num_workers": 2},
     ),
-    Case("a slower rank", "imbalance", _PLAIN | {"late_s": 0.1}, "rank 0 waits .* for rank 1"),
+    Case("a slower rank", "imbalance", _PLAIN | {"late_s": 0.1}, "[Rr]ank 0 waits .* for rank 1"),
     Case(
         "a validation after each step",
         "validation",
         {"val_every": 1, "validate_s": 0.03, "compute_s": 0.03, "val_fraction": 0.1},
-        "Validation bounds this run",
+        "[Vv]alidation.*for each step",
         {"val_every": 32},
     ),
     Case(
         "a checkpoint after each step",
         "checkpoints",
         _PLAIN | {"checkpoint_every": 1, "save_s": 0.05, "compute_s": 0.03},
-        "Checkpoints bound this run",
+        "[Cc]heckpoints.*for each step",
         {"checkpoint_every": 0},
     ),
     Case(
         "BatchNorm over all ranks in ten layers",
         "statistics",
         _PLAIN | {"norms": 10, "sync_batchnorm": True, "compute_s": 0.1},
-        "BatchNorm's statistics bound this run",
+        "is their exchange between the ranks",
         {"sync_batchnorm": False},
         LINK,
     ),
@@ -133,7 +133,7 @@ CASES = (
         "tiny buckets",
         "communication",
         _PLAIN | {"width": 64, "layers": 8, "bucket_mb": 0.016, "compute_s": 0.02},
-        "Communication bounds this run.* latency of its",
+        "exchange of gradients.* latency of its",
         {"bucket_mb": 1.0},
         LINK,
     ),
@@ -141,7 +141,7 @@ CASES = (
         "a slow link",
         "communication",
         _PLAIN | {"width": 512, "layers": 4, "compute_s": 0.05},
-        "Communication bounds this run.* the link's rate",
+        "exchange of gradients.* the link's rate",
         {"comm_hook": "fp16"},
         LINK,
     ),
@@ -149,7 +149,7 @@ CASES = (
         "a slow link, and gradients of 16 bits",
         "communication",
         _PLAIN | {"width": 512, "layers": 4, "compute_s": 0.05, "comm_hook": "fp16"},
-        "Communication bounds this run.* the link's rate",
+        "exchange of gradients.* the link's rate",
         {"accumulate": 2},
         LINK,
     ),

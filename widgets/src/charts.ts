@@ -68,6 +68,7 @@ const KNOWN = new Set([
   "memory_allocated_bytes",
   "memory_rss_bytes",
   "utilization_percent",
+  "utilization_lost_percent",
 ]);
 
 const UNITS: Record<string, string> = { db: "dB", s: "s", percent: "%", bytes: "bytes", nm: "nm", mm: "mm" };

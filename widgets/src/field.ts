@@ -5,12 +5,12 @@
 import { element, setText } from "./dom";
 import { attachHelp, makeHelp } from "./help";
 
-type Text = "kind" | "label" | "name" | "unit" | "value" | "standard" | "meaning" | "problem" | "note" | "empty";
+type Text = "kind" | "label" | "name" | "unit" | "value" | "standard" | "meaning" | "problem" | "note" | "origin" | "empty";
 
 /** The part of anywidget's model that is used here. */
 export interface FieldModel {
   get(name: Text): string;
-  get(name: "disabled" | "changed" | "warns"): boolean;
+  get(name: "disabled" | "changed" | "warns" | "idle"): boolean;
   get(name: "choices" | "choice_labels"): string[];
   set(name: "value" | "draft", value: string): void;
   save_changes(): void;
@@ -21,7 +21,19 @@ export interface FieldModel {
 
 type Control = HTMLInputElement | HTMLSelectElement;
 
-const SHOWN = ["label", "value", "standard", "meaning", "problem", "note", "warns", "disabled", "changed"] as const;
+const SHOWN = [
+  "label",
+  "value",
+  "standard",
+  "meaning",
+  "problem",
+  "note",
+  "origin",
+  "warns",
+  "disabled",
+  "changed",
+  "idle",
+] as const;
 const OPTIONS = ["choices", "choice_labels"] as const;
 
 /** So long a person must pause for what they have typed to be judged. */
@@ -67,6 +79,7 @@ export function show(model: FieldModel, root: HTMLElement): () => void {
   fillOptions(control, model);
   const label = element("label", "nbgpu-label", { for: id });
   const unit = element("span", "nbgpu-unit", { id: `${id}-unit` }, model.get("unit") ?? "");
+  const origin = element("span", "nbgpu-origin", { id: `${id}-origin` });
   const note = element("div", "nbgpu-note", { id: `${id}-note` });
   const state = element("span", "", { id: `${id}-state`, hidden: "" });
   const { help, meaning, code } = makeHelp(`${id}-meaning`);
@@ -75,10 +88,10 @@ export function show(model: FieldModel, root: HTMLElement): () => void {
   const reset = element("button", "nbgpu-reset", { type: "button" }, "↺");
   // A screen reader reads an alert when it appears, so that there is none before.
   const problem = element("div", "nbgpu-problem", { id: `${id}-problem`, role: "alert" });
-  const described = [problem, unit, meaning, note, state].map((each) => each.id).join(" ");
+  const described = [problem, unit, meaning, origin, note, state].map((each) => each.id).join(" ");
   control.setAttribute("aria-describedby", described);
   const looks = { text: "widget-text", choice: "widget-dropdown", switch: "nbgpu-switch" }[model.get("kind")];
-  const head = element("div", "nbgpu-head", {}, label, mark);
+  const head = element("div", "nbgpu-head", {}, label, mark, origin);
   const row = element("div", `jupyter-widgets nbgpu-row ${looks}`, {}, control, unit);
   root.classList.add("nbgpu-field");
   // The way back comes after what it takes back, also for the keyboard; the page shows it beside the name.
@@ -106,7 +119,10 @@ export function show(model: FieldModel, root: HTMLElement): () => void {
     const back = `Reset ${model.get("label")} to ${standard}`;
     reset.setAttribute("aria-label", back);
     reset.title = back;
-    setText(state, changed ? "changed" : "");
+    setText(origin, model.get("origin") ?? "");
+    const idle = Boolean(model.get("idle"));
+    root.classList.toggle("nbgpu-idle", idle);
+    setText(state, [changed ? "changed" : "", idle ? "not used now" : ""].filter(Boolean).join(", "));
     const wrong = model.get("problem");
     setText(problem, wrong);
     if (wrong) {

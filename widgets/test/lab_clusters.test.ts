@@ -71,8 +71,8 @@ describe("words", () => {
 
   it("puts a cluster into one line for the status bar", () => {
     expect(statusInWords(cluster())).toBe("2 ranks, idle");
-    expect(statusInWords(cluster({ run: run() }))).toBe("2 ranks, running, step 120 / 400");
-    expect(statusInWords(cluster({ run: run({ state: "paused" }) }))).toBe("2 ranks, paused, step 120 / 400");
+    expect(statusInWords(cluster({ run: run() }))).toBe("2 ranks, running, step 120 of 400");
+    expect(statusInWords(cluster({ run: run({ state: "paused" }) }))).toBe("2 ranks, paused, step 120 of 400");
     expect(statusInWords(cluster({ run: run({ is_over: true }) }))).toBe("2 ranks, idle");
     expect(statusInWords(cluster({ ranks: [rank(0, "busy")] }))).toBe("1 rank, in a cell");
     expect(statusInWords(cluster({ gone: "rank 1" }))).toBe("2 ranks, rank 1 gone, idle");

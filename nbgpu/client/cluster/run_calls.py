@@ -15,9 +15,13 @@ from nbgpu.client.runs.predicting import Predictions
 from nbgpu.client.runs.run import Run
 from nbgpu.config import TrainConfig
 from nbgpu.config.prediction import PredictConfig
+from nbgpu.errors import RunError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.planning.suitability import settled
+from nbgpu.protocol.calls import Call
+from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job
+from nbgpu.text.ranks import count_of_ranks
 
 
 class RunCalls(ClusterParts, RecipeCalls):
@@ -42,6 +46,47 @@ class RunCalls(ClusterParts, RecipeCalls):
             self.run.stop()
             raise
         return self.run
+
+    def conclude(self, run: Run, step: int, config: TrainConfig) -> None:
+        """Have the ranks work out the result of a run that is over; the run is this cluster's from now on.
+
+        Args:
+            run: its handle, which asks for this.
+            step: the step of its newest checkpoint.
+            config: settings with which the run ends at that step.
+
+        Raises:
+            RunError: a training run has the ranks now, or they are not as many as the run had.
+        """
+        self._make_ready()
+        if self.world_size != run.info.world_size:
+            raise RunError(
+                f"{run.folder.name} had {count_of_ranks(run.info.world_size)}, and the cluster has {self.world_size}. "
+                f"%nbgpu resize {run.info.world_size} changes that"
+            )
+        self.tell_news()
+        values, before = config.model_dump(mode="json"), run.config.model_dump(mode="json")
+        changes = {name: value for name, value in values.items() if value != before[name]}
+        runs.note_change(run.folder, step, changes)
+        run.follow_again(config, self.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, True))
+        self.run = run
+        self._note()
+        run.on_end(lambda _: self.note_use())
+
+    def work_out_result(self, run: Run | str | Path) -> Run:
+        """Work out the result of a run that ended without one, as `run.work_out_result` does, also of a run
+        of an earlier cluster.
+
+        Args:
+            run: a run, or its folder.
+
+        Raises:
+            RunError: as for `run.work_out_result`.
+        """
+        if not isinstance(run, Run):
+            self._make_ready()
+            run = Run.rejoin(Path(run), self)
+        return run.work_out_result()
 
     def plan_with(self, config: TrainConfig) -> Plan:
         """As `plan`, with settings that are already checked."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nbgpu.client.faults.stacks import Lookout, described
+from nbgpu.run_folder.progress import progress
 from nbgpu.text.durations import duration
 from nbgpu.text.tables import aligned
 
@@ -68,7 +69,7 @@ def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
     where = lookout.seen[rank].where
     if run is None or of_run is None:
         return described(where)
-    state = f"{of_run.state}, step {of_run.step}/{run.info.total_steps}"
+    state = f"{of_run.state}, {progress(run.info, of_run.state, [of_run]).in_steps}"
     if where.collective:
         return f"{state}, waits in {where.collective}"
     return f"{state}, {where.within}" if where.within else state

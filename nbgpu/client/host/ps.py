@@ -13,18 +13,15 @@ from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
-from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder import lines
-from nbgpu.run_folder.rank_files import parse, record_path
+from nbgpu.run_folder.view import RunView
 from nbgpu.text.tables import aligned
 
-_TAIL_BYTES = 8192
 _SLURM_PATIENCE_S = 5.0
 
 
-def table() -> str:
-    """A table of all clusters of this user on this machine, one in a line, and below it the jobs that have
-    their ranks."""
+def table(width: int | None = None) -> str:
+    """A table of all clusters of this user on this machine, one in a line, or turned where that is wider than
+    `width`, and below it the jobs that have their ranks."""
     known = registry.entries()
     notes = [
         f"{path} is not an entry of a cluster, and is passed over: remove it"
@@ -47,7 +44,7 @@ def table() -> str:
         for entry in known
     ]
     jobs = [f"{entry.id}: {_job(entry.job)}" for entry in known if entry.job]
-    return "\n".join([*aligned(rows), *jobs, *notes])
+    return "\n".join([*aligned(rows, width=width), *jobs, *notes])
 
 
 def stop(names: Sequence[str], everything: bool = False) -> list[str]:
@@ -129,17 +126,12 @@ def _age(age_s: float) -> str:
 
 
 def _run(folder: Path | None, num_ranks: int) -> str:
-    """The name of a run, with rank 0's last step, and how it ended if it is over."""
+    """The name of a run, what it does, and how far it is."""
     if folder is None:
         return ""
-    parts = [folder.name]
     try:
-        with lines.open_file(record_path(folder, 0)) as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            last = lines.whole(file.read())
-        if len(last) > 1:  # the first line may be cut off, and a rank that has just begun has written none
-            parts.append(f"step {parse(0, last[-1]).step}")
-        parts.append(runs.end_state(folder, runs.world_size(folder, num_ranks)) or "")
-    except (OSError, ValueError, RunError):
-        pass  # what is known of the run is all that can be said
-    return ", ".join(filter(None, parts))
+        view = RunView(folder, num_ranks)
+        view.read()
+        return view.in_words()
+    except (OSError, RunError):
+        return folder.name  # nothing is known about the run except its name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.sizes import in_words
 from nbgpu.text.tables import aligned
 
@@ -45,3 +46,4 @@ class BatchSizes:
         return "\n".join([*aligned(rows), f"take batch_size={self.batch_size}{margin}"])
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html

@@ -59,6 +59,7 @@ def explain(
     first = numbers[_FIRST_STEPS] if len(numbers) >= 2 * _FIRST_STEPS else numbers[0]
     counting = [parts for parts in steps if parts.step >= first]
     costs = MeasuredCosts(links) if links is not None else _simulated(folder)
+    in_steps = [record for record in records if isinstance(record, Sample) and record.step >= first]
     return advice.explain(
         Observed(
             steps=counting,
@@ -66,8 +67,16 @@ def explain(
             samples_per_step=config.samples_per_step(num_ranks),
             settings=_settings(config),
             exchange=None if costs is None else _exchange(records, config, num_ranks, costs),
+            cores_each=_mean_percent(in_steps, "utilization_percent") / 100,
+            coreless_share=_mean_percent(in_steps, "utilization_lost_percent") / 100,
         )
     )
+
+
+def _mean_percent(samples: Iterable[Sample], name: str) -> float:
+    """The mean of a series over all ranks; 0 where it was not measured, as in a run of a second."""
+    values = [sample.values[name] for sample in samples if name in sample.values]
+    return mean(values) if values else 0.0
 
 
 def _simulated(folder: Path) -> Costs | None:

@@ -13,6 +13,7 @@ from nbgpu.machine.transports import ChosenTransport
 from nbgpu.performance.memory import NAMES
 from nbgpu.planning import epochs, workers
 from nbgpu.protocol.records import Device
+from nbgpu.text.html import labelled
 from nbgpu.text.sizes import in_words
 
 _WIDTH = 11
@@ -57,6 +58,16 @@ class Plan:
         return all(self.memory["peak"] <= self._most_bytes(device) for device in self.devices)
 
     def __str__(self) -> str:
+        indented = f"\n{' ' * _WIDTH}"
+        return "\n".join(f"{name:<{_WIDTH}}{row.replace(chr(10), indented)}" for name, row in self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return labelled(self.rows())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The parts of the plan by name."""
         config, num_ranks = self.config, len(self.devices)
         labels = ", ".join(dict.fromkeys(device.label() for device in self.devices))
         rows = [
@@ -68,17 +79,15 @@ class Plan:
                 f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
             ),
             ("length", self._length()),
-            ("data", f"\n{' ' * _WIDTH}".join(self.data)),
+            ("data", "\n".join(self.data)),
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
         if not self._trains_a_model:
             others = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
             kept = ("devices", "backend", "length", "data", "memory")
-            rows = [(name, others.get(name, row)) for name, row in rows if name in kept]
-        return "\n".join(f"{name:<{_WIDTH}}{row}" for name, row in rows)
-
-    __repr__ = __str__
+            return [(name, others.get(name, row)) for name, row in rows if name in kept]
+        return rows
 
     @property
     def _trains_a_model(self) -> bool:

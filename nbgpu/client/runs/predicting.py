@@ -22,6 +22,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import checkpoint_files, predictions
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job, Progress, ProgressReader, Row
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.similar import did_you_mean
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Predictions:
         return "\n".join(lines)
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, Any]) -> Job:

@@ -42,9 +42,10 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
+from nbgpu.run_folder import checkpoint_files, intact_checkpoints, metrics_files, names
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder import intact_checkpoints, metrics_files, names
 from nbgpu.run_folder.commands import send_command, send_settings
+from nbgpu.run_folder.progress import progress as how_far
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
 from nbgpu.text.ranks import count_of_ranks
@@ -109,27 +110,36 @@ class Run:
         self.folder = folder
         self.config = config
         self._planned = planned or Plan.at_first(host.config, config, info.devices, host.chosen_transport)
-        self.reader = Reader(folder, info.world_size)
         self._info = info
         self._info_written_ns = 0
         self._host = host
-        self._ending: Ending[RunState] = Ending(folder.name, _log)
         self._served = served or Served(folder, [])
-        self._watch = RunWatch(
-            folder, config, host, results, self.statuses, self._take_ranks, self._served.is_needed
-        )
-        self._live = serving.follow(self._served, folder, config, self.reader, host)
-        self._num_heals_reported = 0
         self._preparing: threading.Thread | None = None
         if presenter is not None:
             self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
             self._preparing.start()
+        self._follow(results)
+
+    def _follow(self, results: Mapping[int, Reply]) -> None:
+        """Follow the ranks until they have answered."""
+        self.reader = Reader(self.folder, self._info.world_size)
+        self._ending: Ending[RunState] = Ending(self.folder.name, _log)
+        self._watch = RunWatch(
+            self.folder,
+            self.config,
+            self._host,
+            results,
+            self.statuses,
+            self._take_ranks,
+            self._served.is_needed,
+        )
+        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._host)
+        self._num_heals_reported = 0
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
     def __repr__(self) -> str:
-        return (
-            f"<Run {self.folder.name}: {self.status}, step {self._newest_step()} of {self.info.total_steps}>"
-        )
+        now = how_far(self.info, self.status, self.statuses())
+        return f"<Run {self.folder.name}: {self.status}, {now.in_steps}>"
 
     @classmethod
     def start(
@@ -327,6 +337,43 @@ class Run:
                 "run.result()"
             )
         presenter.show_result(self, result)
+
+    @property
+    def can_work_out_result(self) -> bool:
+        """Whether the run ended without a result, and `work_out_result` would give it one."""
+        ended = self.status in FINAL_STATES
+        return ended and self.result() is None and not _reason_for_no_result_ever(self)
+
+    @uninterrupted()
+    def work_out_result(self) -> Run:
+        """Work out the result of a run that ended without one: that of its newest checkpoint.
+
+        A run that was stopped, by a person or because the job's time was nearly up, has none yet. The ranks
+        load the checkpoint, validate it if the run validates, and work out the result as at the end of any
+        run, which then counts as finished with that step. Returns at once, and `wait` waits.
+
+        Raises:
+            RunError: the run goes on, has a result or no checkpoint, its recipe works none out, or the ranks
+                are busy.
+        """
+        if self.over and self.result() is not None:
+            raise RunError(f"{self.folder.name} has its result: run.show_result() shows it")
+        if not self.over or _reason_for_no_result_ever(self):
+            raise RunError(_reason_for_no_result(self))
+        if self._served.is_needed:
+            raise RunError(
+                f"not all hosts see {self.folder}, where the checkpoint is. Train with "
+                f"resume={str(self.folder)!r} up to this step, or in a folder that all hosts share"
+            )
+        step = checkpoint_files.state(self.checkpoint())["step"]
+        config = self.config.counting(steps=step, epochs=None, work_out_result=True, profile="")
+        self._host.conclude(self, step, config)
+        return self
+
+    def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
+        """Follow the ranks, which have begun to work out the result of this run with these settings."""
+        self.config = config
+        self._follow(results)
 
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.
@@ -546,13 +593,32 @@ def _progress(run: Run, presenter: Presenter | None) -> Progress:
 
 
 def _reason_for_no_result(run: Run) -> str:
-    """Return the error message that says why a run has no result."""
+    """Return the error message that says why a run has no result, and what gives it one."""
     name, status = run.folder.name, run.status
-    if status == "finished":
+    if not run.over:
+        return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
+    if never := _reason_for_no_result_ever(run):
+        return never
+    because = (
+        "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
+    )
+    return f"{name} has no result{because}. run.work_out_result() works out that of its newest checkpoint"
+
+
+def _reason_for_no_result_ever(run: Run) -> str:
+    """Return why the result of a run that is over cannot be worked out now; an empty string where it can."""
+    name, config, status = run.folder.name, run.config, run.status
+    if "work_out_result" in config.UNUSED or (status == "finished" and config.work_out_result):
         return f"{name} has no result: its recipe works none out"
-    if run.over:
-        return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
-    return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
+    if not config.telemetry:
+        return f"{name} has no result: with telemetry=False nothing is recorded"
+    if config.smoke_test:
+        return f"{name} has no result, because the smoke test did not come to its end. Start it again"
+    newest = checkpoint_files.newest_whole(run.folder, contents=False).checkpoint
+    if newest is None or not checkpoint_files.state(newest)["step"]:
+        how = "was stopped" if status == "stopped" else status
+        return f"{name} has no result, because it {how} before a step was saved"
+    return ""
 
 
 def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], host: Host) -> None:

@@ -41,8 +41,11 @@ class CellStudy:
         """What is measured at this moment; empty at the end."""
 
     def __str__(self) -> str:
-        table = study_table.lines(self.plan, self.summary())
-        return "\n".join([self.describe(), *table, *study_table.law_lines(self.plan, self._measured)])
+        summary = self.summary()
+        table = study_table.lines(self.plan, summary)
+        return "\n".join(
+            [self.describe(), *table, *study_table.law_lines(self.plan, self._measured, summary)]
+        )
 
     __repr__ = __str__
 
@@ -58,6 +61,16 @@ class CellStudy:
         """The numbers of ranks with medians and intervals, in order."""
         points = [(ranks, ranks, self._samples.get(ranks, ranks)) for ranks in self.plan.values]
         return summarise(points, self._measured)
+
+    def verdict(self, value: Any = None) -> str:
+        """Return what the study decides, in a line: how fast the point with this value is by the first one;
+        with None which point is the fastest. Where the intervals do not decide it, the line says so, and what
+        would.
+
+        Raises:
+            KeyError: there is no such point, or it was not measured.
+        """
+        return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
         """One row for each number of ranks."""

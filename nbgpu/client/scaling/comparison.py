@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import Gap, Interval, PointSummary
+from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import StudyPlan
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class ComparedPoint:
     other_step_s: float
     between: Interval
     """The least and the largest ratio that the intervals of both allow."""
+    num_repeats: int
+    """The fewer of the two studies' repeats."""
 
     @property
     def ratio(self) -> float:
@@ -36,8 +40,8 @@ class ComparedPoint:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the intervals do not overlap."""
-        return not self.between[0] <= 1 <= self.between[1]
+        """Whether the intervals do not overlap; one repeat has none."""
+        return self.num_repeats >= LEAST_REPEATS and not self.between[0] <= 1 <= self.between[1]
 
 
 class Comparison:
@@ -84,6 +88,7 @@ class Comparison:
                     found.step_between_s[0] / others[repr(found.value)].step_between_s[1],
                     found.step_between_s[1] / others[repr(found.value)].step_between_s[0],
                 ),
+                min(found.num_repeats, others[repr(found.value)].num_repeats),
             )
             for found in summary
             if isinstance(found, PointSummary) and repr(found.value) in others
@@ -119,7 +124,7 @@ class Comparison:
                 f"{point.ratio:.2f}",
                 f"{point.between[0]:.2f}",
                 f"{point.between[1]:.2f}",
-                "" if point.is_clear else "within the intervals",
+                "" if point.is_clear else _doubt(point),
             )
             for point in self.points
         ]
@@ -129,6 +134,11 @@ class Comparison:
         return "\n".join(told)
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
+
+
+def _doubt(point: ComparedPoint) -> str:
+    return "within the intervals" if point.num_repeats >= LEAST_REPEATS else "one repeat"
 
 
 def _settings(plan: StudyPlan) -> dict[str, Any]:

@@ -108,8 +108,13 @@ class Study:
         return f"<Study {self.folder.name}: {self.describe()}>"
 
     def __str__(self) -> str:
-        table = study_table.lines(self.plan, self.summary())
-        laws = study_table.law_lines(self.plan, self.measured())
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The study as text. Tables that are wider than `width` are turned, so that no number is cut."""
+        summary = self.summary()
+        table = study_table.lines(self.plan, summary, width)
+        laws = study_table.law_lines(self.plan, self.measured(), summary)
         return "\n".join([self.describe(), *table, *laws, str(self.folder)])
 
     def _ipython_display_(self) -> None:
@@ -184,6 +189,16 @@ class Study:
         """The points with medians and intervals, in order; gaps for those of which nothing was measured."""
         points = [(point.value, point.ranks, point.samples_per_step) for point in self.points]
         return summarise(points, self.measured())
+
+    def verdict(self, value: Any = None) -> str:
+        """Return what the study decides, in a line: how fast the point with this value is by the first one;
+        with None which point is the fastest. Where the intervals do not decide it, the line says so, and what
+        would.
+
+        Raises:
+            KeyError: there is no such point, or it was not measured.
+        """
+        return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
         """One row for each point: medians, intervals, speed-up, efficiency and the parts of a step."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from nbgpu.performance import laws
+from nbgpu.performance import laws, verdicts
 from nbgpu.performance.step_parts import HIDDEN, MOSTLY
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, differ_in_size
 from nbgpu.planning.studies import RANKS, StudyPlan, StudyPoint
@@ -44,7 +44,9 @@ def _simulated(plan: StudyPlan) -> str:
     return f"; {plan.cluster.simulated}" if plan.cluster.simulated else ""
 
 
-def law_lines(plan: StudyPlan, measured: Sequence[Measured]) -> list[str]:
+def law_lines(
+    plan: StudyPlan, measured: Sequence[Measured], summary: Sequence[PointSummary | Gap]
+) -> list[str]:
     """What the laws of scaling make of the times; empty where one rank was not measured, or nothing else."""
     if plan.vary != RANKS:
         return []
@@ -54,10 +56,15 @@ def law_lines(plan: StudyPlan, measured: Sequence[Measured]) -> list[str]:
             seconds.setdefault(plan.values[found.point], []).append(median(found.step_s))
     if 1 not in seconds or len(seconds) < 2:
         return []
-    if plan.config.mode == "weak":
-        law = laws.fit_gustafson(seconds)
+    if any(isinstance(point, PointSummary) and point.is_beyond_ranks for point in summary):
+        return [f"no law is fitted: {verdicts.ABOVE_RANKS}"]
+    is_weak = plan.config.mode == "weak"
+    law = laws.fit_gustafson(seconds) if is_weak else laws.fit_amdahl(seconds)
+    if min(map(len, seconds.values())) < verdicts.LEAST_REPEATS:
+        fraction = f"{law.serial_fraction.value:.3g}"
+        return [f"{law.name}'s law, fitted: {fraction} of a step is serial; {verdicts.ONE_REPEAT}"]
+    if is_weak:
         return [f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial"]
-    law = laws.fit_amdahl(seconds)
     by_ranks = ", ".join(f"{ranks} ranks {each}" for ranks, each in laws.serial_fractions(seconds).items())
     return [
         f"{law.name}'s law, fitted: {law.serial_fraction} of a step is serial",
@@ -96,13 +103,17 @@ def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[st
     if isinstance(found, Gap):
         empty = len(_header(plan, with_size)) - len(cells) - 2
         return [*cells, "", "failed" if found.why else "not yet", *[""] * empty]
+    # Steps of one repeat are alike, and say nothing of how much repeats differ.
+    has_interval = found.num_repeats >= verdicts.LEAST_REPEATS
+    step_from_s, step_to_s = found.step_between_s
+    low, high = found.relative_between
     cells += [
         str(found.samples_per_step),
         f"{1e3 * found.step_s:.2f}",
-        f"{1e3 * found.step_between_s[0]:.2f} to {1e3 * found.step_between_s[1]:.2f}",
+        f"{1e3 * step_from_s:.2f} to {1e3 * step_to_s:.2f}" if has_interval else "one repeat",
         f"{found.samples_per_s:.2f}",
         f"{found.relative:.2f}",
-        f"{found.relative_between[0]:.2f} to {found.relative_between[1]:.2f}",
+        f"{low:.2f} to {high:.2f}" if has_interval else "one repeat",
     ]
     if plan.vary == RANKS:
         cells.append(f"{found.efficiency:.0%}")
@@ -124,7 +135,10 @@ def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> lis
     if isinstance(with_it, Gap) or isinstance(summary[0], Gap):
         return [f"{promised} What it brought was not measured"]
     low, high = with_it.relative_between
-    return [f"{promised} It brought {with_it.relative:.2f} times ({low:.2f} to {high:.2f})"]
+    why = verdicts.doubt(with_it)
+    between = f" ({low:.2f} to {high:.2f})" if with_it.num_repeats >= verdicts.LEAST_REPEATS else ""
+    doubt = f", which is not decided: {why}" if why else ""
+    return [f"{promised} It brought {with_it.relative:.2f} times{between}{doubt}"]
 
 
 def _remarks_of_points(plan: StudyPlan, said: Sequence[tuple[Any, str]]) -> list[str]:
@@ -142,6 +156,9 @@ def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
         said.append(
             f"the repeats differ by {found.unsteadiness - 1:.0%}: something else took part of the machine"
         )
+    # Of an advice that was tried, the line above says it.
+    if not plan.advice and (why := verdicts.doubt(found)):
+        said.append(f"not decided: {why}")
     if found.slowest is not None and found.slowest[1] >= MOSTLY:
         rank, share = found.slowest
         said.append(f"the others waited for rank {rank} in {share:.0%} of the steps")
@@ -150,17 +167,25 @@ def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
     return "; ".join(said)
 
 
-def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """The table as text, and the parts of a step below it."""
+def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) -> str:
+    """What is decided of a point, or with None of all points (`performance.verdicts`)."""
+    if value is None:
+        return verdicts.fastest(summary, plan.vary)
+    return verdicts.of_point(summary, value, plan.vary == RANKS)
+
+
+def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap], width: int | None = None) -> list[str]:
+    """The table as text, and the parts of a step below it; tables that are wider than `width` are turned."""
     header, rows = header_and_rows(plan, summary)
-    shown = [heading(plan), *aligned([header, *rows], right=range(len(header))), *notes(plan, summary)]
+    table = aligned([header, *rows], range(len(header)), width)
+    shown = [heading(plan), *table, *notes(plan, summary)]
     measured = [found for found in summary if isinstance(found, PointSummary) and found.parts_s]
     if measured:
         names = [name for name in (*PARTS, HIDDEN) if any(name in found.parts_s for found in measured)]
         titles = [*(PARTS.get(name, "exchange, hidden in backward") for name in names)]
         rows = [[plan.vary, *titles]]
         rows += [[str(found.value), *(_ms(found.parts_s.get(name)) for name in names)] for found in measured]
-        shown += ["mean parts of a step, in ms", *aligned(rows, right=range(len(titles) + 1))]
+        shown += ["mean parts of a step, in ms", *aligned(rows, range(len(titles) + 1), width)]
     return shown
 
 

@@ -20,6 +20,7 @@ from nbgpu.machine import folder_lock
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.saved_folder import Manifest, RankSaved
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import named_ranks
 from nbgpu.text.sizes import in_words
 
@@ -67,6 +68,7 @@ class Saved:
         return "\n".join(lines)
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Loaded:
         return "\n".join(lines)
 
     __repr__ = __str__
+    _repr_html_ = shown_as_html
 
 
 def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:

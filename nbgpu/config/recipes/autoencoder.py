@@ -260,6 +260,10 @@ class AutoencoderConfig(TrainConfig):
     )
 
     @property
+    def samples_per_volume(self) -> int:
+        return 1 if self.data == "phantoms" else self.patches_per_volume
+
+    @property
     def why_losses_differ(self) -> str:
         added = {
             "the KL term": self.kl_weight > _NEGLIGIBLE_KL_WEIGHT,

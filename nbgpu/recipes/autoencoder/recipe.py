@@ -149,16 +149,12 @@ class Autoencoder:
 
     def amount(self) -> tuple[int, int]:
         """Return the amount of data; only names and headers of files are read."""
-        return len(self._parts().training), self._patches_per_volume
+        return len(self._parts().training), self.config.samples_per_volume
 
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(
-            patch_size=self.config.patch, samples_per_volume=self._patches_per_volume, augment=augment
+            patch_size=self.config.patch, samples_per_volume=self.config.samples_per_volume, augment=augment
         )
-
-    @property
-    def _patches_per_volume(self) -> int:
-        return 1 if self.config.data == "phantoms" else self.config.patches_per_volume
 
     def _parts(self) -> Parts:
         """Return the volumes, with all of a patient in the same part. An item's `part` says which part of a
@@ -262,9 +258,9 @@ class Autoencoder:
         draw = self._draw()
         decode = Decode(self._steps())
         # A few volumes are decoded a second time, and each gives several rounds of patches if needed.
-        num_volumes = min(len(training), math.ceil(limit / self._patches_per_volume))
+        num_volumes = min(len(training), math.ceil(limit / self.config.samples_per_volume))
         rounds = (
-            math.ceil(limit / (num_volumes * self._patches_per_volume))
+            math.ceil(limit / (num_volumes * self.config.samples_per_volume))
             if self.config.data != "phantoms"
             else 1
         )

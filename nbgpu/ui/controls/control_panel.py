@@ -108,6 +108,12 @@ class _Controls:
             self._explain = self._button(
                 "Explain", "Say what bounds the run, and what to change first", "", self._on_explain
             )
+            self._result = self._button(
+                "Work out result",
+                "Work out the result of the newest checkpoint of a stopped run",
+                "",
+                self._on_result,
+            )
             self._export = self._button(
                 "Export", "Write the files with which this run trains elsewhere", "", self._on_export
             )
@@ -163,7 +169,16 @@ class _Controls:
         return button
 
     def _buttons(self) -> list[w.Button]:
-        return [self._start, self._pause, self._stop, self._plan, self._find, self._explain, self._export]
+        return [
+            self._start,
+            self._pause,
+            self._stop,
+            self._result,
+            self._plan,
+            self._find,
+            self._explain,
+            self._export,
+        ]
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -249,12 +264,12 @@ class _Controls:
         self._show(cluster.train_with(config))
 
     def _plan_run(self, cluster: Cluster, config: TrainConfig) -> None:
-        self._say(str(cluster.plan_with(config)), is_table=True)
+        self._say_page(cluster.plan_with(config)._repr_html_())
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
         found = cluster.find_batch_size_with(config, stop=self._cancel)
         self._settings.fields["batch_size"].show(found.batch_size)
-        self._say(str(found), is_table=True)
+        self._say_page(found._repr_html_())
 
     def _show(self, run: Run) -> None:
         clear_head(self._slot)
@@ -341,6 +356,11 @@ class _Controls:
         if run is not None:
             self._ask(partial(self._advice.explain, run))
 
+    def _on_result(self) -> None:
+        run = self._run
+        if run is not None:
+            self._ask(lambda: self._show(run.work_out_result()))
+
     def _on_export(self) -> None:
         run = self._run
         if run is not None:
@@ -382,6 +402,9 @@ class _Controls:
             self._pause.disabled = not running
             self._stop.disabled = not running and self._cancel is None
             self._explain.disabled = self._export.disabled = self._run is None
+            lacks_result = self._run is not None and self._run.can_work_out_result
+            self._result.layout.display = "" if lacks_result else "none"
+            self._result.disabled = busy
             self._advice.refresh()
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"
@@ -393,8 +416,12 @@ class _Controls:
             self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
             self._settings.judge()
 
-    def _say(self, text: str, is_error: bool = False, is_table: bool = False) -> None:
-        self._said.value = said(text, is_error, is_table)
+    def _say(self, text: str, is_error: bool = False) -> None:
+        self._said.value = said(text, is_error)
+
+    def _say_page(self, page: str) -> None:
+        """Show what prints as HTML, such as a plan."""
+        self._said.value = f'<div role="status" style="line-height:1.4;overflow-x:auto">{page}</div>'
 
     def _say_error(self, error: NbgpuError) -> None:
         """Show an error, and below it the traceback of the user's code, as in a cell."""

@@ -51,6 +51,10 @@ class Control(anywidget.AnyWidget):
     """The value that it has where nobody changes it, as text."""
     changed = traitlets.Bool(False).tag(sync=True)
     """Whether the person has changed it, so that the page marks it and offers to reset it."""
+    origin = traitlets.Unicode().tag(sync=True)
+    """The field that has moved the default from its usual value, in words; empty where none has."""
+    idle = traitlets.Bool(False).tag(sync=True)
+    """Whether another setting decides in place of this one, until something is typed here."""
     note = traitlets.Unicode().tag(sync=True)
     """What follows from the value, below the control."""
     warns = traitlets.Bool(False).tag(sync=True)

@@ -88,6 +88,8 @@ class SettingsForm:
     def _take(self, name: str, _: Any) -> None:
         with self._lock:
             if not self._showing:
+                for other in self._rivals.get(name, ()):
+                    self._touched.pop(other, None)
                 self._touched.pop(name, None)
                 self._touched[name] = None
                 self.show_defaults()
@@ -122,6 +124,7 @@ class SettingsForm:
         mark those that differ from theirs."""
         values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
         present = settings_beside(self.recipe, {**self._beside, **values})
+        origins = self._origins(present, values)
         self._showing = True
         try:
             for name, field in self.fields.items():
@@ -132,8 +135,57 @@ class SettingsForm:
                 else:
                     field.show(present[name])
                     field.standard, field.changed = field.value, False
+                field.origin = origins.get(name, "")
+                field.idle = any(
+                    present[other] is not None if name == replaced else present[other] is None
+                    for other, replaced in self._pairs
+                    if name in (other, replaced)
+                )
         finally:
             self._showing = False
+
+    def _origins(self, present: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
+        """By the name of a setting whose default is not the usual one, which field has moved it, in words."""
+        usual = settings_beside(self.recipe, self._beside)
+        moved = [name for name in self.fields if name not in values and present[name] != usual[name]]
+        origins: dict[str, str] = {}
+        for decisive in values if moved else ():
+            others = {name: value for name, value in values.items() if name != decisive}
+            without = settings_beside(self.recipe, {**self._beside, **others})
+            origins |= {
+                name: f"from {self.fields[decisive].label}"
+                for name in moved
+                if without[name] != present[name]
+            }
+        return origins
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Pairs of fields of which the first one, where it is given, takes the place of the second."""
+        pairs = [pair for known in self.model.__mro__ for pair in vars(known).get("REPLACES", {}).items()]
+        return [pair for pair in pairs if set(pair) <= self.fields.keys()]
+
+    @property
+    def _rivals(self) -> dict[str, list[str]]:
+        """By the name of a field those of which one is in charge with it."""
+        rivals: dict[str, list[str]] = {}
+        for first, second in self._pairs:
+            rivals.setdefault(first, []).append(second)
+            rivals.setdefault(second, []).append(first)
+        return rivals
+
+    def take(self, values: Mapping[str, Any]) -> list[str]:
+        """Take these values as if the person had typed them; return the names of those without a field."""
+        self._showing = True
+        try:
+            for name, value in values.items():
+                if name in self.fields:
+                    self.fields[name].value = as_text(value)
+                    self._touched[name] = None
+        finally:
+            self._showing = False
+        self.show_defaults()
+        return [name for name in values if name not in self.fields]
 
     # ---- what the person does with all of it ----
 

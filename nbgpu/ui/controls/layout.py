@@ -39,10 +39,9 @@ def grouped(model: type[BaseModel], made: Mapping[str, w.Widget]) -> dict[str, l
     return groups
 
 
-def said(text: str, is_error: bool = False, is_table: bool = False) -> str:
+def said(text: str, is_error: bool = False) -> str:
     """The HTML of a message to the person."""
     role = "alert" if is_error else "status"
     color = "var(--jp-error-color1, #d32f2f)" if is_error else "inherit"
-    wrapped = "white-space:pre;overflow-x:auto;font-family:monospace" if is_table else "white-space:pre-wrap"
-    style = f"{wrapped};line-height:1.4;color:{color}"
+    style = f"white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.4;color:{color}"
     return f'<div role="{role}" style="{style}">{html.escape(text)}</div>'

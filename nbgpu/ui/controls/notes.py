@@ -4,7 +4,7 @@ cache."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.machine import host_memory
 from nbgpu.planning import workers
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
+from nbgpu.planning.epochs import epoch_of
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.controls.fields import Field
 
@@ -44,18 +45,44 @@ def global_batch(config: TrainConfig, num_ranks: int) -> str:
     return words
 
 
+def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tuple[str, str]:
+    """What stands below the fields of the number of steps and of epochs: what follows from the other one.
+
+    Args:
+        config: the settings as a run on these ranks takes them.
+        data: the training data; None where nothing is known of them.
+        num_ranks: the number of ranks.
+    """
+    if config.smoke_test:
+        return f"{config.steps} steps, from Smoke test", ""
+    per_epoch, about = 0, ""
+    if data is not None:
+        per_epoch = epoch_of(config, data.num_volumes, config.samples_per_volume, num_ranks).num_steps
+        about = "about " if data.basis else ""
+    if config.epochs is not None:
+        return (
+            f"{about}{config.epochs * per_epoch}, from Epochs" if per_epoch else "follows from Epochs"
+        ), ""
+    return "", (f"{about}{config.steps / per_epoch:.3g}, from Steps" if per_epoch else "")
+
+
 class MemoryNote:
-    """Says below a field whether the data fit into the host's memory.
+    """Says below a field whether the data fit into the host's memory, and below those of the run's length how
+    long it is.
 
     Files are looked at on a thread, one look after another, and only where what was asked for last is not
     known yet.
 
     Args:
         field: the field of `cache_rate`.
+        say_length: called with the settings, the data or None, and the number of ranks.
     """
 
-    def __init__(self, field: Field) -> None:
+    def __init__(
+        self, field: Field, say_length: Callable[[TrainConfig, DecodedData | None, int], None]
+    ) -> None:
         self._field = field
+        self._say_length = say_length
         self._lock = threading.Lock()
         self._known: dict[Any, DecodedData | str] = {}
         """By what decides: the data, or why nothing is known of them."""
@@ -118,6 +145,7 @@ class MemoryNote:
         assert self._asked is not None
         key, config, num_ranks, limit_bytes = self._asked
         data = self._known[key]
+        self._say_length(config, None if isinstance(data, str) else data, num_ranks)
         if isinstance(data, str):
             self._write(f"whether it fits in memory is not known: {data}")
             return

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
@@ -13,18 +14,21 @@ import ipywidgets as w
 from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.config.conditions import default_of
 from nbgpu.config.settings import steerable, together
 from nbgpu.errors import ConfigError
 from nbgpu.host import free_gpus
 from nbgpu.machine import devices
+from nbgpu.planning.decoded_data import DecodedData
 from nbgpu.protocol.records import Device
+from nbgpu.run_folder import folder as runs
 from nbgpu.ui.controls.copying import CopyButtons, with_numbers
 from nbgpu.ui.controls.devices import DeviceControls
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
 from nbgpu.ui.controls.hosts import stand_ins
 from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, said
-from nbgpu.ui.controls.notes import MemoryNote, global_batch
+from nbgpu.ui.controls.notes import MemoryNote, global_batch, length
 from nbgpu.ui.controls.workload import WorkloadChoice
 
 if TYPE_CHECKING:
@@ -69,6 +73,8 @@ class SettingsArea:
         self._reset = w.Button(description="Reset all", tooltip="Give every setting its default again")
         self._reset.on_click(lambda _: self._reset_all())
         self._copy = CopyButtons()
+        self._last = w.Button(description="As the last run")
+        self._last.on_click(lambda _: self._take_last())
         self._wrong = w.HTML(layout={"display": "none"})
         """What is wrong with settings that have no field."""
         self._first = grid([], fills=True)
@@ -81,7 +87,7 @@ class SettingsArea:
                 first,
                 self.tabs,
                 self._wrong,
-                w.HBox([self._reset, self._copy], layout=WRAPPED),
+                w.HBox([self._reset, self._last, self._copy], layout=WRAPPED),
             ]
         )
         for name, field in self.devices.fields.items():
@@ -89,7 +95,14 @@ class SettingsArea:
             field.observe(lambda _: self.judge(), "draft")
             field.on_reset(partial(self._reset_device, field))
         self.devices.gpus.observe(lambda _: self._on_other_settings(), "value")
-        for widget in (self._reset, self._copy, self.tabs, *self._workload.fields, *self.devices.inputs()):
+        for widget in (
+            self._reset,
+            self._last,
+            self._copy,
+            self.tabs,
+            *self._workload.fields,
+            *self.devices.inputs(),
+        ):
             answer_while_busy(widget)
         self._put_fields()
 
@@ -100,7 +113,7 @@ class SettingsArea:
         """Show the fields of the present form."""
         fields = self.form.fields
         self.steerable = steerable(self.form.model)
-        self._memory = MemoryNote(fields["cache_rate"]) if "cache_rate" in fields else None
+        self._memory = MemoryNote(fields["cache_rate"], self._say_length) if "cache_rate" in fields else None
         self._first.children = tuple(fields[name] for name in FIRST if name in fields)
         others = {name: field for name, field in fields.items() if name not in FIRST}
         self._groups = {
@@ -201,6 +214,25 @@ class SettingsArea:
                     self._reset_device(field)
             self.judge()
 
+    def _take_last(self) -> None:
+        """Take the settings of the newest run of this recipe, such as that of a kernel that has ended."""
+        with self._lock:
+            if (last := self._last_settings()) is not None:
+                self.form.take(last[1].counting(resume="").beyond_defaults)
+                self._on_other_settings()
+
+    def _last_settings(self) -> tuple[Path, TrainConfig] | None:
+        runs_dir = Path(str(default_of(self.form.model, "runs_dir")))
+        return runs.last_settings(runs_dir, self.form.recipe)
+
+    def _offer_last(self) -> None:
+        """Offer the settings of the newest run while nothing is changed."""
+        last = None if self.form.changed else self._last_settings()
+        self._last.layout.display = "none" if last is None else ""
+        self._last.disabled = self._is_busy
+        if last is not None:
+            self._last.tooltip = f"Take the settings of {last[0].name}"
+
     def _choose_workload(self, recipe: str, preset: str) -> None:
         """Show another recipe's settings, or another preset's, with what both have and the person changed.
 
@@ -231,6 +263,8 @@ class SettingsArea:
                     is_local or has_ranks or (cluster is not None and cluster.gpus_per_node is not None)
                 )
                 batch.note = global_batch(config, len(chosen)) if config is not None and is_known else ""
+            if config is not None:
+                self._say_length(config, None, len(chosen))
             if self._memory is not None:
                 # Nothing is known of other hosts' memory.
                 if not is_local:
@@ -243,6 +277,7 @@ class SettingsArea:
             num = sum(field.changed for field in self.every_field.values())
             self._reset.description = f"Reset all ({num} changed)" if num else "Reset all"
             self._reset.disabled = not num or self._is_busy
+            self._offer_last()
             if config is None or cluster is None:
                 self._copy.refuse("Correct what is marked first")
                 return
@@ -250,6 +285,12 @@ class SettingsArea:
                 self._copy.offer(self.form, cluster, self._existing_cluster() is not None)
             except ConfigError as error:
                 self._copy.refuse(str(error))
+
+    def _say_length(self, config: TrainConfig, data: DecodedData | None, num_ranks: int) -> None:
+        """Say at the number of steps and of epochs what follows from the other one."""
+        for name, words in zip(("steps", "epochs"), length(config, data, num_ranks), strict=True):
+            if name in self.fields:
+                self.fields[name].note = words
 
     def _say_wrong(self) -> None:
         wrong = "\n".join([*self._wrong_devices, *self.form.unplaced])

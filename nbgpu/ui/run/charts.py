@@ -56,6 +56,7 @@ _SYSTEM = frozenset(
         "memory_allocated_bytes",
         "memory_rss_bytes",
         "utilization_percent",
+        "utilization_lost_percent",
     }
 )
 """Series with charts of their own, or that only the live panel shows. All others are the recipe's."""

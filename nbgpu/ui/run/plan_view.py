@@ -22,10 +22,9 @@ def page(run: Run) -> str:
     head = f"Plan: {plan.config.strategy} on {devices} over {plan.chosen_transport.name}, {per_step} samples a step"
     if "batch_size" in plan.config.UNUSED:
         head = f"Plan: {plan.config.recipe} on {devices} over {plan.chosen_transport.name}"
-    style = "white-space:pre-wrap;font-family:monospace;margin:4px 0 8px 16px"
     return (
         f'<details style="line-height:1.4"><summary style="cursor:pointer">{html.escape(head)}</summary>'
-        f'<div style="{style}">{html.escape(str(plan))}</div></details>'
+        f'<div style="margin:4px 0 8px 16px">{plan._repr_html_()}</div></details>'
     )
 
 

@@ -31,8 +31,9 @@ def html(result: Mapping[str, Any]) -> str:
     return "".join(parts)
 
 
-def text(result: Mapping[str, Any]) -> str:
-    """The same as plain text, with the names of the pictures."""
+def text(result: Mapping[str, Any], width: int | None = None) -> str:
+    """The same as plain text, with the names of the pictures; tables that are wider than `width` are
+    turned."""
     parts = [str(result["note"])] if result.get("note") else []
     for name, value in result.items():
         if name == "images" and isinstance(value, Mapping):
@@ -41,7 +42,7 @@ def text(result: Mapping[str, Any]) -> str:
         elif is_table(value):
             columns = columns_of(value)
             rows = [[key, *(_in_words(row.get(c, "")) for c in columns)] for key, row in value.items()]
-            parts.append("\n".join(aligned([["", *columns], *rows], right=range(1, len(columns) + 1))))
+            parts.append("\n".join(aligned([["", *columns], *rows], range(1, len(columns) + 1), width)))
         elif name != "note" and not _is_empty(value):
             parts.append(f"{name}: {value}")
     return "\n\n".join(parts)

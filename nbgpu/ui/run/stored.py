@@ -10,6 +10,7 @@ from nbgpu.errors import NbgpuError, RunError
 from nbgpu.protocol.records import FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import metrics_files
+from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
 
 
@@ -62,5 +63,9 @@ class StoredRun:
         if self.failures:
             return "failed"
         states = [status.state for status in self.statuses()]
-        going_on = [state for state in states if state not in FINAL_STATES]
-        return going_on[0] if going_on else max(states, key=["finished", "stopped", "failed"].index)
+        going_on = set(states) - FINAL_STATES
+        return (
+            state_of_slowest(going_on)
+            if going_on
+            else max(states, key=["finished", "stopped", "failed"].index)
+        )

@@ -19,11 +19,11 @@ from nbgpu.protocol.records import Event, RankStatus
 from nbgpu.run_folder import resume
 from nbgpu.run_folder.progress import progress
 from nbgpu.run_folder.reader import START
+from nbgpu.text.console import say, width_of
 from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
-from nbgpu.ui.run import wording
+from nbgpu.ui.run import result_view, wording
 from nbgpu.ui.run.history import History
-from nbgpu.ui.run.html_parts import columns_of, is_table
 
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
@@ -44,7 +44,7 @@ def follow(run: Run, console: Console, known: Sequence[str] = ()) -> None:
     screen = _Screen(run, console, known)
     if not console.is_terminal:
         _wait(run, screen, lambda: None)
-        console.print(screen.summary(), highlight=False)
+        say(console, screen.summary())
         return
     # Only this thread draws, because rich's own thread would draw while the run's state changes.
     with Live(screen.drawn(), console=console, auto_refresh=False, transient=False) as live:
@@ -63,14 +63,14 @@ def _wait(run: Run, screen: _Screen, draw: Any) -> None:
                 return
             if not screen.console.is_terminal and time.monotonic() >= next_line_s:
                 next_line_s += LINE_PERIOD_S
-                screen.console.print(screen.summary(), highlight=False)
+                say(screen.console, screen.summary())
             time.sleep(_REFRESH_PERIOD_S)
         except KeyboardInterrupt:
             if is_stopping or run.over:
                 raise
             is_stopping = True
             run.stop()
-            screen.console.print("stopping after this step, with a checkpoint; Ctrl-C again leaves at once")
+            say(screen.console, "stopping after this step, with a checkpoint; Ctrl-C again leaves at once")
 
 
 class _Screen:
@@ -93,7 +93,7 @@ class _Screen:
         for sentence in self._run.info.data:
             if sentence not in self._known_of_data:
                 self._known_of_data.add(sentence)
-                self.console.print(f"data: {sentence}", highlight=False, soft_wrap=True)
+                say(self.console, f"data: {sentence}")
         marks: list[Event] = []
         for records, cursor in self._run.reader.batches(self._cursor):
             self._cursor = cursor
@@ -101,25 +101,22 @@ class _Screen:
         # A rank that was cut off may report its failure before the rank that caused it says why.
         for event in sorted(marks, key=lambda mark: mark.text == "failed"):
             if event.text not in self._known:
-                self.console.print(_in_words(event), highlight=False, soft_wrap=True)
+                say(self.console, _in_words(event), "red" if _is_bad(event) else "")
         for text in self._run.unreported_heals():
             # The records of the ranks say so, too, and also after which step.
             if not self._run.config.telemetry:
-                self.console.print(text, style="red", highlight=False, soft_wrap=True)
+                say(self.console, text, "red")
         hangs = bool(self._run.hang)
         if hangs and not self._hung and not self.console.is_terminal:
-            self.console.print(self._run.hang, highlight=False, soft_wrap=True)
+            say(self.console, self._run.hang)
         self._hung = hangs
         for rank, event in self._history.profiles.items():
             if rank not in self._profiled:
                 self._profiled.add(rank)
-                self.console.print(f"rank {rank}: {event.text}", highlight=False, soft_wrap=True)
+                say(self.console, f"rank {rank}: {event.text}")
         if self._history.result is not None and not self._result_is_shown:
             self._result_is_shown = True
-            if weights := self._history.result.detail.get("weights"):
-                self.console.print(f"result of the weights {weights}", highlight=False, soft_wrap=True)
-            for table in _tables(self._history.result.detail):
-                self.console.print(table)
+            say(self.console, f"\n{result_view.text(self._history.result.detail, width_of(self.console))}\n")
 
     def summary(self) -> str:
         """One line about the progress of the run."""
@@ -185,25 +182,10 @@ def _number(values: Mapping[str, float], name: str, form: str = ".4g") -> str:
     return f"{values[name]:{form}}" if name in values else ""
 
 
-def _in_words(event: Event) -> Text:
-    is_bad = event.kind in ("failure", "nonfinite") or event.text == "failed"
+def _in_words(event: Event) -> str:
     kind = "" if event.kind in ("note", "state") else f"{event.kind}: "
-    return Text(f"step {event.step}: {kind}{event.text}", style="red" if is_bad else "")
+    return f"step {event.step}: {kind}{event.text}"
 
 
-def _tables(detail: Mapping[str, Any]) -> list[Table]:
-    """The tables of a recipe's result: dicts of dicts."""
-    found = []
-    for value in detail.values():
-        if not is_table(value):
-            continue
-        columns = columns_of(value)
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("")
-        for column in columns:
-            table.add_column(column, justify="right")
-        for name, row in value.items():
-            cells = (row.get(column, "") for column in columns)
-            table.add_row(name, *(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
-        found.append(table)
-    return found
+def _is_bad(event: Event) -> bool:
+    return event.kind in ("failure", "nonfinite") or event.text == "failed"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap, PointSummary, differ_in_size
+from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import RANKS, StudyPlan
 from nbgpu.text.ranks import count_of_ranks
 
@@ -94,11 +95,19 @@ def chart(study: Studied) -> Chart:
         is_by_size=is_by_size,
         names=[str(each.value) for each in found],
         y=[each.relative if is_ranks else each.samples_per_s for each in found],
-        between=[each.relative_between if is_ranks else each.samples_between for each in found],
+        between=[_between(each, is_ranks) for each in found],
         ideal=[each.ideal for each in found] if is_ranks else [],
         gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
         parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
     )
+
+
+def _between(found: PointSummary, is_ranks: bool) -> tuple[float, float]:
+    """The interval of a point; none where there is one repeat, whose steps are alike."""
+    if found.num_repeats < LEAST_REPEATS:
+        y = found.relative if is_ranks else found.samples_per_s
+        return y, y
+    return found.relative_between if is_ranks else found.samples_between
 
 
 def _over(plan: StudyPlan) -> str:

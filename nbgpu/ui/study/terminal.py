@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from nbgpu.client.scaling import study_table
-from nbgpu.performance.study_results import Gap
+from nbgpu.text.console import say, width_of
+from nbgpu.text.tables import aligned
+from nbgpu.text.wrapping import wrapped
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def follow(study: Study, console: Console) -> None:
     Where the output is not a terminal, there is one line every few seconds instead, and the table at the end.
     """
     if console.is_terminal:
-        with Live(_view(study), console=console, auto_refresh=False, transient=True) as live:
-            _wait(study, console, lambda: live.update(_view(study), refresh=True), _PERIOD_S)
+        with Live(_view(study, console), console=console, auto_refresh=False, transient=True) as live:
+            _wait(study, console, lambda: live.update(_view(study, console), refresh=True), _PERIOD_S)
     else:
-        _wait(study, console, lambda: _print(console, study.describe()), LINE_PERIOD_S)
-    _print(console, str(study))
+        _wait(study, console, lambda: say(console, study.describe()), LINE_PERIOD_S)
+    say(console, study.text(width_of(console)))
 
 
 def _wait(study: Study, console: Console, show: Callable[[], None], period_s: float) -> None:
@@ -50,20 +50,12 @@ def _wait(study: Study, console: Console, show: Callable[[], None], period_s: fl
                 raise
             is_stopping = True
             study.stop()
-            _print(console, "ends after the current step; nbgpu scaling --resume FOLDER goes on")
+            say(console, "ends after the current step; nbgpu scaling --resume FOLDER goes on")
 
 
-def _print(console: Console, text: str) -> None:
-    """Print without wrapping, because a path that is cut in two cannot be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _view(study: Study) -> Group:
+def _view(study: Study, console: Console) -> Text:
     summary = study.summary()
     header, rows = study_table.header_and_rows(study.plan, summary)
-    table = Table(*map(escape, header), box=None, header_style="bold", pad_edge=False)
-    for found, cells in zip(summary, rows, strict=True):
-        style = "red" if isinstance(found, Gap) and found.why else None
-        table.add_row(*map(escape, cells), style=style)
+    table = aligned([header, *rows], range(len(header)), console.width)
     notes = study_table.notes(study.plan, summary)
-    return Group(table, *map(Text, notes), Text(study.describe()))
+    return Text(wrapped("\n".join([*table, *notes, study.describe()]), console.width))

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from nbgpu.text.console import say, width_of
+from nbgpu.text.tables import aligned
+from nbgpu.text.wrapping import wrapped
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 from nbgpu.ui.sweep.rows import columns, rows
 
@@ -30,17 +31,17 @@ def follow(sweep: Sweep, console: Console) -> None:
     Where the output is not a terminal, there is one line every few seconds instead, and the table at the end.
     """
     if console.is_terminal:
-        with Live(_view(sweep), console=console, auto_refresh=False, transient=True) as live:
-            _wait(sweep, console, lambda: live.update(_view(sweep), refresh=True))
+        with Live(_view(sweep, console), console=console, auto_refresh=False, transient=True) as live:
+            _wait(sweep, console, lambda: live.update(_view(sweep, console), refresh=True))
     else:
-        _wait(sweep, console, _every(LINE_PERIOD_S, lambda: _print(console, sweep.describe())))
-    console.print(_table(sweep, len(sweep.trials)))
+        _wait(sweep, console, _every(LINE_PERIOD_S, lambda: say(console, sweep.describe())))
+    say(console, "\n".join(_table(sweep, len(sweep.trials), width_of(console))))
     for trial in sweep.trials:
         if trial.error is not None:
-            _print(console, f"\ntrial {trial.number} ({trial.label}) failed:")
+            say(console, f"\ntrial {trial.number} ({trial.label}) failed:")
             # This prints the rank's own traceback, as a notebook does.
             console.print(Text.from_ansi("\n".join(trial.error._render_traceback_())))
-    _print(console, f"{sweep.describe()}\n{sweep.folder}")
+    say(console, f"{sweep.describe()}\n{sweep.folder}")
 
 
 def _wait(sweep: Sweep, console: Console, show: Callable[[], None]) -> None:
@@ -54,7 +55,7 @@ def _wait(sweep: Sweep, console: Console, show: Callable[[], None]) -> None:
                 raise
             is_stopping = True
             sweep.stop()
-            _print(console, "stopping all runs after the step they are in, with a checkpoint")
+            say(console, "stopping all runs after the step they are in, with a checkpoint")
 
 
 def _every(period_s: float, show: Callable[[], None]) -> Callable[[], None]:
@@ -69,25 +70,18 @@ def _every(period_s: float, show: Callable[[], None]) -> Callable[[], None]:
     return show_when_due
 
 
-def _print(console: Console, text: str) -> None:
-    """Print a line without wrapping it, because a path that is cut in two cannot be copied."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+def _view(sweep: Sweep, console: Console) -> Text:
+    lines = [*_table(sweep, _MAX_ROWS, console.width), sweep.describe()]
+    return Text(wrapped("\n".join(lines), console.width))
 
 
-def _view(sweep: Sweep) -> Group:
-    return Group(_table(sweep, _MAX_ROWS), Text(sweep.describe()))
-
-
-def _table(sweep: Sweep, max_rows: int) -> Table:
+def _table(sweep: Sweep, max_rows: int, width: int | None) -> list[str]:
     """The table of the trials. If there are too many, the active ones come first, and then the best."""
     ranking = sweep.ranking()
     if len(ranking) > max_rows:
         idle = ("waiting", "finished", "failed", "stopped")
         ranking = sorted(ranking, key=lambda trial: trial.state in idle)
-    table = Table(*map(escape, columns(sweep)), "error", box=None, header_style="bold", pad_edge=False)
-    for row in rows(sweep, ranking[:max_rows]):
-        style = "bold" if row.is_best else "red" if row.error else None
-        table.add_row(*map(escape, row.cells), escape(row.error.partition("\n")[0]), style=style)
-    if len(ranking) > max_rows:
-        table.add_row(f"and {len(ranking) - max_rows} more")
-    return table
+    shown = rows(sweep, ranking[:max_rows])
+    cells = [(*row.cells, row.error.partition("\n")[0]) for row in shown]
+    lines = aligned([(*columns(sweep), "error"), *cells], width=width)
+    return lines if len(ranking) <= max_rows else [*lines, f"and {len(ranking) - max_rows} more"]

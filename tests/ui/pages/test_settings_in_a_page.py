@@ -174,3 +174,21 @@ def test_nothing_is_cut_off(lab: Lab, page: Page, recipe: str) -> None:
                     assert page.evaluate(CUT_OFF) == [], (theme, width, tab.inner_text())
             screenshot(page, f"form-{recipe}-{theme.split()[1].lower()}-{width}")
     notebook.set_theme("JupyterLab Light")
+
+
+def test_after_a_restart_one_line_says_what_to_do(lab: Lab, page: Page) -> None:
+    notebook = opened(lab, page, "restarted.ipynb", "import nbgpu\nnbgpu.controls()")
+    controls = page.locator(".nbgpu-controls").first
+    page.evaluate("() => jupyterapp.shell.currentWidget.context.sessionContext.restartKernel()")
+    expect(controls).to_have_class(re.compile("jupyter-widgets-disconnected"))
+    said, height_px = controls.evaluate(
+        "e => [getComputedStyle(e, '::before').content, e.getBoundingClientRect().height]"
+    )
+    assert "The kernel has ended. Run this cell again" in said
+    assert height_px < 60
+    expect(field(page, "Batch size")).to_be_hidden()
+    expect(button(page, "Start")).to_be_hidden()
+    notebook.wait_for_kernel()
+    notebook.run_cell(0)
+    notebook.wait_until_idle()
+    expect(button(page, "Start")).to_be_visible()

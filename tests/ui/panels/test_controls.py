@@ -302,7 +302,8 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert panel._stop.disabled
     _wait_until_free(panel)
     assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
-    assert "monospace" in panel._said.value
+    # Long lines wrap below the buttons, and do not scroll.
+    assert "pre-line" in panel._said.value
 
     panel._find.click()
     assert not panel._stop.disabled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kernel import Kernel, kernel
 from nbgpu.config import ClusterConfig, own_file, train_config
 from nbgpu.machine.devices import cpu
 from nbgpu.protocol.records import Device
+from nbgpu.run_folder import folder as runs
 from nbgpu.ui.controls.control_panel import _Controls
 from nbgpu.ui.controls.settings_area import FIRST, SettingsArea
 
@@ -329,3 +331,62 @@ def test_mixed_precision_is_what_the_devices_can_do_where_there_are_gpus(
     monkeypatch.setattr(area, "_chosen", lambda config: [cpu(0)])
     area._workload.preset.value = ""
     assert area.fields["amp"].value == "off"
+
+
+def folder_of_volumes(path: Path, count: int = 10) -> str:
+    path.mkdir()
+    for number in range(count):
+        values = np.random.default_rng(number).random((20, 20, 20), np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path / f"scan_{number}.nii.gz")
+    return str(path)
+
+
+def test_of_steps_and_epochs_one_is_in_charge_and_the_other_says_what_follows(
+    area: SettingsArea, tmp_path: Path
+) -> None:
+    steps, epochs = area.fields["steps"], area.fields["epochs"]
+    assert (steps.idle, epochs.idle) == (False, True)
+    type_in(area, data=folder_of_volumes(tmp_path / "brains"))
+    area._memory.wait()
+    # The data bring epochs along: 8 of 10 volumes with 16 patches each, and 2 ranks with 2 of them in a step.
+    assert (epochs.value, epochs.origin, epochs.idle) == ("60", "from Data", False)
+    assert (steps.idle, steps.note) == (True, "about 1920, from Epochs")
+    assert (area.fields["lr"].value, area.fields["lr"].origin) == ("0.0001", "from Data")
+    assert not area.fields["lr"].changed
+    assert area.fields["weight_decay"].origin == ""
+    # What is typed takes charge, and takes back what was typed into the other one.
+    type_in(area, steps="640")
+    area._memory.wait()
+    assert (epochs.value, epochs.idle, epochs.note) == ("", True, "about 20, from Steps")
+    assert (steps.idle, steps.note) == (False, "")
+    type_in(area, epochs="3")
+    area._memory.wait()
+    assert (steps.value, steps.changed, steps.idle, steps.note) == (
+        "200",
+        False,
+        True,
+        "about 96, from Epochs",
+    )
+    assert area.form.config(area.form.read()[0]).epochs == 3
+    type_in(area, epochs="")
+    assert (steps.idle, epochs.idle) == (False, True)
+    type_in(area, smoke_test="True")
+    assert steps.note.endswith("steps, from Smoke test")
+
+
+def test_a_new_form_offers_the_settings_of_the_last_run(area: SettingsArea, tmp_path: Path) -> None:
+    area.judge()
+    assert area._last.layout.display == "none"
+    for lr in (2e-3, 3e-3):
+        config = train_config("autoencoder", lr=lr, batch_size=4, amp="bf16", resume="auto")
+        last = runs.create(config, ClusterConfig(gpus="none"))
+    os.utime(last / "run.toml", (2e9, 2e9))
+    area.judge()
+    assert area._last.layout.display == ""
+    assert last.name in area._last.tooltip
+    area._last.click()
+    shown = {name: area.fields[name].value for name in ("lr", "batch_size", "amp", "resume")}
+    assert shown == {"lr": "0.003", "batch_size": "4", "amp": "bf16", "resume": ""}
+    assert set(area.form.changed) == {"lr", "batch_size", "amp"}
+    # What a person has typed is not overwritten by a press meant for an empty form.
+    assert area._last.layout.display == "none"

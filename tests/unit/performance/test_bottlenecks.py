@@ -52,25 +52,83 @@ def explained(
 
 
 @pytest.mark.parametrize(
-    ("found", "between_s", "bound", "first"),
+    ("found", "between_s", "bound", "first", "said"),
     [
-        (steps(), {}, "computation", "Computation bounds this run: 95 ms"),
-        (steps(data=50), {}, "data", "Data bound this run: a step waits 50 ms"),
-        (steps(transfer=80), {}, "communication", "Communication bounds this run: 80 ms"),
-        (steps(0.07, last=(1,)), {}, "imbalance", "rank 0 waits 70 ms of a step, .* for rank 1, .* 100%"),
-        (steps(), {"validation": 0.2}, "validation", "Validation bounds this run: 200 ms"),
-        (steps(), {"checkpoints": 0.05}, "checkpoints", "Checkpoints bound this run: 50 ms"),
-        (steps(other=60), {}, "other", "None of a step's parts bounds this run"),
+        (steps(), {}, "computation", None, "^Computation bounds this run: 95 ms .*nothing to change first"),
+        (steps(data=120), {}, "data", "data", "^Data bound this run: a step waits 120 ms"),
+        (steps(transfer=120), {}, "communication", "communication", "^Communication bounds this run: 120 ms"),
+        (
+            steps(0.2, last=(1,)),
+            {},
+            "imbalance",
+            "imbalance",
+            "^Imbalance bounds .*rank 0 waits 200 ms .* 100%",
+        ),
+        (steps(), {"validation": 0.2}, "validation", "validation", "^Validation bounds this run: 200 ms"),
+        (steps(), {"checkpoints": 0.1}, "checkpoints", "checkpoints", "^Checkpoints bound this run: 100 ms"),
+        (
+            steps(other=100),
+            {},
+            "other",
+            None,
+            "^None of a step's parts bounds this run.*nothing to change first",
+        ),
+        # Where computation is the largest part, it comes first, and then what can be changed.
+        (
+            steps(data=50),
+            {},
+            "computation",
+            "data",
+            r"^Computation takes the largest part of a step: 95 ms .*\nChange this first: the data. A step waits 50 ms",
+        ),
+        (
+            steps(transfer=20),
+            {},
+            "computation",
+            "communication",
+            r"^Computation .*8[23]%.*\nChange this first: communication. 20 ms of a step, 17%",
+        ),
+        (
+            steps(0.07, last=(1,)),
+            {},
+            "computation",
+            "imbalance",
+            "first: the imbalance. Rank 0 waits 70 ms .* rank 1",
+        ),
+        (steps(other=60), {}, "computation", None, r"^Computation .*other 60 ms \(39%\)"),
         # Ranks that take turns to be last are alike.
-        (steps(0.07), {}, "computation", "Computation bounds this run"),
+        (steps(0.07), {}, "computation", None, "^Computation bounds this run"),
+        (steps(0.5), {}, "computation", None, r"waiting for one another 250 ms \(42%\)"),
+        (
+            steps(0.2, forward=0, backward=0, optimizer=0, data=2),
+            {},
+            "imbalance",
+            None,
+            "^Imbalance bounds this run: a rank waits 100 ms of a step, .*, for the others, which take turns",
+        ),
     ],
 )
-def test_the_first_sentence_names_what_bounds_the_run(
-    found: list[StepParts], between_s: dict[str, float], bound: str, first: str
+def test_the_largest_part_comes_first_and_then_what_to_change(
+    found: list[StepParts], between_s: dict[str, float], bound: str, first: str | None, said: str
 ) -> None:
     told = explained(found, between_s)
-    assert told.bound == bound
-    assert re.search(first, told.sentences[0])
+    assert (told.bound, told.change_first) == (bound, first)
+    assert re.search(said, str(told), re.DOTALL), str(told)
+
+
+def test_cores_that_the_ranks_lacked_are_named_and_come_first_where_they_cost_most() -> None:
+    told = explain(Observed(steps(transfer=20), {}, 8, DDP, cores_each=0.1, coreless_share=0.8))
+    assert (told.bound, told.change_first) == ("computation", "cores")
+    assert "Change this first: the cores. For 92.8 ms of a step, 80%" in told.sentences[1]
+    assert "no core, and used 0.1 cores. Other programs had them" in told.sentences[1]
+    (advice,) = told.advice
+    assert not advice.settings
+    assert advice.step_s == pytest.approx(0.2 * told.step_s)
+    # A larger cause comes before them, and they are named all the same.
+    told = explain(Observed(steps(transfer=80), {}, 8, DDP, cores_each=0.5, coreless_share=0.3))
+    assert told.change_first == "communication"
+    assert "All of these times are longer than they need be: for 52.8 ms of a step, 30%" in str(told)
+    assert "core" not in str(explained(steps(transfer=80)))
 
 
 def test_where_nothing_would_help_nothing_is_advised() -> None:
@@ -124,7 +182,7 @@ def with_statistics(seconds: dict[int, float]) -> list[StepParts]:
 
 def test_statistics_that_no_rank_is_late_for_bound_the_run() -> None:
     told = explained(with_statistics({0: 0.09, 1: 0.09}), sync_batchnorm=True)
-    assert told.bound == "statistics"
+    assert told.change_first == "statistics"
     (advice,) = told.advice
     assert advice.settings == {"sync_batchnorm": False}
     assert advice.step_s == pytest.approx(told.step_s - 0.09)
@@ -132,8 +190,8 @@ def test_statistics_that_no_rank_is_late_for_bound_the_run() -> None:
 
 def test_a_rank_for_which_others_wait_where_statistics_are_exchanged_is_an_imbalance() -> None:
     told = explained(with_statistics({0: 0.09, 1: 0.005}), sync_batchnorm=True)
-    assert told.bound == "imbalance"
-    assert "rank 0 waits 85 ms" in told.sentences[0]
+    assert told.change_first == "imbalance"
+    assert "Rank 0 waits 85 ms" in told.sentences[1]
 
 
 def test_a_rank_whose_data_come_late_is_bound_by_its_data() -> None:

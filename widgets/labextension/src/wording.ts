@@ -15,9 +15,14 @@ export function countOfRanks(count: number): string {
   return `${count} ${count === 1 ? "rank" : "ranks"}`;
 }
 
+/** 'step 120 of 400'; the whole is not known before the data are, where the length is given in epochs. */
+function stepsInWords(progress: Progress): string {
+  return progress.total_steps ? `step ${progress.step} of ${progress.total_steps}` : `step ${progress.step}`;
+}
+
 /** 'step 120 of 400, epoch 2 of 5, 3 min left'. */
 export function progressInWords(progress: Progress): string {
-  const parts = [progress.total_steps ? `step ${progress.step} of ${progress.total_steps}` : `step ${progress.step}`];
+  const parts = [stepsInWords(progress)];
   if (progress.num_epochs > 1) parts.push(`epoch ${progress.epoch} of ${progress.num_epochs}`);
   else if (progress.epoch && !progress.num_epochs) parts.push(`epoch ${progress.epoch}`);
   if (progress.eta_s !== null) parts.push(`${duration(progress.eta_s)} left`);
@@ -33,7 +38,7 @@ export function statusInWords(cluster: Cluster): string {
   else if (cluster.waiting) parts.push("some wait");
   if (run && !run.is_over) {
     parts.push(run.state === "training" ? "running" : run.state);
-    if (run.progress) parts.push(`step ${run.progress.step}${run.progress.total_steps ? ` / ${run.progress.total_steps}` : ""}`);
+    if (run.progress) parts.push(stepsInWords(run.progress));
   } else if (cluster.ranks.some((rank) => rank.sign === "busy" || rank.sign === "waits")) {
     parts.push("in a cell");
   } else if (cluster.ranks.every((rank) => rank.sign === "idle")) {

@@ -1,4 +1,5 @@
-"""How far a cluster's newest run has come, from the files in its folder."""
+"""How far a run has come, from the files in its folder, for readers that do not follow each of its records:
+JupyterLab's sidebar and status bar, and `nbgpu ps`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from nbgpu.errors import RunError
 from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import names
-from nbgpu.run_folder.progress import NewestRecords, progress, state_of_slowest
+from nbgpu.run_folder.progress import NewestRecords, ProgressBar, progress, state_of_slowest
 
 
 class RunView:
@@ -57,6 +58,12 @@ class RunView:
             rank.read()
         self.state = self._state()
 
+    def in_words(self) -> str:
+        """The run's name, what it does and how far it is, in a line."""
+        if self._info is None:
+            return f"{self.folder.name}, {self.state}"
+        return f"{self.folder.name}, {self.state}, {self._progress(self._info).in_steps}"
+
     def describe(self) -> dict[str, Any]:
         """The run as JSON. `progress` is None until the ranks have looked at their data."""
         return {
@@ -65,19 +72,19 @@ class RunView:
             "state": self.state,
             "is_over": self.is_over,
             "has_report": self.report.is_file(),
-            "progress": None if self._info is None else self._progress(self._info),
+            "progress": None if self._info is None else asdict(self._progress(self._info)),
         }
 
     def states(self) -> Mapping[int, str]:
         """What each rank does in the run, by rank: 'step 12', 'validating, step 12'."""
         return {rank: _in_words(records) for rank, records in enumerate(self._ranks)}
 
-    def _progress(self, info: RunInfo) -> dict[str, Any]:
+    def _progress(self, info: RunInfo) -> ProgressBar:
         statuses = [
             RankStatus(rank, records.state, records.step, device, 0.0, records.values)
             for rank, (records, device) in enumerate(zip(self._ranks, info.devices, strict=False))
         ]
-        return asdict(progress(info, self.state, statuses))
+        return progress(info, self.state, statuses)
 
     def _state(self) -> RunState:
         """The state of the run: how its ranks say that they ended, or what the slowest one does."""

@@ -1,0 +1,100 @@
+"""What a study decides, and where it decides nothing: what would.
+
+A difference is decided where the intervals of two points do not overlap. One repeat has no interval: how much
+repeats differ is not known. A speed-up above the number of ranks is no effect of more ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from nbgpu.performance.study_results import Gap, PointSummary
+
+LEAST_REPEATS = 2
+"""Fewer have no interval."""
+_MOST_REPEATS = 20
+"""A difference that needs more repeats is too small to matter."""
+ABOVE_RANKS = (
+    "a speed-up above the number of ranks is not one of more ranks: something else took part of the machine while fewer "
+    "ranks were measured, or their data did not fit into a cache. Measure again with repeats=5 and nothing else running"
+)
+ONE_REPEAT = "one repeat has no interval. Measure with repeats=3"
+
+
+def doubt(found: PointSummary) -> str:
+    """Why the speed of a point by that of the first one is not decided, and what would decide it; empty where
+    it is decided, and for the first point."""
+    if found.is_reference:
+        return ""
+    low, high = found.relative_between
+    if found.is_beyond_ranks:
+        return ABOVE_RANKS
+    if found.num_repeats < LEAST_REPEATS:
+        return ONE_REPEAT
+    if not low <= 1 <= high:
+        return ""
+    return f"its interval holds 1, which is no difference. {_more_repeats(found.num_repeats, found.relative - 1, high - low)}"
+
+
+def of_point(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
+    """Return how fast a point is by the first one, or that it is not decided.
+
+    Args:
+        summary: the points of a study.
+        value: the value of the point.
+        by_ranks: whether the number of ranks is varied.
+
+    Raises:
+        KeyError: there is no such point, or it was not measured.
+    """
+    found = next((p for p in summary if isinstance(p, PointSummary) and p.value == value), None)
+    if found is None:
+        raise KeyError(value)
+    low, high = found.relative_between
+    what = f"{'speed-up' if by_ranks else 'samples per second by the first point'} {found.relative:.2f}"
+    if found.num_repeats >= LEAST_REPEATS and not found.is_reference:
+        what += f" ({low:.2f} to {high:.2f})"
+    why = doubt(found)
+    return f"not decided: {what}; {why}" if why else what
+
+
+def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:
+    """Return which point is the fastest, or that it is not decided.
+
+    Args:
+        summary: the points of a study.
+        vary: what is varied.
+    """
+    measured = sorted(
+        (point for point in summary if isinstance(point, PointSummary)),
+        key=lambda point: -point.samples_per_s,
+    )
+    if len(measured) < 2:
+        return "not decided: fewer than two points were measured"
+    best, second = measured[:2]
+    named = f"{vary}={best.value} with {best.samples_per_s:.4g} samples/s"
+    if min(point.num_repeats for point in measured) < LEAST_REPEATS:
+        return f"not decided: {named}; {ONE_REPEAT}"
+    alike = [point for point in measured[1:] if point.samples_between[1] >= best.samples_between[0]]
+    if alike:
+        others = " and ".join(str(point.value) for point in alike)
+        width = (
+            best.samples_between[1]
+            - best.samples_between[0]
+            + second.samples_between[1]
+            - second.samples_between[0]
+        )
+        more = _more_repeats(best.num_repeats, best.samples_per_s - second.samples_per_s, width)
+        return f"not decided: {named}, whose interval overlaps that of {others}. {more}"
+    return named
+
+
+def _more_repeats(num_repeats: int, difference: float, width: float) -> str:
+    """How many repeats would tell a difference, because intervals shrink with the root of their number."""
+    if difference:
+        needed = math.ceil(num_repeats * (width / 2 / difference) ** 2) + 1
+        if needed <= _MOST_REPEATS:
+            return f"repeats={max(needed, num_repeats + 2)} would probably tell, with nothing else running"
+    return f"Even {_MOST_REPEATS} repeats would not tell so small a difference"
