@@ -1,6 +1,7 @@
 """Tensors on a GPU that is not there: torch's FakeTensorMode, on any build of torch, and stricter.
 
-Such tensors have shapes and devices, and no values. Where tensors of two devices meet, it raises as CUDA would.
+Such tensors have shapes and devices, and no values. Where tensors of two devices meet, it raises as CUDA
+would.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def fake_gpu() -> Iterator[None]:
 
     with (
         _guard(),
-        mock.patch.object(torch.cuda, "Event", lambda: event),
+        mock.patch.object(torch.cuda, "Event", return_value=event),
         mock.patch.object(torch.Tensor, "numpy", numpy),
         FakeTensorMode(allow_non_fake_inputs=True),
         _OneDeviceInLists(),
@@ -61,8 +62,8 @@ def fake_gpu() -> Iterator[None]:
 def _guard() -> Iterator[None]:
     """Give CUDA the guard of the device 'meta', which does nothing.
 
-    A build for CUDA has a guard, and FakeTensorMode knows how to do without a GPU. A build for the CPU has none,
-    and ends the process in C++ where it needs one.
+    A build for CUDA has a guard, and FakeTensorMode knows how to do without a GPU. A build for the CPU has
+    none, and ends the process in C++ where it needs one.
     """
     if torch.version.cuda is not None:
         yield

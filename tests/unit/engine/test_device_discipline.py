@@ -29,8 +29,8 @@ PLACES = pytest.mark.parametrize("place", [GPU, HOST], ids=["on_the_gpu", "cpu_o
 
 
 def state_on(place: torch.device) -> State:
-    """A small network whose weights are on the GPU, or in host memory as with cpu_offload, which leaves buffers
-    on the GPU."""
+    """A small network whose weights are on the GPU, or in host memory as with cpu_offload, which leaves
+    buffers on the GPU."""
     model = nn.Sequential(nn.Linear(4, 4, device=place), nn.BatchNorm1d(4, device=place))
     for name, buffer in list(model[1].named_buffers()):
         model[1].register_buffer(name, buffer.to(GPU))
