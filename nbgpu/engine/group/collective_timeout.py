@@ -36,7 +36,7 @@ _ROLL_CALL_S = 2.0
 """How long the store may take to say who has come."""
 _RAISE_AFTER_S = 0.2
 _NUM_RAISES = 10
-_BEHIND_THE_CLOCK_S = 3.0
+_BEHIND_THE_CLOCK_S = 5.0
 _BEHIND_THE_CLOCK_SHARE = 0.1
 """How much longer gloo itself waits, so that the clock comes first."""
 

@@ -22,7 +22,14 @@ NUMBER = r"collective \d+ of the default group"
 LATE = {
     "all_reduce": (
         f"{faults.note()}\nif rank != 2: dist.all_reduce(torch.ones(3, 4))",
-        rf"ranks 0, 1: CollectiveTimeoutError: all_reduce of \[3, 4\] Float, {NUMBER}, .* 1\.5 s .*: rank 2 had not come",
+        rf"ranks? [01](, 1)?: CollectiveTimeoutError: all_reduce of \[3, 4\] Float, {NUMBER}, .* 1\.5 s .*: rank 2 had not come",
+    ),
+    "a rank is cut off by another one": (
+        f"""{faults.note()}
+from nbgpu.engine.group import collective_timeout
+if rank == 1: collective_timeout.allow("0", 60.0)
+if rank != 2: dist.all_reduce(torch.ones(3, 4))""",
+        rf"^rank 0: CollectiveTimeoutError: all_reduce of \[3, 4\] Float, {NUMBER}, .*: rank 2 had not come",
     ),
     "work that was begun": (
         f"{faults.note()}\nif rank == 0:\n    work = dist.broadcast(torch.ones(2), 1, async_op=True)\n    work.wait()",
