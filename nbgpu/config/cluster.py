@@ -184,8 +184,9 @@ class ClusterConfig(Settings):
         1800.0,
         gt=0,
         le=30 * 86_400,
-        description="seconds that a collective may take before torch gives it up; a rank that fails or dies is noticed "
-        "long before",
+        description="seconds that a collective may take, over gloo and NCCL alike, before it comes back as an error that "
+        "names it and the ranks that had not come; a group that a cell makes with a timeout of its own has that one. A "
+        "rank that fails or dies is noticed long before",
     )
     memory_limit: str = Field(
         "",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Final, Literal
+
+from packaging.version import Version
 
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import is_part
@@ -12,6 +17,13 @@ from nbgpu.protocol.records import Device
 
 if TYPE_CHECKING:
     from nbgpu.config import ClusterConfig
+
+MULTI_RANK: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""NCCL's own environment variable, with which several ranks may share a GPU."""
+_SHARES_GPUS, _SHARES_PARTS = (2, 30), (2, 31)
+"""The first versions of NCCL that heed it, for a whole GPU and for parts of one
+(https://github.com/NVIDIA/nccl/issues/1716)."""
+_NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 
 NCCL_SAFE: Final = "nccl in safe mode"
 SINGLE: Final = "single"
@@ -64,19 +76,52 @@ def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transpo
     candidate.
 
     Raises:
-        ConfigError: the settings name NCCL, and a rank has no GPU of its own.
+        ConfigError: the settings name NCCL, which these devices cannot have.
     """
-    gpus = [d.uuid for d in chosen if d.kind == "cuda"]
-    # NCCL supports neither two ranks on one GPU nor a part of a GPU that is split (MIG).
-    own_gpu_each = bool(gpus) and len(set(gpus)) == len(gpus) and not any(map(is_part, chosen))
     nccl = (_NCCL_SAFE,) if config.nccl_safe else (_NCCL, _NCCL_SAFE)
+    obstacle = _obstacle_to_nccl(chosen)
     if config.backend == "nccl":
-        if not own_gpu_each:
-            raise ConfigError(
-                f"backend = 'nccl' needs a whole GPU for each rank, and {len(chosen)} rank(s) have {len(set(gpus))} "
-                "GPU(s). Give backend='gloo', or fewer ranks"
-            )
+        if obstacle:
+            raise ConfigError(f"backend = 'nccl' {obstacle}. Give backend='gloo', or fewer ranks")
         return nccl[:1]
     if config.backend in ("gloo", "hierarchical_copy"):
         return (_GLOO,)
-    return (*(nccl if own_gpu_each else ()), _GLOO, _SINGLE)
+    return (*(() if obstacle else nccl), _GLOO, _SINGLE)
+
+
+def _obstacle_to_nccl(chosen: Sequence[Device]) -> str:
+    """Why these devices cannot have NCCL, to complete a sentence that begins with it; empty where they can.
+
+    Several ranks on one GPU, and parts of a GPU (MIG), are an experiment of newer versions of NCCL, which the
+    person has to switch on.
+    """
+    gpus = [device.uuid for device in chosen if device.kind == "cuda"]
+    has_parts = any(map(is_part, chosen))
+    if gpus and len(set(gpus)) == len(gpus) and not has_parts:
+        return ""
+    obstacle = (
+        f"needs a whole GPU for each rank, and {len(chosen)} rank(s) have {len(set(gpus))} "
+        f"{'part(s) of a GPU' if has_parts else 'GPU(s)'}"
+    )
+    if len(gpus) < len(chosen):
+        return obstacle
+    needed, what = (
+        (_SHARES_PARTS, "parts of a GPU") if has_parts else (_SHARES_GPUS, "a GPU for several ranks")
+    )
+    installed = installed_nccl()
+    if installed is not None and installed < needed:
+        versions = ".".join(map(str, installed)), ".".join(map(str, needed))
+        return (
+            f"{obstacle}: NCCL {versions[0]} is installed here, and {versions[1]} is the first to take {what}"
+        )
+    if os.environ.get(MULTI_RANK) == "1":
+        return ""
+    return f"{obstacle}: NCCL takes {what} only as an experiment, with {MULTI_RANK}=1 in the environment"
+
+
+def installed_nccl() -> tuple[int, ...] | None:
+    """The version of the NCCL that was installed with torch; None where it came in another way than pip's."""
+    for package in _NCCL_PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            return Version(metadata.version(package)).release
+    return None

@@ -50,3 +50,7 @@ def engine_host(name: str) -> str:
 def engine_pid(name: str) -> int:
     """The pid of the engine that registered under a name from `engine_name`."""
     return int(name.partition("-")[0])
+
+
+ABORT_HUNG = 79
+"""The exit code of an engine that ended itself because the abort of NCCL did not come back."""

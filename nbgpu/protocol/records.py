@@ -279,6 +279,8 @@ class Remains:
 
     group_ended: bool = False
     """Whether the rank is no longer in a process group."""
+    is_cut_off: bool = False
+    """Whether the rank was cut off from the others in its group."""
     signals: tuple[str, ...] = ()
     """The names of the signals that the engine needs and whose handlers the code has replaced."""
 

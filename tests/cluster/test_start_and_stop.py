@@ -40,7 +40,9 @@ def test_start_returns_after_a_real_all_reduce_and_says_what_it_got() -> None:
 @pytest.mark.long
 def test_a_collective_takes_no_longer_than_it_may() -> None:
     with nbgpu.Cluster(gpus="none", ranks=2, collective_timeout_s=2) as cluster:
-        with pytest.raises(nbgpu.RankError, match=r"(?i)timed out waiting 2000"):
+        with pytest.raises(
+            nbgpu.RankError, match=r"barrier, collective \d+ .* given up after 2 s .*: rank 1 had not come"
+        ):
             cluster.execute("if rank == 0: dist.barrier()")
         # The group that is formed after a failure has the same limit, and works.
         printed = cluster.execute("total = torch.ones(1); dist.all_reduce(total); print(int(total))")
@@ -61,7 +63,9 @@ def test_ranks_wait_longer_for_a_result_than_for_a_collective(tmp_path: Path) ->
         assert found is not None
         assert found["note"] == "slept"
         # Collectives that come after it have their timeout as before.
-        with pytest.raises(nbgpu.RankError, match=r"(?i)timed out waiting 3000"):
+        with pytest.raises(
+            nbgpu.RankError, match=r"barrier, collective \d+ .* given up after 3 s .*: rank 1 had not come"
+        ):
             cluster.execute("if rank == 0: dist.barrier()")
 
 

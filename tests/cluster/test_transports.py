@@ -4,19 +4,26 @@ that does not exist, and NCCL in a torch that is built without it."""
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pretend_gpus
 import pytest
 import torch.distributed as dist
 from rows import row
 
 import nbgpu
+from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.host import registry
 from nbgpu.host import host_checks
+from nbgpu.machine import devices
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE, Transport
 
 SETTINGS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 16, "steps": 2, "val_every": 0}
@@ -97,6 +104,40 @@ def test_two_ways_that_fail_and_one_that_works(monkeypatch: pytest.MonkeyPatch) 
             rank: ["2", str(pid)] for rank, pid in cluster.pids.items()
         }
         assert cluster.execute("print(os.environ.get('NCCL_P2P_DISABLE'))") == {0: "None\n", 1: "None\n"}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL, which CPU ranks would not use")
+def test_a_gpu_that_hangs_after_a_failed_try_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML is a stand-in, and the ranks are on the CPU under the names of its GPUs."""
+    gpus = pretend_gpus.install(pretend_gpus.several(3), patch=monkeypatch)
+    on_them = tuple(replace(devices.cpu(n), uuid=gpu.uuid) for n, gpu in enumerate(gpus))
+    ways = (Transport("nccl", "nccl"), Transport("gloo", "gloo"))
+    monkeypatch.setattr("nbgpu.machine.transports.candidates", lambda config, chosen: ways)
+    monkeypatch.setattr("nbgpu.client.host.gpu_choice.choose", lambda config: on_them)
+    monkeypatch.setattr("nbgpu.machine.gpus.stuck._PATIENCE_S", 0.5)
+    for gpu in gpus:
+        gpu.processes = [(os.getpid(), 0)]
+    end = Ranks.end
+
+    def end_and_hang(self: Ranks, *args: Any) -> None:
+        end(self, *args)
+        for gpu in gpus:
+            gpu.processes = []
+        gpus[1].load = 100
+
+    monkeypatch.setattr(Ranks, "end", end_and_hang)
+    cluster = nbgpu.Cluster(gpus="none", ranks=3)
+    with pytest.warns(UserWarning, match=r"nccl failed: ") as told:
+        cluster.start()
+    with stopping(cluster):
+        hangs = f"(?s)GPU 1 \\({gpus[1].uuid}\\) still computes.*without it, with 2 ranks.*gpu-reset"
+        assert re.search(hangs, str(told[0].message))
+        assert cluster.devices == (on_them[0], on_them[2])
+        assert cluster.ranks.group_is_whole
+        assert cluster.describe() == "no GPU used: 2 CPU ranks, gloo (nccl failed)"
+        said = cluster.execute("x = torch.ones(1); dist.all_reduce(x); print(int(x), world_size)")
+        assert said == {0: "2 2\n", 1: "2 2\n"}
 
 
 def test_safe_mode_sets_what_nobody_has_set() -> None:

@@ -212,6 +212,10 @@ def nccl_timeout(place: Place) -> None:
         assert said == {0: "7\n", 1: "8\n"}, said
         assert cluster.pids == pids, "a rank was replaced"
         assert ended, "rank 0 waited beyond the timeout"
+        error = str(results[0].exception())
+        place.figure("what it says", error.splitlines()[0])
+        assert "CollectiveTimeoutError" in error, error
+        assert "rank 1 had not come" in error, error
 
 
 @check(

@@ -160,6 +160,8 @@ ONLY_IN_SOME_VERSIONS = {
     "_mesh_resources",
     "_dump_nccl_trace_json",
     "_fsdp_param_group",
+    "_group_end",  # of builds with NCCL, as the next
+    "_group_start",
     "_fsdp_param_groups",
 }
 """Names that are looked for, and left alone where they are not there."""

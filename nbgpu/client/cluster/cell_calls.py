@@ -25,6 +25,9 @@ class CellCalls(ClusterParts):
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
         """Send a cell to the ranks and return at once.
 
+        Where one of them fails, the others are freed from waiting for it; `stop_cell` stops all. The next
+        call forms the process group again.
+
         Args:
             code: the cell's text.
             ranks: the ranks that run it; None for all.
@@ -35,6 +38,11 @@ class CellCalls(ClusterParts):
         Raises:
             RunError: a training run has the ranks now.
         """
+        results = self._submit(code, ranks)
+        self.recovery.note_submitted(results)
+        return results
+
+    def _submit(self, code: str, ranks: Sequence[int] | None) -> dict[int, Any]:
         return self._send(
             code,
             ranks,
@@ -88,7 +96,7 @@ class CellCalls(ClusterParts):
         Raises:
             RankError: the code raised on one rank or more.
         """
-        results = self.submit(code, ranks)
+        results = self._submit(code, ranks)
         watch = RankWatch(self.ranks, results)
         try:
             self.recovery.bring_back(watch, results)

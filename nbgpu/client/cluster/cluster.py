@@ -362,7 +362,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
     def _use_transport(self, chosen_transport: ChosenTransport) -> None:
         """Record the transport of the ranks, and warn if it is not the best one."""
         self.chosen_transport = chosen_transport
-        self.devices = self.devices[: len(self.ranks)]
+        # A rank alone has the first device, and a GPU that hangs has no rank.
+        self.devices = self.ranks.devices
         self._reserve()
         self._note()
         if chosen_transport.failed:

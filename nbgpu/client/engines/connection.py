@@ -34,6 +34,8 @@ class Client(ipp.Client):  # type: ignore[misc]
         self._cell_sockets: dict[asyncio.AbstractEventLoop, CellSocket] = {}
         self.without_group: set[int] = set()
         """Engines that no longer had a process group at their last answer."""
+        self.cut_off: set[int] = set()
+        """Engines that were cut off from the others in their group at their last answer."""
         self.taken_signals: dict[str, set[int]] = {}
         """By the name of a signal, the engines on which a cell has replaced its handler."""
         super().__init__(*args, **options)
@@ -160,13 +162,14 @@ class Client(ipp.Client):  # type: ignore[misc]
     def _note_remains(self, engine: int, said: Message) -> None:
         """Note what a cell or a call left broken on its engine, by the metadata of the answer."""
         remains = said.get(Remains.METADATA)
-        if remains is None and not self.without_group:
+        if remains is None and not self.without_group and not self.cut_off:
             return
         left = Remains(**(remains or {}))
-        if left.group_ended:
-            self.without_group.add(engine)
-        else:
-            self.without_group.discard(engine)
+        for is_so, engines in ((left.group_ended, self.without_group), (left.is_cut_off, self.cut_off)):
+            if is_so:
+                engines.add(engine)
+            else:
+                engines.discard(engine)
         for name in left.signals:
             self.taken_signals.setdefault(name, set()).add(engine)
 

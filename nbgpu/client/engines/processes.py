@@ -29,7 +29,7 @@ from nbgpu.machine import numa, processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.cluster_processes import KEPT
+from nbgpu.protocol.cluster_processes import ABORT_HUNG, KEPT
 from nbgpu.protocol.meeting import MEETING
 
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
@@ -329,6 +329,8 @@ class Processes:
         code = ending.code
         if code is None and not self._is_heard(process.host):
             return GONE_WITH_HOST
+        if code == ABORT_HUNG:
+            return "ended itself, because NCCL could not be aborted on its GPU"
         if code is None or code >= 0:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name

@@ -173,6 +173,7 @@ class Ranks(ChangingRanks):
         self._note()
         joining = self.call(Call.JOIN, self.seating.generation, seated=True)
         variables = self._meet(joining, timeout_s)
+        self.seating.is_whole = True
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
         return list(dict.fromkeys(setting for settings in variables.values() for setting in settings))
@@ -216,8 +217,9 @@ class Ranks(ChangingRanks):
 
     @property
     def group_is_whole(self) -> bool:
-        """Whether the group may be used: all ranks joined it, and it has not been given up since."""
-        return self.seating.is_whole
+        """Whether the group may be used: all ranks joined it, and it has not been given up since, by the
+        client or by a rank whose collective took too long."""
+        return self.seating.is_whole and not self._ranks_of(self._client.cut_off)
 
     def without_group(self) -> list[int]:
         """Return the ranks that are no longer in a process group, because their own code has ended it."""

@@ -7,12 +7,16 @@ driver) cannot be repaired there, so new engines try the next transport.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, RankError
+from nbgpu.machine.gpus import stuck
+from nbgpu.machine.gpus.readings import DeviceMonitor
 from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.text.ranks import count_of_ranks
 
 
 def find_transport(ranks: Ranks, transports: Sequence[Transport], config: ClusterConfig) -> ChosenTransport:
@@ -23,8 +27,12 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
         ConfigError: a rank cannot do what the settings ask for.
     """
     failed: dict[str, str] = {}
-    for transport in transports:
-        ranks.prepare_for(transport, with_new_engines=bool(failed))
+    untried = list(transports)
+    has_tried = False
+    while untried:
+        transport = untried.pop(0)
+        ranks.prepare_for(transport, with_new_engines=has_tried)
+        has_tried = True
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
             return ChosenTransport(transport, tuple(ranks.join(timeout_s)), failed, config.simulated)
@@ -36,8 +44,34 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
         except ClusterError as error:
             failed[transport.name] = str(error)
         ranks.require_reachable()
+        if transport.backend == "nccl" and (left_out := _leave_out_stuck_gpus(ranks)):
+            warnings.warn(f"{transport.name} failed: {failed.pop(transport.name)}\n{left_out}", stacklevel=4)
+            untried.insert(0, transport)
     reasons = "\n".join(f"{name}: {why}" for name, why in failed.items())
     advice = "" if config.backend == "auto" else "\nbackend='auto' tries the other transports, too"
     raise ClusterError(
         f"the ranks cannot communicate with each other. nbgpu doctor says more.\n{reasons}{advice}"
+    )
+
+
+def _leave_out_stuck_gpus(ranks: Ranks) -> str:
+    """End the ranks, and take out those on GPUs that compute all the same; return which, in words.
+
+    Returns:
+        Empty where there is no such GPU, or no other one. GPUs of other hosts are not looked at.
+    """
+    if not ranks.pids_here:
+        return ""
+    with DeviceMonitor() as monitor:
+        uuids = {device.uuid for device in ranks.devices} & stuck.with_processes(monitor)
+        ranks.end(range(len(ranks)))
+        busy = {device.uuid: device for device in stuck.still_busy(monitor, uuids)}
+    on_busy = [rank for rank, device in enumerate(ranks.devices) if device.uuid in busy]
+    if not on_busy or len(on_busy) == len(ranks):
+        return ""
+    ranks.drop(on_busy)
+    names = " and ".join(f"GPU {device.index} ({device.uuid})" for device in busy.values())
+    return (
+        f"{names} still computes, and has no process: it hangs. The cluster goes on without it, with "
+        f"{count_of_ranks(len(ranks))}. Resetting it (nvidia-smi --gpu-reset) or the host brings it back"
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.results import collect, sentence
+from nbgpu.client.engines.results import collect, failures, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts, Waiting
@@ -64,6 +64,8 @@ class Recovery:
         self._cluster = cluster
         self._left_behind: dict[int, Reply] = {}
         """The cells from which ranks did not come back, by rank."""
+        self._submitted: dict[int, Reply] = {}
+        """The newest cell for which no caller waits, by rank."""
         self._stood_still: set[int] = set()
         """The ranks that were left behind while their processes were stopped."""
         self._empty: set[int] = set()
@@ -289,6 +291,7 @@ class Recovery:
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Follow the ranks to their new numbers, given by those from before. The others are lost."""
+        self._submitted = {numbers[rank]: each for rank, each in self._submitted.items() if rank in numbers}
         self._left_behind = {
             numbers[rank]: each for rank, each in self._left_behind.items() if rank in numbers
         }
@@ -337,10 +340,28 @@ class Recovery:
         """Return the ranks that were left behind and are not back."""
         return [rank for rank, result in self._left_behind.items() if not result.ready()]
 
+    def note_submitted(self, results: Mapping[int, Reply]) -> None:
+        """Note a cell for which no caller waits, so that it can be stopped, and free its ranks when one of
+        them fails."""
+        self._submitted = dict(results)
+
+        def look(_: object) -> None:
+            pending = [result for result in results.values() if not result.ready()]
+            if pending and failures({rank: r for rank, r in results.items() if r.ready()}):
+                # This is ipyparallel's thread, and hosts are reached through it.
+                threading.Thread(target=free, name="nbgpu-free-submitted", daemon=True).start()
+
+        def free() -> None:
+            with suppress(NbgpuError):  # the cluster is ending, and its ranks with it
+                self._left_behind = dict(results)
+                self._cluster.ranks.sever()
+
+        for result in results.values():
+            result.add_done_callback(look)
+
     def stop_cell(self) -> None:
-        """Stop a cell that ranks are still in although no caller waits for it any more, as the stop button
-        would."""
-        RankWatch(self._cluster.ranks, self._left_behind).stop()
+        """Stop a cell that ranks are still in although no caller waits for it, as the stop button would."""
+        RankWatch(self._cluster.ranks, {**self._submitted, **self._left_behind}).stop()
 
     @uninterrupted()
     def take_up_the_cell(self) -> None:

@@ -33,6 +33,9 @@ _NETWORK_ERRORS = (
 )
 """The errors of a rank that was freed from a collective, or whose peer went away."""
 
+_TOO_LONG = "CollectiveTimeoutError"
+"""The error of a rank that has given up a collective, and has cut the others off with it
+(engine/group/collective_timeout.py)."""
 _ECHO = "PeerFailed"
 """The error with which a rank of a training run says that another rank has failed
 (engine/group/consensus.py)."""
@@ -174,8 +177,13 @@ class RankWatch:
         if mismatch := mismatches.explained(raised):
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
+        cut_by_a_rank = gone or any(f.error_type == _TOO_LONG for f in raised)
         # A rank with the same error as one that was not freed has failed like it, only a little later.
-        alike = {(f.error_type, f.message) for f in raised if f.rank in self._real - self._left and not gone}
+        alike = {
+            (f.error_type, f.message)
+            for f in raised
+            if f.rank in self._real - self._left and not cut_by_a_rank
+        }
         freed = [
             f.rank
             for f in raised
@@ -183,7 +191,7 @@ class RankWatch:
             or (
                 f.error_type in _NETWORK_ERRORS
                 and (f.error_type, f.message) not in alike
-                and (gone or f.rank in self._freed | self._left)
+                and (cut_by_a_rank or f.rank in self._freed | self._left)
             )
         ]
         real = gone + [f for f in raised if f.rank not in freed]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nbgpu.engine.group import torch_private
+from nbgpu.engine.group import collective_timeout, torch_private
 from nbgpu.errors import NbgpuError
 from nbgpu.machine.files import telling_what_is_not_written, write_whole
 
@@ -35,12 +35,14 @@ def kept_in(folder: Path, rank: int) -> Iterator[None]:
         yield
     except NbgpuError:
         raise
-    except BaseException:
+    except BaseException as error:
         recording = torch_private.flight_recording()
         if recording is not None:
             # A failure to write the file must not hide the failure of the run.
             with telling_what_is_not_written(_log.warning):
                 write_whole(path(folder, rank), recording)
+        if (explained := collective_timeout.explain(error)) is not error:
+            raise explained from None
         raise
 
 

@@ -10,7 +10,9 @@ number of a generation, so that it may come several times, late, or early.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import os
 import socket
 import sys
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from nbgpu.engine.group import (
+    collective_timeout,
     flight_recorder,
     meeting,
     peers,
@@ -35,7 +38,10 @@ from nbgpu.engine.group import (
     torch_settings,
     torchrun_store,
 )
+from nbgpu.protocol.cluster_processes import ABORT_HUNG
 from nbgpu.protocol.records import Device
+
+_log = logging.getLogger("nbgpu.engine")
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Membership:
 
     @property
     def timeout(self) -> timedelta:
-        """The timeout of a collective, as torch takes it."""
+        """How long a collective may take."""
         return timedelta(seconds=self.timeout_s)
 
 
@@ -66,7 +72,15 @@ _CONNECT_TIMEOUT_S = 4.0
 """The time for gloo to connect ranks that have all arrived, which takes a few milliseconds. gloo waits five
 times as long for a peer's connection (gloo/transport/tcp/pair.cc, waitUntil)."""
 _CONNECT_TIMEOUT_S_PER_RANK = 0.1
-_LONGEST_WAIT = timedelta(days=30)
+_LONGEST_WAIT_S = 30 * 86_400.0
+_ABORT_PATIENCE_S = 10.0
+"""How long the abort of NCCL may take. A GPU that is lost, or another rank that is, can keep it for ever
+(https://github.com/NVIDIA/nccl/issues/1013)."""
+_PROOF_ELEMENTS = 2**20
+_PROOF_ELEMENTS_ON_CPU = 64
+_PROOF_PERIOD = 251
+"""Prime, so that no piece of a transfer ends where the pattern does, and small, so that float32 holds the
+sums of thousands of ranks exactly."""
 _MAKING_PATIENCE_S = 0.1
 """How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
 waiting."""
@@ -100,6 +114,11 @@ def membership() -> Membership:
 def has_ended() -> bool:
     """Whether this process had a group and no longer has one, as after torch's `destroy_process_group`."""
     return _membership is not None and not dist.is_initialized()
+
+
+def is_cut_off() -> bool:
+    """Whether this process has been cut off from the group that it formed last."""
+    return _membership is not None and _is_cut
 
 
 @torch_settings.as_at_the_beginning()
@@ -140,13 +159,16 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             timeout=member.timeout if store is None else _connect_timeout(member),
         )
     if store is not None:
-        _let_collectives_wait(member.timeout)
+        collective_timeout.begin(
+            member.timeout_s, member.rank, store, functools.partial(_give_up_late, generation)
+        )
+        _let_collectives_wait(member.timeout_s)
     _refuse_given_up()
     sockets.refuse_other_users()
     if store is not None:
         everybody = range(member.world_size)
         peers.refuse_strangers(store, "default", member.rank, everybody, _connect_timeout(member))
-    prove(member.world_size, member.device)
+    prove(member.world_size, member.rank, member.device)
     _membership = member
 
 
@@ -168,15 +190,16 @@ def _connect_timeout(member: Membership) -> timedelta:
     One of them may be freed, or die, at that moment, and nothing else ends the others' wait for it.
     """
     if not torch_private.can_change_timeout():
-        return member.timeout
+        return collective_timeout.behind_the_clock(member.timeout_s)
     connect_s = _CONNECT_TIMEOUT_S + _CONNECT_TIMEOUT_S_PER_RANK * member.world_size
     return min(member.timeout, timedelta(seconds=connect_s))
 
 
-def _let_collectives_wait(timeout: timedelta) -> None:
+def _let_collectives_wait(timeout_s: float) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
+    collective_timeout.allow(torch_private.name_of(dist.group.WORLD), timeout_s)
     if torch_private.can_change_timeout():
-        torch_private.change_timeout(timeout)
+        torch_private.change_timeout(collective_timeout.behind_the_clock(timeout_s))
 
 
 @contextmanager
@@ -189,21 +212,31 @@ def without_timeout() -> Iterator[None]:
     if not (dist.is_initialized() and torch_private.can_change_timeout()):
         yield
         return
-    _let_collectives_wait(_LONGEST_WAIT)
+    _let_collectives_wait(_LONGEST_WAIT_S)
     try:
         yield
     finally:
         # After a failure the group may be gone.
         if dist.is_initialized():
-            _let_collectives_wait(membership().timeout)
+            _let_collectives_wait(membership().timeout_s)
 
 
-def prove(world_size: int, device: torch.device) -> None:
-    """Run one all_reduce of ones; RuntimeError unless every rank's one arrived exactly once."""
-    total = torch.ones(1, dtype=torch.float32, device=device)
+def prove(world_size: int, rank: int, device: torch.device) -> None:
+    """Sum a pattern over the ranks; RuntimeError unless every element of it is right.
+
+    Between some GPUs peer-to-peer copies go to a wrong place, or nowhere, and report no error. A few MiB go
+    the way that gradients go, and each element has a value of its place and its rank.
+    """
+    num_elements = _PROOF_ELEMENTS if device.type == "cuda" else _PROOF_ELEMENTS_ON_CPU
+    place = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
+    total = place * (rank + 1)
     dist.all_reduce(total)
-    if total.item() != world_size:
-        raise RuntimeError(f"all_reduce of ones gave {total.item()} with {world_size} ranks")
+    num_wrong = int((total != place * (world_size * (world_size + 1) // 2)).sum())
+    if num_wrong:
+        raise RuntimeError(
+            f"an all_reduce over {world_size} ranks gave {num_wrong} wrong sums of {num_elements}. nccl_safe=True keeps "
+            "GPUs from copying directly to one another"
+        )
 
 
 def torch_backend(backend: str) -> str:
@@ -227,19 +260,31 @@ def note_connections() -> None:
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+            if not dist.is_initialized():  # the default group, of which `form` has more to say
+                with sockets.noted_as_groups():
+                    return make_group(*args, **kwargs)
+            bound = inspect.signature(make_group).bind(*args, **kwargs)
+            given = bound.arguments
+            timeout_s = _timeout_s(given.get("timeout"))
+            given["timeout"] = collective_timeout.behind_the_clock(timeout_s)
             with sockets.noted_as_groups():
-                made = make_group(*args, **kwargs)
-            # A group of the person's own; of the default one `form` has more to say.
-            if dist.is_initialized():
-                _refuse_given_up()
-                sockets.refuse_other_users()
-                given = inspect.signature(make_group).bind(*args, **kwargs).arguments
-                _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
+                made = make_group(*bound.args, **bound.kwargs)
+            collective_timeout.allow(given["group_name"], timeout_s)
+            _refuse_given_up()
+            sockets.refuse_other_users()
+            _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
             return made
 
         return make_group_and_note
 
     torch_private.wrap_making_of_groups(noting)
+
+
+def _timeout_s(given: timedelta | None) -> float:
+    """Return the timeout of a person's new group: the cluster's, unless its maker names another one."""
+    if given is None or given in torch_private.default_timeouts():
+        return membership().timeout_s
+    return given.total_seconds()
 
 
 def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
@@ -287,6 +332,17 @@ def give_up(generation: int) -> None:
             _cut()
 
 
+def _give_up_late(generation: int, note: Callable[[], None]) -> None:
+    """Free this rank from a collective that takes too long, unless it is free already; `note` is called
+    before."""
+    global _given_up
+    with _cutting:
+        if generation == _generation and not _is_cut:
+            note()
+            _given_up = max(_given_up, generation)
+            _cut()
+
+
 def _refuse_given_up() -> None:
     """Raise DistBackendError if the generation was given up while a group was made, whose connections no cut
     has reached."""
@@ -312,15 +368,28 @@ def _cut() -> None:
     """Cut this rank off from the others; afterwards no group of this generation is of any use."""
     global _is_cut
     _is_cut = True
+    collective_timeout.end()
     simulated_link.end()
     sockets.wait_for_group_in_the_making(_MAKING_PATIENCE_S)
     sockets.cut()
     if isinstance(_store, meeting.Store):
         # A rank that makes a group may wait in the store until the others have come, for up to half an hour.
         _store.give_up()
-    for group in torch_private.living_groups():
-        # NCCL has no connections of its own to cut, and an abort that works.
-        torch_private.abort_nccl(group)
+    # NCCL has no connections of its own to cut, and an abort.
+    _abort_nccl(torch_private.living_groups())
+
+
+def _abort_nccl(groups: Sequence[Any]) -> None:
+    """Abort NCCL's part of groups; end this process if that does not come back."""
+    abort = threading.Thread(
+        target=torch_private.abort_nccl, args=(groups,), name="nbgpu-abort-nccl", daemon=True
+    )
+    abort.start()
+    abort.join(_ABORT_PATIENCE_S)
+    if abort.is_alive():
+        # The rank would be lost to the group, with its GPU. The client replaces it, and says why.
+        _log.error("the rank's process %d ends: the abort of NCCL did not come back", os.getpid())
+        os._exit(ABORT_HUNG)
 
 
 def form_alone(member: Membership) -> None:

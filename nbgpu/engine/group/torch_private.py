@@ -23,13 +23,16 @@ import torch.distributed as dist
 from torch import nn
 from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import DebugLevel, Logger, get_debug_level, set_debug_level_from_env
-from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed import constants, device_mesh, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """The functions that dump the flight recorder, of builds with NCCL and of those without. They give JSON,
 because what is unpickled can run anything."""
+
+_ABORTS_TOGETHER = (2, 22)
+"""The first version of NCCL that aborts several communicators at once."""
 
 ALL_GATHER, REDUCE_SCATTER = "_allgather_base", "_reduce_scatter_base"
 """The methods of ProcessGroup that older versions of torch call for tensors in one piece."""
@@ -161,12 +164,124 @@ def num_collectives(group: Any) -> int:
     return number
 
 
-def abort_nccl(group: Any) -> None:
-    """End the collectives of a group on GPUs; do nothing for others, which have no such backend."""
-    with suppress(RuntimeError):
-        backend = group._get_backend(torch.device("cuda"))
-        if hasattr(backend, "abort"):
-            backend.abort()
+def name_of(group: Any) -> str:
+    """Return the name under which the ranks know a group, which is the same on all of them."""
+    name: str = distributed_c10d._world.pg_names[group]
+    return name
+
+
+def ranks_of(group_name: str) -> list[int]:
+    """Return the ranks of a group, by its name; none for a group that has ended."""
+    world = distributed_c10d._world
+    groups = [group for group, name in world.pg_names.items() if name == group_name]
+    return [rank for group in groups for rank in world.pg_group_ranks[group]]
+
+
+def default_timeouts() -> tuple[timedelta | None, ...]:
+    """Return the timeouts that torch gives to groups whose maker names none."""
+    return constants.default_pg_timeout, constants.default_pg_nccl_timeout
+
+
+def records_gloo() -> bool:
+    """Whether the flight recorder has gloo's collectives, as since torch 2.9."""
+    return hasattr(_distributed_c10d, "_dump_fr_trace_json")
+
+
+def unfinished_groups() -> dict[str, str]:
+    """Return the groups in which collectives have not ended, each with the number of the one that ended last.
+
+    A group is named by the recorder that has it and the number that the recorder gives it.
+    """
+    return {
+        f"{name}/{group}": status["last_completed_collective"]
+        for name in _DUMPS
+        if hasattr(_distributed_c10d, name)
+        for group, status in _recording(name, includeCollectives=False).get("pg_status", {}).items()
+        if status["last_completed_collective"] != status["last_enqueued_collective"]
+    }
+
+
+@dataclass(frozen=True)
+class CollectiveInFlight:
+    """A collective that this rank has begun and that has not ended."""
+
+    group: str
+    """The name of its group."""
+    is_default_group: bool
+    backend: str
+    """'gloo' or 'nccl'."""
+    operation: str
+    number: int
+    """Counts the collectives of its group on this rank, from 1, or its sends and receives."""
+    is_p2p: bool
+    """Whether it is a send or a receive."""
+    shapes: str
+    """The shapes and dtypes of its inputs, as '[3, 4] Float'."""
+
+    def describe(self) -> str:
+        """The collective in words: 'all_reduce of [3, 4] Float, collective 7 of the default group'."""
+        inputs = f" of {self.shapes}" if self.shapes else ""
+        kind = "transfer" if self.is_p2p else "collective"
+        group = "the default group" if self.is_default_group else f"the group {self.group!r}"
+        return f"{self.operation}{inputs}, {kind} {self.number} of {group}"
+
+
+def collectives_in_flight() -> dict[str, CollectiveInFlight]:
+    """Return the oldest collective that has not ended of each group, named as by `unfinished_groups`. Takes
+    some tens of ms."""
+    world: Any = dist.group.WORLD
+    default = distributed_c10d._world.pg_names.get(world)
+    found: dict[str, CollectiveInFlight] = {}
+    for name in _DUMPS:
+        entries = (
+            _recording(name, onlyActive=True).get("entries", ()) if hasattr(_distributed_c10d, name) else ()
+        )
+        for entry in entries:
+            # gloo's collectives stay 'scheduled'.
+            if not entry["retired"] and entry["state"] != "completed":
+                group, _ = entry["process_group"]
+                backend, _, operation = entry["profiling_name"].partition(":")
+                is_p2p = bool(entry["is_p2p"])
+                number = entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
+                inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+                shapes = ", ".join(f"{size} {dtype}" for size, dtype in inputs)
+                found.setdefault(
+                    f"{name}/{entry['pg_id']}",
+                    CollectiveInFlight(group, group == default, backend, operation, number, is_p2p, shapes),
+                )
+    return found
+
+
+def _recording(dump: str, **options: bool) -> dict[str, Any]:
+    """Return what a recorder has; see `_DUMPS`."""
+    recording: dict[str, Any] = json.loads(getattr(_distributed_c10d, dump)(**options))
+    return recording
+
+
+def abort_nccl(groups: Sequence[Any]) -> None:
+    """End the collectives of groups on GPUs. Groups without such a backend are left alone.
+
+    An abort may wait for all that runs on the GPU, and so for ever for the kernel of another group. NCCL 2.22
+    and later aborts together what stands between a start and an end
+    (https://github.com/pytorch/pytorch/issues/119797).
+    """
+    backends = []
+    for group in groups:
+        with suppress(RuntimeError):
+            backends.append(group._get_backend(torch.device("cuda")))
+    backends = [backend for backend in backends if hasattr(backend, "abort")]
+    together = [backend for backend in backends if hasattr(backend, "_group_start")][:1]
+    if len(backends) > 1 and together and torch.cuda.nccl.version() >= _ABORTS_TOGETHER:
+        together[0]._group_start()
+    else:
+        together = []
+    try:
+        for backend in backends:
+            with suppress(RuntimeError):
+                backend.abort()
+    finally:
+        if together:
+            together[0]._group_end()
 
 
 def compares_collectives() -> bool:
@@ -194,9 +309,7 @@ def flight_recording() -> bytes | None:
     A build with NCCL has two recorders, one for NCCL and one for all other backends, and the groups of a rank
     may be in both.
     """
-    recordings = [
-        json.loads(getattr(_distributed_c10d, name)()) for name in _DUMPS if hasattr(_distributed_c10d, name)
-    ]
+    recordings = [_recording(name) for name in _DUMPS if hasattr(_distributed_c10d, name)]
     if not recordings:
         return None
     # Each entry once, should two functions give the same recorder's.

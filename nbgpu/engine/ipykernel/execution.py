@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbgpu.engine.group import collective_timeout
 from nbgpu.engine.ipykernel import awaiting
 from nbgpu.protocol.plain_cells import are_plain
 
@@ -40,6 +41,10 @@ def answer_cells(kernel: Any) -> None:
                 )
                 return plain
             result = shell.run_cell(code, store_history=store_history, silent=silent)
+        if result.success and (too_long := collective_timeout.take()) is not None:
+            # The cell has not waited for its collective, or has caught the error. Its group is gone.
+            shell.showtraceback((type(too_long), too_long, None))
+            result.error_in_exec = too_long
         # In ipykernel 7.3 and later this says that the value of the last expression could not be shown.
         failed_in_showing = getattr(shell, "_last_traceback_during_displayhook", False)
         answer: dict[str, Any] = {"user_expressions": {}, "payload": []}

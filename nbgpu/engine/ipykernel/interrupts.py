@@ -28,7 +28,7 @@ from nbgpu.engine.frames import (
     is_function,
     is_library,
 )
-from nbgpu.engine.group import sockets
+from nbgpu.engine.group import collective_timeout, sockets
 from nbgpu.engine.ipykernel import awaiting
 from nbgpu.protocol.records import Unheeded
 
@@ -112,10 +112,10 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
         if is_function(frame.f_back, RUNS_A_CALL) and frame.f_code.co_filename == "<string>":
-            raise KeyboardInterrupt
+            raise _interruption()
         # IPython's own functions are called from there too.
         if is_function(frame.f_back, RUNS_A_CELL) and not is_library(frame.f_code.co_filename):
-            raise KeyboardInterrupt
+            raise _interruption()
         if is_function(frame.f_back, TAKES_A_REQUEST):
             break
         if is_function(frame.f_back, RUNS_A_TASK) and in_persons_code:
@@ -125,6 +125,12 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         frame = frame.f_back
     _unheeded = before
     awaiting.interrupt()
+
+
+def _interruption() -> BaseException:
+    """Return what is raised in the person's code: where a collective has taken too long, an error that says
+    so."""
+    return collective_timeout.take() or KeyboardInterrupt()
 
 
 def _is_in_import_of_torch(frame: FrameType | None) -> bool:

@@ -26,12 +26,12 @@ def clear_before_each_request(kernel: Any) -> None:
 
     def finish_and_tell(request: Any, metadata: Any, answer: Any) -> Any:
         metadata = finish_metadata(request, metadata, answer)
-        group_ended = group.has_ended()
+        group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
         taken = ["SIGINT"] if interrupts.is_taken() else []
         if stacks.signal_is_taken():
             taken.append(stacks.STACK_SIGNAL.name)
-        if group_ended or taken:
-            metadata[Remains.METADATA] = asdict(Remains(group_ended, tuple(taken)))
+        if group_ended or is_cut_off or taken:
+            metadata[Remains.METADATA] = asdict(Remains(group_ended, is_cut_off, tuple(taken)))
         return metadata
 
     kernel.pre_handler_hook = take_signals_back

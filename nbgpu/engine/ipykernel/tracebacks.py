@@ -23,6 +23,7 @@ from nbgpu.engine.frames import (
     num_left_out_in_words,
     own_part,
 )
+from nbgpu.engine.group import collective_timeout
 from nbgpu.engine.ipykernel import cell_names, script_lines
 from nbgpu.engine.memory import dev_shm
 from nbgpu.engine.memory.undisturbed import undisturbed
@@ -64,7 +65,9 @@ def _make_presentable(result: Any) -> None:
 
 
 def _presentable(error: BaseException) -> BaseException:
-    """Return the error, or a stand-in if its `__str__` fails: ipykernel would fail on it and never reply."""
+    """Return the error; one that says more where a collective took too long, or a stand-in if its `__str__`
+    fails: ipykernel would fail on it and never reply."""
+    error = collective_timeout.explain(error)
     try:
         str(error)
     except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises

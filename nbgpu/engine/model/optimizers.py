@@ -68,7 +68,9 @@ def step_unless(optimizer: Optimizer, leave_out: Tensor) -> None:
         if not bool(leave_out):
             optimizer.step()
         return
-    optimizer.found_inf = leave_out.float()  # type: ignore[attr-defined]
+    # torch copies it to weights in host memory without waiting for the copy.
+    place = optimizer.param_groups[0]["params"][0].device
+    optimizer.found_inf = leave_out.to(place, torch.float32)  # type: ignore[attr-defined]
     optimizer.step()
     del optimizer.found_inf  # type: ignore[attr-defined]
 

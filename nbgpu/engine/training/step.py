@@ -60,7 +60,8 @@ class PlainStep:
         `grad_norm`, which is the same on every rank, decides whether the step counts.
         """
         self._state.scaler.unscale_(self._state.optimizer)
-        return {"grad_norm": clip(self._state.model.parameters(), self._config)}
+        # With cpu_offload the gradients, and so their norm, are in host memory.
+        return {"grad_norm": clip(self._state.model.parameters(), self._config).to(self._device)}
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:

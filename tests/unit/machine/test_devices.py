@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,13 +176,38 @@ def test_a_backend_that_is_named_is_the_only_one() -> None:
     assert ladder(backend="nccl", nccl_safe=True) == ["nccl in safe mode"]
     assert ladder(backend="gloo") == ["gloo"]
     assert ladder(backend="hierarchical_copy") == ["gloo"]
-    with pytest.raises(ConfigError, match=r"2 rank\(s\) have 1 GPU\(s\)"):
+    with pytest.raises(ConfigError, match=r"2 rank\(s\) have 1 GPU\(s\).*backend='gloo'"):
         ladder(devices.choose("0", 2), backend="nccl")
     with pytest.raises(ConfigError, match=r"2 rank\(s\) have 0 GPU\(s\)"):
         ladder(devices.choose("none", 2), backend="nccl")
 
 
-def ladder(chosen: tuple[Device, ...] | None = None, **settings: Any) -> list[str]:
+@pytest.mark.usefixtures("three_gpus")
+def test_nccl_on_a_shared_gpu_is_a_question_to_its_version_and_to_the_person(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = devices.choose("0", 2)
+    parts = [replace(shared[0], uuid="MIG-1"), replace(shared[0], uuid="MIG-2")]
+    alone, nccl_too = ["gloo", "single"], ["nccl", "nccl in safe mode", "gloo", "single"]
+    expected = {
+        (2, 28, 9): (alone, alone, "NCCL 2.28.9 is installed here, and 2.30 is the first to take a GPU"),
+        (2, 30, 4): (nccl_too, alone, "only as an experiment, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        (2, 31, 2): (nccl_too, nccl_too, "only as an experiment, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+        None: (nccl_too, nccl_too, "only as an experiment, with NCCL_MULTI_RANK_GPU_ENABLE=1"),
+    }
+    for version, (on_one_gpu, on_parts, refusal) in expected.items():
+        monkeypatch.setattr(transports, "installed_nccl", lambda version=version: version)
+        monkeypatch.delenv(transports.MULTI_RANK, raising=False)
+        assert ladder(shared) == ladder(parts) == alone
+        with pytest.raises(ConfigError, match=refusal):
+            ladder(shared, backend="nccl")
+        monkeypatch.setenv(transports.MULTI_RANK, "1")
+        assert (ladder(shared), ladder(parts)) == (on_one_gpu, on_parts)
+    # The variable makes no GPUs.
+    assert ladder(devices.choose("none", 2)) == alone
+
+
+def ladder(chosen: Sequence[Device] | None = None, **settings: Any) -> list[str]:
     return [
         transport.name
         for transport in transports.candidates(

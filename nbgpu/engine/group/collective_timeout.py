@@ -1,0 +1,280 @@
+"""The time that a collective may take, measured for gloo and NCCL by one clock.
+
+gloo has a timeout of its own, whose error names neither the collective nor the ranks that are missing. NCCL's
+would end the process, and is switched off (flight_recorder.py). So a thread of each rank looks once a second
+whether torch's flight recorder has a collective that does not end. The ranks that wait say so in the store in
+which they meet. When one has waited for the whole timeout, the thread cuts this rank off from the group, as
+after another rank's failure, and the collective comes back as an error that names those who had not come.
+
+The flight recorder has no sends and receives of gloo. For these, and in versions of torch in which it has
+nothing of gloo, gloo's own timeout counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from nbgpu.engine.frames import is_library
+from nbgpu.engine.group import torch_private
+from nbgpu.engine.group.torch_private import CollectiveInFlight
+from nbgpu.text.ranks import named_ranks
+
+_log = logging.getLogger("nbgpu.engine")
+
+_LOOK_PERIOD_S = 1.0
+_SAY_AFTER_S = 5.0
+"""A rank that has waited this long says in the store where it waits, or earlier if the timeout is short."""
+_ROLL_CALL_S = 2.0
+"""How long the store may take to say who has come."""
+_RAISE_AFTER_S = 0.2
+_NUM_RAISES = 10
+_BEHIND_THE_CLOCK_S = 5.0
+_BEHIND_THE_CLOCK_SHARE = 0.1
+"""How much longer gloo itself waits, so that the clock comes first."""
+
+
+class CollectiveTimeoutError(dist.DistBackendError):
+    """A collective took longer than it may."""
+
+
+_timeouts_s: dict[str, float] = {}
+"""How long a collective may take in each group, by the group's name."""
+_clock: _Clock | None = None
+"""The clock of the group's present generation; None while there is none, or once it was cut off."""
+_message = ""
+"""What the clock has found in this generation; empty for nothing."""
+_is_due = False
+"""Whether the main thread has yet to raise it."""
+
+
+def behind_the_clock(timeout_s: float) -> timedelta:
+    """Return the timeout that gloo gets, which is to come after that of the clock."""
+    if torch_private.records_gloo():
+        timeout_s += _BEHIND_THE_CLOCK_S + _BEHIND_THE_CLOCK_SHARE * timeout_s
+    return timedelta(seconds=timeout_s)
+
+
+def allow(group_name: str, timeout_s: float) -> None:
+    """Let a collective of a group take this long."""
+    _timeouts_s[group_name] = timeout_s
+
+
+def begin(
+    timeout_s: float,
+    rank: int,
+    store: dist.Store,  # type: ignore[name-defined]
+    give_up: Callable[[Callable[[], None]], None],
+) -> None:
+    """Watch the collectives of a new generation of the group, in place of those of the one before.
+
+    Args:
+        timeout_s: how long a collective of the default group may take.
+        rank: this rank's number.
+        store: where the ranks of this generation meet.
+        give_up: cuts this rank off from the group, unless it is cut off already, and calls its argument
+            before it does so.
+    """
+    global _clock, _message, _is_due
+    is_first = not _timeouts_s
+    _timeouts_s.clear()
+    allow(torch_private.name_of(dist.group.WORLD), timeout_s)
+    _message, _is_due = "", False
+    _clock = _Clock(timeout_s, rank, store, give_up)
+    if is_first:
+        threading.Thread(target=_watch, name="nbgpu-collective-timeout", daemon=True).start()
+
+
+def end() -> None:
+    """Watch no more: the rank is cut off from its groups."""
+    global _clock
+    _clock = None
+
+
+def explain(error: BaseException) -> BaseException:
+    """Return the clock's error in place of one that torch raised because the clock cut the group, and any
+    other error as it is."""
+    global _is_due
+    if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
+        return error
+    if not _is_from_torch(error):
+        return error
+    _is_due = False
+    return CollectiveTimeoutError(_message).with_traceback(error.__traceback__)
+
+
+def take() -> CollectiveTimeoutError | None:
+    """Return the clock's error, once, if the main thread has not raised it yet."""
+    global _is_due
+    is_due, _is_due = _is_due, False
+    return CollectiveTimeoutError(_message) if is_due else None
+
+
+def _is_from_torch(error: RuntimeError) -> bool:
+    """Whether a backend raised an error, and not the person's own code."""
+    if isinstance(error, dist.DistBackendError) or "gloo" in str(error) or "onnection" in str(error):
+        return True
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost is not None and is_library(innermost.tb_frame.f_code.co_filename)
+
+
+def _watch() -> None:
+    looked_s = time.monotonic()
+    while True:
+        clock = _clock
+        period_s = _LOOK_PERIOD_S if clock is None else clock.period_s
+        time.sleep(period_s)
+        # A process that was stopped for a while has not waited for anybody.
+        late_s = time.monotonic() - looked_s - 3 * period_s
+        looked_s = time.monotonic()
+        if clock is not None and clock is _clock:
+            try:
+                clock.look(looked_s, max(0.0, late_s))
+            except Exception:  # noqa: BLE001 - it is logged
+                # Without this thread no collective over NCCL would ever be given up.
+                _log.exception("the collectives in flight could not be looked at")
+
+
+@dataclass
+class _Wait:
+    """What the clock knows of a group in which collectives have not ended."""
+
+    ended: str
+    """The number of the collective that ended last."""
+    since_s: float
+    look_after_s: float
+    """When to look at the collective itself, which takes some ms: after it has waited for this long."""
+    is_said: bool = False
+
+
+class _Clock:
+    """Watches the collectives of one generation of the group."""
+
+    def __init__(
+        self,
+        timeout_s: float,
+        rank: int,
+        store: dist.Store,  # type: ignore[name-defined]
+        give_up: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.period_s = min(_LOOK_PERIOD_S, timeout_s / 8)
+        self._say_after_s = min(_SAY_AFTER_S, timeout_s / 4)
+        self._timeout_s = timeout_s
+        self._rank = rank
+        self._store = store
+        self._give_up = give_up
+        # The recorder keeps the groups of earlier generations.
+        self._earlier = set(torch_private.unfinished_groups())
+        self._waits: dict[str, _Wait] = {}
+
+    def look(self, now_s: float, late_s: float) -> None:
+        """Look at what is in flight, and give up the group if it has been for too long.
+
+        Args:
+            now_s: the time now.
+            late_s: the time since the last look that does not count.
+        """
+        waits = {}
+        for group, ended in torch_private.unfinished_groups().items():
+            if group not in self._earlier:
+                before = self._waits.get(group)
+                if before is None or before.ended != ended:
+                    before = _Wait(ended, now_s, self._say_after_s)
+                before.since_s += late_s
+                waits[group] = before
+        self._waits = waits
+        long = {group for group, wait in waits.items() if now_s - wait.since_s >= wait.look_after_s}
+        if not long:
+            return
+        in_flight = torch_private.collectives_in_flight()
+        for group in long:
+            self._examine(waits[group], in_flight.get(group), now_s)
+
+    def _examine(self, wait: _Wait, collective: CollectiveInFlight | None, now_s: float) -> None:
+        if collective is None or not torch_private.ranks_of(collective.group):
+            # torch has no record of the collective, or the person has ended its group.
+            wait.look_after_s = float("inf")
+            return
+        # A group that was split from another one is not in the table.
+        timeout_s = _timeouts_s.get(collective.group, self._timeout_s)
+        wait.look_after_s = timeout_s
+        if not wait.is_said:
+            wait.is_said = True
+            threading.Thread(target=self._say, args=(collective,), daemon=True).start()
+        if now_s - wait.since_s >= timeout_s:
+            self._end_wait(collective, timeout_s)
+
+    def _say(self, collective: CollectiveInFlight) -> None:
+        try:
+            self._store.set(_key(collective, self._rank), str(collective.number))
+        except (dist.DistStoreError, ValueError) as error:
+            _log.debug("the other ranks do not hear that this one waits: %s", error)
+
+    def _end_wait(self, collective: CollectiveInFlight, timeout_s: float) -> None:
+        message = (
+            f"{collective.describe()}, was given up after {timeout_s:g} s (collective_timeout_s): "
+            f"{self._who_is_missing(collective)}. Variables are kept, and the process group is formed again"
+        )
+
+        def note() -> None:
+            global _message, _is_due
+            _message, _is_due = message, True
+
+        self._give_up(note)
+        if collective.backend != "gloo":
+            # gloo's wait for a connection that is cut raises by itself. A kernel that NCCL has aborted
+            # merely ends.
+            _raise_on_main_thread()
+
+    def _who_is_missing(self, collective: CollectiveInFlight) -> str:
+        """Say in words which ranks have not come to a collective."""
+        ranks = torch_private.ranks_of(collective.group)
+        come: list[int] = []
+
+        def ask() -> None:
+            try:
+                for rank in ranks:
+                    key = _key(collective, rank)
+                    if rank == self._rank or (
+                        self._store.check([key]) and int(self._store.get(key)) >= collective.number
+                    ):
+                        come.append(rank)
+            except (dist.DistStoreError, ValueError) as error:
+                _log.debug("the ranks that wait are not known: %s", error)
+                return
+            answered.set()
+
+        answered = threading.Event()
+        # The server of the store may be gone, or stand still.
+        threading.Thread(target=ask, daemon=True).start()
+        if not answered.wait(_ROLL_CALL_S):
+            return "who had not come is not known"
+        missing = [rank for rank in ranks if rank not in come]
+        if not missing:
+            return "all ranks had come, and the transfer did not end"
+        return f"{named_ranks(missing)} had not come"
+
+
+def _key(collective: CollectiveInFlight, rank: int) -> str:
+    """The key under which a rank says how far it has come in a group."""
+    return f"nbgpu/waits/{collective.group}/{collective.is_p2p:d}/{rank}"
+
+
+def _raise_on_main_thread() -> None:
+    """Have the main thread raise the clock's error where the person's code is (`ipykernel/interrupts.py`)."""
+    for _ in range(_NUM_RAISES):
+        time.sleep(_RAISE_AFTER_S)
+        if not _is_due:
+            return
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        signal.pthread_kill(main_thread, signal.SIGINT)
