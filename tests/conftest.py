@@ -242,6 +242,15 @@ def cluster2() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def cluster3() -> Iterator[Any]:
+    """Three CPU ranks: with as many, the order in which gradients are added up decides their last bits."""
+    import nbgpu
+
+    with nbgpu.Cluster(**launching.settings(3)) as cluster, leaks.holding_family_of(fork_server(cluster)):
+        yield cluster
+
+
+@pytest.fixture(scope="module")
 def test_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Slurm]:
     """A Slurm with the nodes n1 and n2, started once for a test module that is marked `hosts`."""
     folder = tmp_path_factory.mktemp("slurm")

@@ -16,6 +16,7 @@ MEASURING = (
     "isotropic",
     "multigrid_descriptor",
     "multiphase",
+    "threshold",
     "gram_network",
 )
 """The settings of the recipe microstructure that say how descriptors are measured."""

@@ -37,7 +37,7 @@ class ClusterConfig(Settings):
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("backend", "auto", "nccl"), "nccl_safe"),
         only(one_of("backend", "auto"), "probe_timeout_s"),
-        only(none_of("gpus", "none"), "share_gpus", "allocator"),
+        only(none_of("gpus", "none"), "share_gpus", "allocator", "bind_cores"),
         only(given("release_after_s"), "save_on_release"),
         only(one_of("launcher", "hosts", "slurm"), "nodes"),
         only(one_of("launcher", "ssh"), "hosts"),
@@ -206,6 +206,11 @@ class ClusterConfig(Settings):
         le=512,
         description="CPU threads for each rank; left out: the cores that may be used, divided by the ranks: those of the affinity, or "
         "fewer where a container has a smaller quota of CPU time",
+    )
+    bind_cores: bool = Field(
+        True,
+        description="keep each rank on the cores of its GPU's NUMA node, on hosts that have several; a host where you or "
+        "Slurm have given fewer cores than it has, or variables that place OpenMP's threads, is left as it is",
     )
     cell_seed: int | None = Field(
         None,
@@ -447,14 +452,17 @@ class ClusterConfig(Settings):
         slow = [f"{named_ranks([rank])} slowed x{factor:g}" for rank, factor in self.slow_factors.items()]
         return ", ".join([*([f"simulated link {link.name}"] if link else []), *slow])
 
-    def threads_for(self, local_world_size: int, num_cores: int | None = None) -> int:
-        """The number of CPU threads for each of `local_world_size` ranks on a machine.
+    def threads_for(
+        self, local_world_size: int, num_cores: int | None = None, share: int | None = None
+    ) -> int:
+        """The number of CPU threads for a rank, one of `local_world_size` on a machine.
 
         Args:
             num_cores: those that processes may use there; None for this machine's.
+            share: the rank's share of the cores to which it is bound; None where it is not bound.
         """
-        cores = usable_cores() if num_cores is None else num_cores
-        return self.threads_per_rank or max(1, cores // local_world_size)
+        num_each = (usable_cores() if num_cores is None else num_cores) // local_world_size
+        return self.threads_per_rank or max(1, num_each if share is None else min(num_each, share))
 
 
 def _options(text: str) -> dict[str, str | bool]:

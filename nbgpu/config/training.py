@@ -544,6 +544,18 @@ class TrainConfig(
         if self.epochs is None and self.profiled_steps and self.profiled_steps[-1] > self.steps:
             yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
 
+    def problem_of_warm_up(self, total_steps: int, steps_per_epoch: int) -> str:
+        """Return what is wrong where the run ends before its learning rate has risen; else an empty string.
+        How many steps `epochs` has is known once the data are."""
+        num_steps = self.num_warmup_steps(total_steps, steps_per_epoch)
+        if num_steps < total_steps:
+            return ""
+        name = "warmup_steps" if self.warmup_epochs is None else "warmup_epochs"
+        return (
+            f"{name}={getattr(self, name)} is a warm-up of {num_steps} steps, and the whole run has {total_steps}. Give a "
+            "shorter one"
+        )
+
     @property
     def title(self) -> str:
         """The recipe's name as people and folders use it."""

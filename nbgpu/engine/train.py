@@ -50,7 +50,7 @@ from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
-from nbgpu.machine import allocator, devices, interpreter, transports
+from nbgpu.machine import allocator, devices, interpreter, numa, transports
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.planning.suitability import least_amp, settled
 from nbgpu.protocol import served
@@ -449,7 +449,10 @@ def _take_place(place: _Place, cluster: ClusterConfig) -> Membership:
         [place.device] if devices.is_part(place.device) else [d for d in place.chosen if d.kind == "cuda"]
     )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(d.uuid for d in visible))
-    torch.set_num_threads(cluster.threads_for(place.local_world_size))
+    bound = numa.binding(numa.bindable() if cluster.bind_cores else {}, place.device, place.chosen)
+    num_threads = cluster.threads_for(place.local_world_size, share=bound.share)
+    numa.bind(bound)
+    torch.set_num_threads(num_threads)
     torch_settings.note_beginning()
     if cluster.debug:
         debug_mode.compare_collectives()

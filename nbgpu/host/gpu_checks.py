@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 
 from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.machine import numa
 from nbgpu.machine.gpus import links as gpu_links
 
 _GIB = 2**30
@@ -52,6 +53,7 @@ def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
             else:
                 handles[index] = handle
         yield from _links(handles)
+        yield _numa(handles)
     finally:
         pynvml.nvmlShutdown()
 
@@ -134,6 +136,30 @@ def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
     links = {index: _num_nvlinks(handle) for index, handle in handles.items()}
     if any(links.values()):
         yield ok("NVLink", ", ".join(f"GPU {index}: {number} links" for index, number in links.items()))
+
+
+def _numa(handles: Mapping[int, Any]) -> Finding:
+    """Report the NUMA node of each GPU, and whether ranks are kept on its cores.
+
+    Args:
+        handles: by the driver's number.
+    """
+    nodes, by_node = numa.cores_by_node(), dict[str, list[str]]()
+    if len(nodes) < 2:
+        return ok("NUMA", "the host has one node")
+    for index, handle in handles.items():
+        by_node.setdefault(str(numa.node_of_gpu(handle)), []).append(str(index))
+    unknown = by_node.keys() - nodes.keys()
+    near = [
+        f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} at "
+        + ("a node that the host does not name" if node in unknown else f"node {node} (cores {nodes[node]})")
+        for node, gpus in sorted(by_node.items())
+    ]
+    if reason := numa.reason_against():
+        return ok("NUMA", f"{'; '.join(near)}. Ranks are not bound: {reason}")
+    if len(unknown) == len(by_node):
+        return ok("NUMA", f"{'; '.join(near)}. Ranks are not bound")
+    return ok("NUMA", f"{'; '.join(near)}. Ranks are bound to these cores; bind_cores=False leaves that")
 
 
 def _num_nvlinks(handle: Any) -> int:

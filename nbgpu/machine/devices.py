@@ -18,7 +18,7 @@ import psutil
 import pynvml
 
 from nbgpu.errors import ConfigError
-from nbgpu.machine import slurm_job
+from nbgpu.machine import numa, slurm_job
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import named_ranks
@@ -125,6 +125,7 @@ def _drivers_gpu(handle: Any, whole: Any, index: int, part: int | None) -> Drive
         index=index,
         memory_bytes=_memory_bytes(handle),
         compute_capability=_compute_capability(whole),
+        numa_node=numa.node_of_gpu(whole),
     )
     return DriversGpu(device, handle, whole, _text(pynvml.nvmlDeviceGetName(whole)), part)
 

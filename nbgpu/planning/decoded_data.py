@@ -40,7 +40,7 @@ _INDEX_BYTES = 4
 """The autoencoder keeps the place of each bright voxel, from which it draws patches, beside a volume."""
 _MNI152_BYTES = 24_601_715
 """nilearn's template at 1 mm without its margins, with the places of its bright voxels."""
-_ONE_OF_A_CASE = re.compile(r".+(-t1n|_t1)\.nii(\.gz)?")
+_ONE_OF_A_CASE = re.compile(r"(?!.*_ce-)[^.].*[-_](t1n|t1|t1w)\.nii(\.gz)?", re.IGNORECASE)
 """The file that each case of BraTS has once."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import DataError
+from nbgpu.planning.csv_rows import read_csv
 
 SUFFIXES = (".nii", ".nii.gz")
+_OTHER_SUFFIXES = (".dcm", ".ima", ".hdr", ".img", ".mgz", ".mgh", ".nrrd", ".mha", ".mhd")
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
 """The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
 
@@ -35,6 +36,8 @@ class VolumeList:
     test: tuple[Path, ...] = ()
     patients: Mapping[Path, str] = field(default_factory=dict)
     """The patient of each file, as far as a list names them."""
+    passed_over: str = ""
+    """A sentence about images of other formats in a folder, which are not read; empty for none."""
 
     @property
     def everything(self) -> tuple[Path, ...]:
@@ -65,12 +68,7 @@ def find_volumes(source: str) -> VolumeList:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        # sorted, because the order of a folder differs between file systems and would change each rank's
-        # share
-        found = VolumeList(tuple(sorted(p for p in path.rglob("*") if p.is_file() and is_nifti(p))))
-        if not found.training:
-            raise DataError(f"{path}: the folder has no .nii or .nii.gz file. Give a folder that has some")
-        return found
+        return _read_folder(path)
     if not path.is_file():
         raise DataError(
             f"{path}: there is no such folder or file. data= takes a folder of NIfTI files, or a CSV or JSON "
@@ -83,11 +81,46 @@ def find_volumes(source: str) -> VolumeList:
         raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
     try:
         found = readers[path.suffix.lower()](path)
-    except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
     if not found.training:
         raise DataError(f"{path}: the list names no volume. Add at least one")
     return found
+
+
+def _read_folder(folder: Path) -> VolumeList:
+    # A Mac leaves a hidden file '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(name.startswith(".") for name in path.relative_to(folder).parts)
+    ]
+    # Sorted, because the order of a folder differs between file systems and would change each rank's share.
+    volumes = tuple(sorted(path for path in files if is_nifti(path)))
+    others = sorted(path for path in files if _is_other_image(path))
+    advice = (
+        f" {len(others)} file(s) are images of other formats, such as {others[0].name}. Convert them: DICOM with dcm2niix, "
+        "others with nibabel"
+        if others
+        else ""
+    )
+    if not volumes:
+        raise DataError(
+            f"{folder}: the folder has no .nii or .nii.gz file.{advice or ' Give a folder that has some'}"
+        )
+    return VolumeList(volumes, passed_over=f"{folder}:{advice}" if others else "")
+
+
+def _is_other_image(path: Path) -> bool:
+    """Whether a file is an image of a format that is not read: by its name, or DICOM by its first bytes,
+    because scanners write DICOM files without an ending."""
+    name = path.name.lower()
+    if name.endswith(_OTHER_SUFFIXES):
+        return True
+    if path.suffix and not path.suffix[1:].isdigit():
+        return False
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
 
 
 def is_nifti(path: Path) -> bool:
@@ -96,21 +129,17 @@ def is_nifti(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> VolumeList:
-    # utf-8-sig, because spreadsheets write a byte-order mark, which would become part of the first heading
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        headings = list(rows.fieldnames or [])
-        column = next((h for name in IMAGE_COLUMNS for h in headings if h.strip().lower() == name), None)
-        if column is None:
-            raise DataError(
-                f"{path}: no column names the files. Its headings are: {', '.join(headings) or '(none)'}. "
-                f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
-            )
-        patient = next((h for key in _PATIENT_KEYS for h in headings if h.strip().lower() == key), None)
-        entries = [
-            (f"line {rows.line_num}", {"image": row[column], "patient": row[patient] if patient else None})
-            for row in rows
-        ]
+    table = read_csv(path)
+    column, patient = table.heading(*IMAGE_COLUMNS), table.heading(*_PATIENT_KEYS)
+    if column is None:
+        raise DataError(
+            f"{path}: no column names the files. Its headings are: {', '.join(table.headings) or '(none)'}. "
+            f"Call one of them: {', '.join(IMAGE_COLUMNS)}"
+        )
+    entries = [
+        (f"line {number}", {"image": row[column], "patient": row[patient] if patient else None})
+        for number, row in table.rows
+    ]
     return VolumeList(_resolve(path, entries), patients=_patients(path, entries))
 
 
@@ -136,7 +165,12 @@ def _read_json(path: Path) -> VolumeList:
     ]
     if twice:
         raise DataError("\n".join(twice))
-    return VolumeList(**found, patients=_patients(path, [pair for own in entries.values() for pair in own]))
+    return VolumeList(
+        found["training"],
+        found["validation"],
+        found["test"],
+        patients=_patients(path, [pair for own in entries.values() for pair in own]),
+    )
 
 
 def _patients(list_path: Path, entries: Sequence[tuple[str, Any]]) -> dict[Path, str]:

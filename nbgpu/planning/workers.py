@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbgpu.config import TrainConfig
-from nbgpu.machine.cgroups import usable_cores
+from nbgpu.machine import numa
+from nbgpu.machine.cgroups import cpu_quota
 
 MAX_WORKERS = 4
 """The most that are chosen automatically for a rank. More rarely help, because the disk becomes the limit,
@@ -81,13 +82,15 @@ def workers_for_own(config: TrainConfig) -> Workers:
 
 def this_host(world_size: int) -> HostResources:
     """The resources of this process's host. Under torchrun, LOCAL_WORLD_SIZE gives the number of its
-    ranks."""
+    ranks. A rank that is bound to its GPU's NUMA node has the cores of that, with the other ranks there, if a
+    quota of the container leaves them."""
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    shares = [(len(os.sched_getaffinity(0)), numa.num_ranks_on_cores() or num_ranks)]
+    if (quota := cpu_quota()) is not None:
+        shares.append((max(1, int(quota)), num_ranks))
+    num_cores, num_sharing = min(shares, key=lambda share: share[0] / share[1])
     shared = Path("/dev/shm")
-    return HostResources(
-        usable_cores(),
-        int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-        shutil.disk_usage(shared).total if shared.is_dir() else None,
-    )
+    return HostResources(num_cores, num_sharing, shutil.disk_usage(shared).total if shared.is_dir() else None)
 
 
 def _count(count: int, thing: str) -> str:

@@ -72,6 +72,8 @@ class HostDescription:
     versions: Mapping[str, str | None]
     """Of Python and of the packages that must be the same on all hosts."""
     num_cores: int
+    numa_nodes: Mapping[str, str]
+    """What `machine.numa.bindable` returned there."""
     devices: tuple[Mapping[str, Any], ...]
     """The fields of the device of each of its ranks."""
     problem: str = ""

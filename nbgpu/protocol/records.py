@@ -95,6 +95,8 @@ class Device:
     """The device's total memory; for a CPU, the host's."""
     compute_capability: float = 0.0
     """NVIDIA's compute capability of a GPU, such as 9.0; 0 for a CPU."""
+    numa_node: int | None = None
+    """The host's NUMA node to which a GPU is attached; None where the host does not say, and for a CPU."""
 
     def label(self) -> str:
         """A short name for chips and lists, such as 'GPU 0 NVIDIA H200' or 'CPU rank 1'."""

@@ -181,6 +181,32 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
     )
 
 
+def world_size(folder: Path, otherwise: int) -> int:
+    """The number of ranks of a run; `otherwise` where its ranks have not read their data yet.
+
+    Raises:
+        RunError: `run_info.json` cannot be read.
+    """
+    try:
+        return read_info(folder).world_size
+    except FileNotFoundError:
+        return otherwise
+
+
+def end_state(folder: Path, num_ranks: int) -> RunState | None:
+    """The state in which a run ended, by what all of its ranks have left; None while it goes on.
+
+    Raises:
+        RunError: the file of a rank cannot be read.
+    """
+    outcomes = [outcome(folder, rank) for rank in range(num_ranks)]
+    if None in outcomes:  # a rank that was killed leaves none, and the run may go on without it
+        return None
+    if any(isinstance(left, RankFailure) for left in outcomes):
+        return "failed"
+    return "finished" if set(outcomes) == {"finished"} else "stopped"
+
+
 def read_chosen(folder: Path) -> Chosen:
     """What was chosen for a run, and why; nothing where no setting was left to the data.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import RunError
-from nbgpu.protocol.records import FINAL_STATES, RankFailure, RankStatus, RunInfo, RunState
+from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import names
 from nbgpu.run_folder.progress import NewestRecords, progress, state_of_slowest
@@ -81,12 +81,8 @@ class RunView:
 
     def _state(self) -> RunState:
         """The state of the run: how its ranks say that they ended, or what the slowest one does."""
-        outcomes = [runs.outcome(self.folder, rank) for rank in range(len(self._ranks))]
-        if None not in outcomes:  # a rank that was killed leaves none, and the run may go on without it
-            if any(isinstance(outcome, RankFailure) for outcome in outcomes):
-                return "failed"
-            return "finished" if set(outcomes) == {"finished"} else "stopped"
-        return state_of_slowest({rank.state for rank in self._ranks} - FINAL_STATES)
+        end = runs.end_state(self.folder, len(self._ranks))
+        return end or state_of_slowest({rank.state for rank in self._ranks} - FINAL_STATES)
 
     def _read_info(self) -> None:
         try:

@@ -99,3 +99,41 @@ with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
     assert done.returncode == 0, done.stderr
     assert "AssertionError: on purpose" in done.stdout
     assert done.stdout.endswith("finished\n")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode),
+    reason="a small /dev/shm is mounted, which needs root here",
+)
+def test_a_small_dev_shm(tmp_path: Path) -> None:
+    """A container has 64 MB, which a few batches of worker processes fill. Here smaller ones fill less."""
+    script = """
+import nbgpu
+LOADER = '''
+from torch.utils.data import DataLoader
+for batch in DataLoader(torch.ones(16, 2**{}), batch_size=4, num_workers=1):
+    pass
+print(batch.sum().item())
+'''
+with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
+    cluster.execute("x = torch.ones(2**22); dist.all_reduce(x)")  # 16 MiB, which gloo sends elsewhere
+    try:
+        cluster.execute(LOADER.format(20))
+    except nbgpu.RankError as error:
+        print(error.failures[0].traceback)
+    print(cluster.execute(LOADER.format(10))[1])
+    settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, dataset="plain", batch_size=96)
+    print(cluster.train("autoencoder", **settings).wait(120).status)
+    cluster.train("autoencoder", num_workers=1, **settings).wait(120)
+"""
+    small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "--", "bash", "-c", small, "bash", sys.executable, "-c", script]
+    done = _run(command, tmp_path, {})
+    advice = (
+        "/dev/shm, through which worker processes send their samples, has 1.0 MiB and is full. Give it more"
+    )
+    assert f"\n{advice}" in done.stdout, done.stderr
+    assert "\n4096.0\n" in done.stdout, "the ranks go on"
+    assert "\nfinished\n" in done.stdout, "without workers, which is the default there"
+    assert f"RunError: {advice}" in done.stderr.splitlines()[-1]

@@ -22,7 +22,7 @@ from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.loader import SampleLoader, grid_patches, shard
 from nbgpu.engine.data.sampling import Draw
-from nbgpu.engine.data.volumes import check_headers, load_volume, scale_intensity
+from nbgpu.engine.data.volumes import check_headers, header_problem, load_volume, scale_intensity
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
 
@@ -164,9 +164,39 @@ def test_a_bad_list_is_named_with_what_is_wrong(tmp_path: Path, name: str, conte
 
 def test_a_list_that_is_not_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
-    path.write_bytes(b"image\n\xff\xfe.nii\n")
+    path.write_bytes(b"image\n\x81\xfe.nii\n")
     with pytest.raises(DataError, match=r"list\.csv: cannot be read as CSV"):
         find_volumes(str(path))
+
+
+def test_what_a_mac_and_a_scanner_leave_in_a_folder_is_no_volume(tmp_path: Path) -> None:
+    write_volume(tmp_path / "one.nii.gz")
+    (tmp_path / "._one.nii.gz").write_bytes(b"left by a Mac")
+    (tmp_path / ".cache").mkdir()
+    write_volume(tmp_path / ".cache" / "one.nii.gz")
+    assert find_volumes(str(tmp_path)).passed_over == ""
+    (tmp_path / "scan").mkdir()
+    (tmp_path / "scan" / "IM0001").write_bytes(bytes(128) + b"DICM" + bytes(8))
+    (tmp_path / "brain.mgz").write_bytes(b"")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    found = find_volumes(str(tmp_path))
+    assert found.training == (tmp_path / "one.nii.gz",)
+    assert "2 file(s) are images of other formats" in found.passed_over
+    (tmp_path / "one.nii.gz").unlink()
+    with pytest.raises(DataError, match=r"no \.nii or \.nii\.gz file\. 2 file\(s\).*DICOM with dcm2niix"):
+        find_volumes(str(tmp_path))
+
+
+@pytest.mark.parametrize(("unit", "size"), [("meter", 0.001), ("mm", 0.0)])
+def test_voxel_sizes_that_are_not_in_mm_are_not_taken_for_mm(tmp_path: Path, unit: str, size: float) -> None:
+    image = nibabel.Nifti1Image(np.zeros((8, 8, 8), np.int16), None)
+    image.header.set_xyzt_units(unit)
+    image.header["pixdim"][1:4] = size
+    image.header["sform_code"] = image.header["qform_code"] = 0
+    path = tmp_path / "a.nii.gz"
+    nibabel.save(image, path)
+    assert header_problem(path) is None
+    assert "in its header" in str(header_problem(path, spacing_mm=(1, 1, 1)))
 
 
 def test_an_empty_folder_and_a_missing_one_are_named(tmp_path: Path) -> None:

@@ -50,10 +50,10 @@ class Slowing(Optimizer):
 
 class Points(Dataset):
     def __len__(self):
-        return 32
+        return 48
 
     def __getitem__(self, index):
-        x = torch.full((3,), index / 32)
+        x = torch.full((3,), index / 48)
         return {"x": x * torch.rand(3), "bad": BAD if index == 7 else 1.0}
 
 
@@ -254,13 +254,13 @@ OPTIMIZERS = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_trains_at_its_rates_and_goes_on_to_the_last_bit(
-    cluster2: nbgpu.Cluster, tmp_path: Path, optimizer: str
+    cluster3: nbgpu.Cluster, tmp_path: Path, optimizer: str
 ) -> None:
     path = written(tmp_path, (OPTIMIZER, f"return {optimizer}"))
-    straight = train(cluster2, path, tmp_path)
+    straight = train(cluster3, path, tmp_path)
     found = numbers(straight)
     rates = 0.02 * (1 - np.arange(12) / 12)
-    for rank in (0, 1):
+    for rank in range(3):
         own = found[found["rank"] == rank]
         np.testing.assert_allclose(own["lr"], rates)
         np.testing.assert_allclose(own["lr_of_slow"], 0.1 * rates)
@@ -270,9 +270,9 @@ def test_it_trains_at_its_rates_and_goes_on_to_the_last_bit(
     half_way = straight.folder / "checkpoints" / checkpoint_files.checkpoint_name(5)
     about = checkpoint_files.state(half_way)
     assert about["optimizer_class"] == optimizer.removeprefix("torch.optim.").partition("(")[0]
-    resumed = train(cluster2, path, tmp_path, resume=str(half_way))
+    resumed = train(cluster3, path, tmp_path, resume=str(half_way))
     expected = numbers(straight, after_step=5)
-    assert len(expected) == 2 * 7
+    assert len(expected) == 3 * 7
     pd.testing.assert_frame_equal(numbers(resumed, after_step=5), expected, check_exact=True)
     assert same_weights(resumed, straight)
 
@@ -280,10 +280,10 @@ def test_it_trains_at_its_rates_and_goes_on_to_the_last_bit(
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_groups_go_with_the_optimizer_of_the_settings(
-    cluster2: nbgpu.Cluster, tmp_path: Path, strategy: str
+    cluster3: nbgpu.Cluster, tmp_path: Path, strategy: str
 ) -> None:
     path = written(tmp_path, without("optimizer"))
-    run = train(cluster2, path, tmp_path, strategy=strategy, slow=0.0)
+    run = train(cluster3, path, tmp_path, strategy=strategy, slow=0.0)
     weights = [
         load_file(
             run.folder / "checkpoints" / checkpoint_files.checkpoint_name(step) / checkpoint_files.MODEL
@@ -296,10 +296,10 @@ def test_groups_go_with_the_optimizer_of_the_settings(
     assert not torch.equal(weights[0]["1.weight"], weights[1]["1.weight"])
 
 
-def test_a_checkpoint_of_another_optimizer_is_refused(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    first = train(cluster2, written(tmp_path), tmp_path)
+def test_a_checkpoint_of_another_optimizer_is_refused(cluster3: nbgpu.Cluster, tmp_path: Path) -> None:
+    first = train(cluster3, written(tmp_path), tmp_path)
     path = written(tmp_path, (OPTIMIZER, "return torch.optim.Adagrad(groups)"))
-    run = cluster2.train(path, threads=1, runs_dir=str(tmp_path), steps=14, resume=str(first.checkpoint()))
+    run = cluster3.train(path, threads=1, runs_dir=str(tmp_path), steps=14, resume=str(first.checkpoint()))
     with pytest.raises(nbgpu.RankError, match="its optimizer is NAdam, and this run's is Adagrad"):
         run.wait(60)
 
@@ -310,11 +310,11 @@ def test_a_checkpoint_of_another_optimizer_is_refused(cluster2: nbgpu.Cluster, t
     bound_s=None,
 )
 def test_a_state_that_cannot_be_saved_ends_the_run_in_its_first_step(
-    cluster2: nbgpu.Cluster, tmp_path: Path
+    cluster3: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     keeps = ("p -= group", 'self.state[p]["where"] = object()\n                p -= group')
     path = written(tmp_path, keeps, (OPTIMIZER, "return Slowing(groups)"))
-    run = cluster2.train(path, threads=1, runs_dir=str(tmp_path))
+    run = cluster3.train(path, threads=1, runs_dir=str(tmp_path))
     with pytest.raises(nbgpu.RankError, match=r"state of the optimizer Slowing cannot be saved.*'where', a "):
         run.wait(60)
     assert max(status.step for status in run.statuses()) <= 1
@@ -325,9 +325,9 @@ def test_a_state_that_cannot_be_saved_ends_the_run_in_its_first_step(
     "the step is left out on all ranks: weights and optimizer stay as they are, to the last bit",
     bound_s=None,
 )
-def test_a_bad_step_is_left_out(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+def test_a_bad_step_is_left_out(cluster3: nbgpu.Cluster, tmp_path: Path) -> None:
     path = written(tmp_path, ("BAD = 1.0", 'BAD = float("nan")'), (OPTIMIZER, "return Slowing(groups)"))
-    run = train(cluster2, path, tmp_path, on_nonfinite="skip", steps=16, checkpoint_every=1)
+    run = train(cluster3, path, tmp_path, on_nonfinite="skip", steps=16, checkpoint_every=1)
     records, _ = run.reader.since()
     bad = sorted({r.step for r in records if getattr(r, "kind", "") == "nonfinite"})
     assert len(bad) == 2, "each of the two epochs has the bad sample once"
@@ -356,10 +356,10 @@ def wait_until() -> Callable[[Callable[[], bool], Run], None]:
 
 @pytest.mark.long
 def test_a_rate_that_is_set_counts_for_every_group(
-    cluster2: nbgpu.Cluster, tmp_path: Path, wait_until: Callable[[Callable[[], bool], Run], None]
+    cluster3: nbgpu.Cluster, tmp_path: Path, wait_until: Callable[[Callable[[], bool], Run], None]
 ) -> None:
     path = written(tmp_path, (SCHEDULE, "return 0.5"))
-    run = cluster2.train(path, threads=1, runs_dir=str(tmp_path), steps=100_000, checkpoint_every=0)
+    run = cluster3.train(path, threads=1, runs_dir=str(tmp_path), steps=100_000, checkpoint_every=0)
 
     def newest(name: str) -> float:
         frame = run.metrics()
@@ -384,16 +384,16 @@ def test_a_rate_that_is_set_counts_for_every_group(
     bound_s=None,
 )
 def test_a_new_rank_gets_its_state(
-    cluster2: nbgpu.Cluster, tmp_path: Path, wait_until: Callable[[Callable[[], bool], Run], None]
+    cluster3: nbgpu.Cluster, tmp_path: Path, wait_until: Callable[[Callable[[], bool], Run], None]
 ) -> None:
     # A step takes long enough for a rank to die in the middle of the run.
     slowly = ("p -= group", "__import__('time').sleep(0.02)\n                p -= group")
     path = written(tmp_path, (OPTIMIZER, "return Slowing(groups)"), slowly)
     settings = {"steps": 40, "checkpoint_every": 0}
-    unhurt = train(cluster2, path, tmp_path, **settings)
-    run = cluster2.train(path, threads=1, runs_dir=str(tmp_path / "runs"), **settings)
+    unhurt = train(cluster3, path, tmp_path, **settings)
+    run = cluster3.train(path, threads=1, runs_dir=str(tmp_path / "runs"), **settings)
     wait_until(lambda: max(s.step for s in run.statuses()) >= 4, run)
-    os.kill(cluster2.pids[1], signal.SIGKILL)
+    os.kill(cluster3.pids[1], signal.SIGKILL)
     assert run.wait(120).status == "finished", run.failures
     records, _ = run.reader.since()
     assert any(getattr(record, "kind", "") == "heal" for record in records)

@@ -51,7 +51,7 @@ def moved(run: Run, part: str) -> float:
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_the_encoder_learns_at_a_share_of_the_rate_which_is_shown(
-    cluster2: nbgpu.Cluster, tmp_path: Path, strategy: str
+    cluster3: nbgpu.Cluster, tmp_path: Path, strategy: str
 ) -> None:
     # Adam's first steps are as long as the rate, whatever the gradient.
     settings = {
@@ -63,11 +63,11 @@ def test_the_encoder_learns_at_a_share_of_the_rate_which_is_shown(
         "weight_decay": 0.0,
         "optimizer": "adam",
         "lr_scaling": "linear",
-        "lr_batch_size": 16,
+        "lr_batch_size": 24,
         "batch_size": 4,
     }
-    like_the_rest = train(cluster2, tmp_path, **settings)
-    slower = train(cluster2, tmp_path, **settings, encoder_lr_factor=0.01)
+    like_the_rest = train(cluster3, tmp_path, **settings)
+    slower = train(cluster3, tmp_path, **settings, encoder_lr_factor=0.01)
     assert "lr_of_encoder" not in like_the_rest.metrics()
     frame = slower.metrics()
     assert frame["lr"].dropna().unique() == pytest.approx([0.001])
@@ -89,8 +89,8 @@ def wait_until(condition: Callable[[], bool], run: Run) -> None:
 
 
 @pytest.mark.long
-def test_both_rates_follow_what_is_set_during_the_run(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    run = cluster2.train(
+def test_both_rates_follow_what_is_set_during_the_run(cluster3: nbgpu.Cluster, tmp_path: Path) -> None:
+    run = cluster3.train(
         "survival",
         runs_dir=str(tmp_path),
         **{**SMALL, "steps": 100_000, "schedule": "constant", "warmup_steps": 0, "encoder_lr_factor": 0.1},
@@ -117,7 +117,7 @@ def test_both_rates_follow_what_is_set_during_the_run(cluster2: nbgpu.Cluster, t
 
 
 @pytest.mark.long
-def test_a_run_with_two_rates_goes_on_to_the_last_bit(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+def test_a_run_with_two_rates_goes_on_to_the_last_bit(cluster3: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = {
         "steps": 16,
         "checkpoint_every": 5,
@@ -127,15 +127,15 @@ def test_a_run_with_two_rates_goes_on_to_the_last_bit(cluster2: nbgpu.Cluster, t
         "find_unused_parameters": True,
         "ema_decay": 0.9,
     }
-    straight = train(cluster2, tmp_path, **settings)
+    straight = train(cluster3, tmp_path, **settings)
     half_way = straight.folder / "checkpoints" / checkpoint_files.checkpoint_name(5)
-    resumed = train(cluster2, tmp_path, **settings, resume=str(half_way))
+    resumed = train(cluster3, tmp_path, **settings, resume=str(half_way))
     columns = ["rank", "step", "loss", "grad_norm", "lr", "lr_of_encoder"]
     frames = [run.metrics()[columns].dropna() for run in (straight, resumed)]
     expected, found = (
         frame[frame["step"] > 5].sort_values(["rank", "step"], ignore_index=True) for frame in frames
     )
-    assert len(expected) == 2 * 11
+    assert len(expected) == 3 * 11
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
     for name in (checkpoint_files.MODEL, checkpoint_files.OPTIMIZER, checkpoint_files.AVERAGE):
         assert (resumed.checkpoint() / name).read_bytes() == (straight.checkpoint() / name).read_bytes(), name

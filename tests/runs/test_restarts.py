@@ -24,7 +24,7 @@ from nbgpu.run_folder.reader import Reader
 SMALL: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
-    "num_phantoms": 20,
+    "num_phantoms": 30,
     "steps": 200,
     "checkpoint_every": 5,
     "val_every": 0,
@@ -36,7 +36,7 @@ _PATIENCE_S = 120
 @contextmanager
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A torchrun, of which nothing is left afterwards."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     command += ["--max-restarts=1", "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
     environment = os.environ | {
         "TMPDIR": str(tmp_path),
@@ -81,7 +81,7 @@ def newest_step(runs_dir: Path) -> int:
 
 
 def losses(folder: Path) -> dict[tuple[int, int], float]:
-    records, _ = Reader(folder, world_size=2, live=False).since()
+    records, _ = Reader(folder, world_size=3, live=False).since()
     return {
         (r.rank, r.step): r.values["loss"] for r in records if isinstance(r, Sample) and "loss" in r.values
     }
@@ -89,18 +89,18 @@ def losses(folder: Path) -> dict[tuple[int, int], float]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_job_goes_on_in_one_folder_after_every_end(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+def test_a_job_goes_on_in_one_folder_after_every_end(cluster3: nbgpu.Cluster, tmp_path: Path) -> None:
     runs_dir = tmp_path / "runs"
     settings = {**SMALL, "runs_dir": str(runs_dir), "resume": "auto", "run_name": "test-job"}
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none"), train_config("autoencoder", **settings))
-    straight = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path / "straight")).wait(_PATIENCE_S)
+    straight = cluster3.train("autoencoder", **SMALL, runs_dir=str(tmp_path / "straight")).wait(_PATIENCE_S)
 
     with started(tmp_path) as torchrun:
         wait_until(lambda: newest_step(runs_dir) >= 5, torchrun)
-        # A rank dies: torchrun starts both again.
+        # A rank dies: torchrun starts all again.
         killed = ranks_of(torchrun)[1]
         killed.kill()
-        wait_until(lambda: len(ranks_of(torchrun)) == 2 and killed not in ranks_of(torchrun), torchrun)
+        wait_until(lambda: len(ranks_of(torchrun)) == 3 and killed not in ranks_of(torchrun), torchrun)
         killed_before = newest_step(runs_dir) + 1
         wait_until(lambda: newest_step(runs_dir) >= killed_before, torchrun)
         # Time is nearly up: all stop with a checkpoint, torchrun starts none again, and the job may queue
@@ -133,7 +133,7 @@ def test_a_job_goes_on_in_one_folder_after_every_end(cluster2: nbgpu.Cluster, tm
     # What a killed rank has not written yet is lost with it, and is not computed again before the checkpoint.
     assert all(rank == 1 and step < killed_before for rank, step in unhurt.keys() - found.keys())
     assert len(found) > 0.95 * len(unhurt)
-    records, _ = Reader(folder, world_size=2, live=False).since()
+    records, _ = Reader(folder, world_size=3, live=False).since()
     notes = [r.text for r in records if isinstance(r, Event) and r.kind == "note"]
     assert any("SIGUSR1" in note for note in notes)
     assert any("SIGTERM" in note for note in notes)

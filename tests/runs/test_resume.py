@@ -24,7 +24,7 @@ from nbgpu.run_folder.reader import Reader
 SMALL: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
-    "num_phantoms": 20,  # 4 steps an epoch
+    "num_phantoms": 30,  # 4 steps an epoch
     "steps": 10,
     "checkpoint_every": 5,
     "val_every": 4,
@@ -59,17 +59,17 @@ def same_tensors(a: Path, b: Path) -> bool:
     ids=str,
 )
 def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
-    cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any]
+    cluster3: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     settings = {**SMALL, **settings, "runs_dir": str(tmp_path)}
-    straight = cluster2.train("autoencoder", **settings).wait(120)
+    straight = cluster3.train("autoencoder", **settings).wait(120)
     half_way = straight.folder / "checkpoints" / "step-00000005"
-    resumed = cluster2.train("autoencoder", **settings, resume=str(half_way)).wait(120)
+    resumed = cluster3.train("autoencoder", **settings, resume=str(half_way)).wait(120)
     assert resumed.folder != straight.folder
     assert resumed.info.resumed_from == str(half_way)
     assert resumed.notes()[-1] == f"going on from step-00000005 of {straight.folder.name}"
     expected = numbers(straight, from_step=5)
-    assert len(expected) == 2 * 5 + 2
+    assert len(expected) == 3 * 5 + 2
     pd.testing.assert_frame_equal(numbers(resumed, from_step=0), expected, check_exact=True)
     assert same_tensors(resumed.checkpoint(), straight.checkpoint())
     states = [checkpoint_files.state(run.checkpoint()) for run in (resumed, straight)]
@@ -85,7 +85,7 @@ def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
     bound_s=None,
 )
 def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
-    cluster2: nbgpu.Cluster, tmp_path: Path
+    cluster3: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     settings = {
         **SMALL,
@@ -94,8 +94,10 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
         "val_fraction": 0,
         "runs_dir": str(tmp_path / "runs"),
     }
-    write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none"), train_config("autoencoder", **settings))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    write_toml(
+        tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=3), train_config("autoencoder", **settings)
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
     with (
         (tmp_path / "told").open("w") as told_before,
         subprocess.Popen(
@@ -130,7 +132,7 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
     )
     assert told.stderr.count(f"going on from step-{step:08d} of {folder.name}") == 1
     (resumed,) = set((tmp_path / "runs").iterdir()) - {folder}
-    straight = cluster2.train(
+    straight = cluster3.train(
         "autoencoder",
         **settings,
     ).wait(120)
@@ -138,10 +140,10 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
 
 
 def test_auto_passes_over_a_damaged_checkpoint_loudly(
-    cluster2: nbgpu.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster3: nbgpu.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**SMALL, "runs_dir": str(tmp_path), "resume": "auto"}
-    first = cluster2.train("autoencoder", **settings).wait(120)
+    first = cluster3.train("autoencoder", **settings).wait(120)
     beginning = (
         f"resume='auto' found no checkpoint of autoencoder in {tmp_path}: training starts from the beginning"
     )
@@ -153,7 +155,7 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     damaged = "step-00000010 is damaged (model.safetensors: sha256 differs)"
     assert first.checkpoint().name == "step-00000005"
     assert damaged in caplog.text
-    second = cluster2.train("autoencoder", **settings).wait(120)
+    second = cluster3.train("autoencoder", **settings).wait(120)
     name = first.folder.name
     expected = f"checkpoint {damaged.replace(' is', f' of {name} is')}; going on from step-00000005 of {name}"
     assert second.notes() == [expected]
@@ -161,17 +163,17 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     assert set(second.metrics().dropna(subset="loss")["step"]) == {6, 7, 8, 9, 10}
     # All of the second one's steps are done.
     with pytest.raises(nbgpu.ConfigError, match="all 10 steps are done there, and steps is 10"):
-        cluster2.train("autoencoder", **settings)
+        cluster3.train("autoencoder", **settings)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.long
 def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_said(
-    cluster2: nbgpu.Cluster, tmp_path: Path
+    cluster3: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     """The second run is one process with no launcher, which is also how torchrun's ranks train."""
     settings = {**SMALL, "runs_dir": str(tmp_path / "first"), "schedule": "constant", "warmup_steps": 0}
-    first = cluster2.train("autoencoder", **settings).wait(120)
+    first = cluster3.train("autoencoder", **settings).wait(120)
     changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "clip_norm": 0.5}
     config = train_config("autoencoder", **{**settings, **changed, "runs_dir": str(tmp_path / "second")})
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
@@ -184,23 +186,23 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
         f"going on from step-00000010 of {first.folder.name}",
         "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; clip_norm was 1.0, is 0.5; "
         "amp was 'off', is 'bf16'",
-        "goes on with another number of ranks: 2 ranks then, 1 now",
-        "an epoch has 8 steps now, 4 before; epoch 3 begins again",
+        "goes on with another number of ranks: 3 ranks then, 1 now",
+        "an epoch has 12 steps now, 4 before; epoch 3 begins again",
     ]
     rates = {r.step: r.values["lr"] for r in records if isinstance(r, Sample) and "lr" in r.values}
     assert rates == {11: 1e-5, 12: 1e-5}
 
 
 def test_epochs_go_on_from_where_they_were_with_another_batch_size(
-    cluster2: nbgpu.Cluster, tmp_path: Path
+    cluster3: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {**SMALL, "runs_dir": str(tmp_path), "val_every": 0}
     del settings["steps"]
-    first = cluster2.train("autoencoder", **settings, batch_size=1, epochs=2).wait(120)
+    first = cluster3.train("autoencoder", **settings, batch_size=1, epochs=2).wait(120)
     steps = first.info.steps_per_epoch
     at = first.folder / "checkpoints" / "step-00000010"
     assert divmod(10, steps) == (1, 2)  # in the middle of the second epoch
-    resumed = cluster2.train("autoencoder", **settings, batch_size=2, epochs=3, resume=str(at)).wait(120)
+    resumed = cluster3.train("autoencoder", **settings, batch_size=2, epochs=3, resume=str(at)).wait(120)
     assert resumed.info.steps_per_epoch == steps // 2
     # One epoch was whole. The second begins again, with half as many steps, and the third follows.
     assert resumed.info.total_steps == 10 + 2 * (steps // 2)
@@ -216,12 +218,12 @@ def test_epochs_go_on_from_where_they_were_with_another_batch_size(
 )
 @pytest.mark.one_host("the ranks do not write on the notebook's disk there")
 def test_on_a_full_disk_training_goes_on_and_says_so(
-    cluster2: nbgpu.Cluster, tmp_path: Path, small_disk: Any
+    cluster3: nbgpu.Cluster, tmp_path: Path, small_disk: Any
 ) -> None:
-    roomy = cluster2.train("autoencoder", **{**SMALL, "steps": 2}, runs_dir=str(tmp_path / "roomy")).wait(120)
+    roomy = cluster3.train("autoencoder", **{**SMALL, "steps": 2}, runs_dir=str(tmp_path / "roomy")).wait(120)
     size_bytes = sum(path.stat().st_size for path in roomy.checkpoint().iterdir())
     disk = small_disk(int(1.7 * size_bytes))
-    run = cluster2.train(
+    run = cluster3.train(
         "autoencoder", **{**SMALL, "checkpoint_every": 2, "val_every": 0}, runs_dir=str(disk)
     )
     failure = "could not be written: No space left on device; the last good one is step-00000002"
@@ -231,7 +233,7 @@ def test_on_a_full_disk_training_goes_on_and_says_so(
     assert run.checkpoint().name == "step-00000002"
     assert len(list((run.folder / "checkpoints").iterdir())) == 1
     frame = run.metrics().dropna(subset="loss")
-    assert sorted(frame["step"]) == sorted([*range(1, 11)] * 2)
+    assert sorted(frame["step"]) == sorted([*range(1, 11)] * 3)
     assert run.result() is not None
     # The ranks are in good order.
-    assert cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120).status == "finished"
+    assert cluster3.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120).status == "finished"

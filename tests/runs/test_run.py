@@ -281,6 +281,8 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(
     cluster2: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     settings = {**EPOCHS_OF_4_STEPS, **settings}
+    with pytest.raises(nbgpu.ConfigError, match=said):
+        cluster2.plan("autoencoder", **settings)
     run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **settings)
     with pytest.raises(nbgpu.RankError, match=said):
         run.wait(60)

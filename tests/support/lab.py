@@ -75,8 +75,8 @@ class Lab:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.loads(answer.read() or b"null")
 
-    def notebook_url(self, name: str) -> str:
-        return f"{self.url}/lab/tree/{name}?token={self.token}&reset"
+    def page_url(self, path: str) -> str:
+        return f"{self.url}/{path}?token={self.token}"
 
 
 @contextmanager
@@ -114,6 +114,7 @@ def jupyter_lab(folder: Path, config: str = "") -> Iterator[Lab]:
         "--ServerApp.jpserver_extensions={'nbgpu.server': True}",
         f"--LabApp.extra_labextensions_path={folder / 'labextensions'}",
         "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--KernelManager.shutdown_wait_time=3",
     ]
@@ -208,7 +209,7 @@ class Notebook:
         self.name = name
 
     def open(self) -> None:
-        self.page.goto(self.lab.notebook_url(self.name))
+        self.page.goto(f"{self.lab.page_url(f'lab/tree/{self.name}')}&reset")
         self.wait_for_kernel()
 
     def wait_for_kernel(self) -> None:
@@ -267,3 +268,38 @@ class Notebook:
             code,
         )
         return printed
+
+
+class Notebook7(Notebook):
+    """A notebook that is open in Notebook 7, which has the parts of JupyterLab."""
+
+    def open(self) -> None:
+        self.page.goto(self.lab.page_url(f"notebooks/{self.name}"))
+        self.wait_for_kernel()
+
+
+class ClassicNotebook(Notebook):
+    """A notebook that is open in nbclassic, the front end of Notebook 6."""
+
+    def open(self) -> None:
+        self.page.goto(self.lab.page_url(f"nbclassic/notebooks/{self.name}"))
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        self.page.wait_for_function(
+            "() => window.Jupyter?.notebook?._fully_loaded && Jupyter.notebook.kernel?.is_connected()"
+        )
+
+    def run_cell(self, index: int) -> None:
+        self.page.evaluate("index => Jupyter.notebook.execute_cells([index])", index)
+
+    def wait_until_idle(self, timeout_s: float = 60) -> None:
+        self.page.wait_for_function(
+            "() => !Jupyter.notebook.kernel_busy"
+            " && !Jupyter.notebook.get_cells().some(cell => cell.element.hasClass('running'))",
+            timeout=timeout_s * 1000,
+        )
+
+    def save(self) -> Any:
+        self.page.evaluate("() => Jupyter.notebook.save_notebook()")
+        return nbformat.read(self.lab.root / self.name, as_version=4)

@@ -34,6 +34,8 @@ class PretendGpu:
     parts: list[PretendGpu] = field(default_factory=list)
     is_lost: bool = False
     uuid: str = ""
+    bus_id: str = "00000000:FF:00.0"
+    """The PCI address; Linux knows none of this one."""
     whole: PretendGpu | None = None
 
 
@@ -115,6 +117,7 @@ def install(gpus: list[PretendGpu], *, has_nvlink: bool = True, patch: Any = Non
         "nvmlDeviceGetHandleByUUID": lambda uuid: by_uuid[uuid],
         "nvmlDeviceGetName": lambda handle: handle.name,
         "nvmlDeviceGetUUID": lambda handle: handle.uuid,
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=handle.bus_id),
         "nvmlDeviceGetComputeMode": lambda handle: pynvml.NVML_COMPUTEMODE_DEFAULT,
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetMigMode": lambda handle: [int(bool(handle.parts))] * 2,

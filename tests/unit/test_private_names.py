@@ -80,6 +80,10 @@ torch._C._distributed_c10d:ProcessGroup
     _get_backend
     _get_sequence_number_for_group
     _reduce_scatter_base
+torch._C._distributed_c10d:Reducer
+    _get_zeros_like_grad_buckets
+    _push_all_rebuilt_params
+    _rebuild_buckets
 torch._inductor.comm_analysis
     _has_nvlink()
 torch._subclasses.fake_tensor
@@ -108,7 +112,9 @@ torch.nn.modules.batchnorm
 torch.nn.modules.module
     _WrappedHook
 torch.nn.parallel:DistributedDataParallel
+    _build_params_for_reducer(self)
     _comm_hooks
+    _has_rebuilt_buckets
     _register_builtin_comm_hook(self, comm_hook_type)
 torch.overrides
     _pop_mode()

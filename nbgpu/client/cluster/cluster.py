@@ -50,8 +50,6 @@ from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.host_devices import UNKNOWN
 from nbgpu.protocol.records import Device
 
-_ANSWER_PATIENCE_S = 1.0
-
 _current: Cluster | None = None
 
 
@@ -391,12 +389,8 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         """Whether a run is active or a rank is at work. A rank that does not answer counts as working."""
         if self.run is not None and not self.run.over:
             return True
-        with closing(self.lookout()) as lookout:
-            lookout.seen.clear()
-            lookout.ask()
-            lookout.collect(_ANSWER_PATIENCE_S)
-            alive = [rank for rank in range(self.world_size) if self.ranks.how_ended(rank) is None]
-            return any(rank not in lookout.seen or lookout.seen[rank].where.doing != "idle" for rank in alive)
+        idle = self.idle_ranks()
+        return any(self.ranks.how_ended(rank) is None for rank in range(self.world_size) if rank not in idle)
 
     def _end_unused(self) -> None:
         assert self.config.release_after_s is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from nbgpu.performance.timeline import Timeline
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 
+_ANSWER_PATIENCE_S = 1.0
 _NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 
@@ -172,6 +174,14 @@ class ClusterParts:
         hosts = self._processes.hosts
         return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self._last_seen)
 
+    def idle_ranks(self) -> list[int]:
+        """Return the ranks that answer that they are at work on nothing."""
+        with closing(self.lookout()) as lookout:
+            lookout.seen.clear()
+            lookout.ask()
+            lookout.collect(_ANSWER_PATIENCE_S)
+            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
+
     def questions(self) -> Questions:
         """Make the object that takes the ranks' questions to the person. The caller closes it."""
         if self._processes is None:
@@ -300,8 +310,14 @@ class ClusterParts:
         self.recovery.make_ready(self.run.folder if self.run is not None else None)
 
     def _refuse_during_run(self) -> None:
-        if self.run is not None and not self.run.over:
+        if self.run is None or self.run.over:
+            return
+        if self.run.is_to_stop:
             raise RunError(
-                f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
-                "wait until the end. Call run.wait() or run.stop() first"
+                f"{self.run.folder.name} was asked to stop, and is {self.run.status} until then. run.wait() waits for its "
+                "end, and then cells run; no variable is lost"
             )
+        raise RunError(
+            f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
+            "wait until the end. Call run.wait() or run.stop() first"
+        )

@@ -25,7 +25,7 @@ from nbgpu.host import launch
 from nbgpu.host.host import Host
 from nbgpu.host.logs import Whose
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import processes, watched
+from nbgpu.machine import numa, processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
@@ -58,6 +58,8 @@ class Place(NamedTuple):
     meeting_file: str
     num_cores: int | None
     """None for those of this host."""
+    numa_nodes: Mapping[str, str]
+    """What `machine.numa.bindable` returned there."""
     clock_ahead_s: float = 0.0
     """How far its clock is ahead of this host's."""
 
@@ -241,9 +243,9 @@ class Processes:
         for other in self.others:
             if other.name == host:
                 there = other.description
-                place = there.interface, there.folder, there.meeting_file, there.num_cores
+                place = there.interface, there.folder, there.meeting_file, there.num_cores, there.numa_nodes
                 return Place(host, *place, other.clock_ahead_s)
-        return Place(host, "", str(self.folder), str(self.meeting_file), None)
+        return Place(host, "", str(self.folder), str(self.meeting_file), None, numa.bindable())
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbgpu.client.engines.processes import Processes
 from nbgpu.config import ClusterConfig
-from nbgpu.machine import devices
+from nbgpu.machine import devices, numa
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import Device
@@ -41,6 +41,7 @@ def rank_seats(
         here = [each for each in range(world_size) if hosts[each] == hosts[rank]]
         # No process sees another host's devices.
         devices_here = [each for each, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
+        bound = numa.binding(place.numa_nodes if config.bind_cores else {}, device, devices_here)
         seats.append(
             {
                 "rank": rank,
@@ -59,7 +60,8 @@ def rank_seats(
                 "folder": place.folder,
                 "store": meeting.address,
                 "store_keys": place.meeting_file,
-                "threads": config.threads_for(len(here), place.num_cores),
+                "binding": bound,
+                "threads": config.threads_for(len(here), place.num_cores, bound.share),
                 "collective_timeout_s": config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(config, device, devices_here),
                 "cell_seed": config.cell_seed,

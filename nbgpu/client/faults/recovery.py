@@ -129,9 +129,8 @@ class Recovery:
                 ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
                 raise ClusterError(f"{message}. {why}. To give up the rank's variables instead: {ways_out}")
             raise ClusterError(
-                f"{message}. Wait for them, stop it with "
-                "nbgpu.current().stop_cell(), which C code may not hear, or give them up: "
-                f"{', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
+                f"{message}. Wait for them, or stop it with nbgpu.current().stop_cell(), which C code may not hear. If "
+                f"neither helps, give up their variables: {', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
         self._left_behind = {}
         self._stood_still = set()

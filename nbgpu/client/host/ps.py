@@ -13,6 +13,7 @@ from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
+from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines
 from nbgpu.run_folder.rank_files import parse, record_path
 from nbgpu.text.tables import aligned
@@ -41,7 +42,7 @@ def table() -> str:
             ", ".join(dict.fromkeys(entry.device_names())),
             entry.state(),
             _age(time.time() - entry.started_s),
-            _run(entry.run),
+            _run(entry.run, len(entry.device_names())),
         )
         for entry in known
     ]
@@ -127,15 +128,18 @@ def _age(age_s: float) -> str:
     return f"{age_s:.0f} s"
 
 
-def _run(folder: Path | None) -> str:
-    """The name of a run, with rank 0's last step."""
+def _run(folder: Path | None, num_ranks: int) -> str:
+    """The name of a run, with rank 0's last step, and how it ended if it is over."""
     if folder is None:
         return ""
+    parts = [folder.name]
     try:
         with lines.open_file(record_path(folder, 0)) as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
             last = lines.whole(file.read())
-        # The first line may be cut off, and a rank that has just begun has written none.
-        return f"{folder.name}, step {parse(0, last[-1]).step}" if len(last) > 1 else folder.name
+        if len(last) > 1:  # the first line may be cut off, and a rank that has just begun has written none
+            parts.append(f"step {parse(0, last[-1]).step}")
+        parts.append(runs.end_state(folder, runs.world_size(folder, num_ranks)) or "")
     except (OSError, ValueError, RunError):
-        return folder.name  # nothing is known about the run except its name
+        pass  # what is known of the run is all that can be said
+    return ", ".join(filter(None, parts))

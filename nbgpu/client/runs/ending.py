@@ -4,6 +4,7 @@ comes."""
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -76,8 +77,9 @@ class Ending(Generic[State]):
     ) -> None:
         """Wait for the end.
 
-        The kernel's interrupt calls `stop`, waits up to `patience_s` for its effect, and is then raised.
-        `meanwhile` is called several times a second.
+        The kernel's interrupt calls `stop`, waits for its effect, and is then raised. Another one meanwhile
+        calls `stop` again, and is raised after `patience_s` at the latest. `meanwhile` is called several
+        times a second.
 
         Raises:
             TimeoutError: the end did not come within `timeout_s` seconds; `describe` says how far the work
@@ -92,9 +94,19 @@ class Ending(Generic[State]):
                     raise TimeoutError(f"{self._name} is still {describe()} after {timeout_s:g} s")
         except KeyboardInterrupt:
             aborting.keep_what_comes_now()
+            if not self._stopped(stop, math.inf, meanwhile):
+                self._stopped(stop, patience_s, meanwhile)
+            raise
+
+    def _stopped(self, stop: Callable[[], None], patience_s: float, meanwhile: Callable[[], None]) -> bool:
+        """Call `stop` and wait for the end; return whether there was no interrupt meanwhile."""
+        try:
             if not self.over:
                 stop()
-                give_up_s = time.monotonic() + patience_s
-                while not self._over.wait(_WAIT_PERIOD_S) and time.monotonic() < give_up_s:
-                    take_interrupt()
-            raise
+            give_up_s = time.monotonic() + patience_s
+            while not self._over.wait(_WAIT_PERIOD_S) and time.monotonic() < give_up_s:
+                take_interrupt()
+                meanwhile()
+        except KeyboardInterrupt:
+            return False
+        return True

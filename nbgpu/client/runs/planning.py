@@ -86,6 +86,10 @@ def plan(cluster: Planned, config: TrainConfig, chosen: Chosen) -> Plan:
     """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready."""
     (estimate,) = _ask(cluster, Call.ESTIMATE_MEMORY, config, ranks=[0])
     data, steps_per_epoch = data_in_words(config, len(cluster.devices), estimate["data"])
+    if steps_per_epoch:
+        total_steps = config.total_steps(steps_per_epoch)
+        if problem := config.problem_of_warm_up(total_steps, steps_per_epoch):
+            raise ConfigError(problem)
     memory = estimate["memory"]
     return Plan(
         cluster.config,

@@ -149,7 +149,10 @@ class Run:
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
-        results = {rank: LeftResult(folder, rank) for rank in range(len(host.devices))}
+        # The cluster may have been resized since.
+        num_ranks = min(len(host.devices), runs.world_size(folder, len(host.devices)))
+        results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
+        _leave_missing_outcomes(folder, results, host)
         run = cls(folder, config, first_info(folder, config, host), host, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
@@ -216,6 +219,11 @@ class Run:
     @property
     def over(self) -> bool:
         return self._ending.over
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether the run was asked to stop, and is not over."""
+        return self._watch.is_to_stop and not self.over
 
     @property
     def status(self) -> RunState:
@@ -429,7 +437,8 @@ class Run:
         self._ask("stop", why)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> Run:
-        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised.
+        """Wait for the end. The kernel's interrupt stops the run, waits for that, and is then raised; a
+        second one interrupts the step, as a second `stop` does.
 
         Meanwhile a line says how far the run is, in a notebook and in a terminal. Ranks that were replaced
         are reported on stderr, with what was lost.
@@ -544,3 +553,18 @@ def _reason_for_no_result(run: Run) -> str:
     if run.over:
         return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status}"
     return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
+
+
+def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], host: Host) -> None:
+    """Record the end of a run on ranks that do not train any more and have not recorded it, because whoever
+    waited for it would wait for ever."""
+    if all(result.ready() for result in results.values()):
+        return
+    # A rank records its end before it is idle, so that those without a record are looked for afterwards.
+    for rank in host.idle_ranks():
+        if rank in results and not results[rank].ready():
+            message = (
+                f"rank {rank} does not train any more, and has not recorded why: it was replaced when it had died, "
+                f"or could not write to {folder}"
+            )
+            runs.leave_outcome(folder, rank, RankFailure(rank, "ClusterError", message, message))

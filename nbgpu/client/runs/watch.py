@@ -34,6 +34,7 @@ from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailur
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch, send_settings
+from nbgpu.text.ranks import named_ranks
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
@@ -44,6 +45,8 @@ _SECOND_STOP_AFTER_S = 1.0
 _MAX_DEATHS_WITHOUT_PROGRESS = 2
 """A step that kills its rank each time it is done would go on for ever."""
 _WATCH_PERIOD_S = 0.1
+_IMPORT_STATES = frozenset({"starting", "loading packages"})
+"""States in which a rank imports packages: it does not heed an interrupt, and comes back by itself."""
 _LET_GO_PATIENCE_S = 5.0
 _SET_DOWN_PATIENCE_S = 60.0
 """A checkpoint that is being written is written to its end."""
@@ -80,6 +83,8 @@ class Host(Protocol):
     def hosts_dialled_in(self) -> bool: ...
 
     def lookout(self) -> Lookout: ...
+
+    def idle_ranks(self) -> Sequence[int]: ...
 
     @property
     def other_hosts(self) -> Sequence[OtherHost]: ...
@@ -242,7 +247,7 @@ class RunWatch:
                 watch.check()
                 hangs.check()
                 self._hear_commands()
-                self.hang = hangs.text
+                self.hang = hangs.text or self._what_stop_waits_for(watch)
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()
                     watch.stop()
@@ -258,10 +263,35 @@ class RunWatch:
     def _gives_up_on_some(self, watch: RankWatch) -> bool:
         """Return whether ranks from which others have to be freed do not come back.
 
-        A rank that stands still may yet come back, so it does not count unless the run is to stop.
+        A rank that stands still may yet come back, so it does not count unless the run is to stop. One that
+        imports packages comes back.
         """
         stuck = watch.stuck()
-        return bool(stuck) and (self._num_stops_asked > 0 or not self._host.ranks.standstills(stuck))
+        if not stuck:
+            return False
+        if self._host.ranks.standstills(stuck):
+            return self.is_to_stop
+        return not set(stuck) <= set(self._importing(watch))
+
+    def _importing(self, watch: RankWatch) -> list[int]:
+        """Return the ranks that import packages, by what they have recorded."""
+        if not self._config.telemetry:
+            return []
+        statuses = self._statuses()
+        return [rank for rank in watch.pending() if statuses[rank].state in _IMPORT_STATES]
+
+    def _what_stop_waits_for(self, watch: RankWatch) -> str:
+        """Return why a run that is to stop has not stopped yet; empty where that is not known."""
+        importing = self._importing(watch) if self.is_to_stop else []
+        if not importing:
+            return ""
+        are = "is" if len(importing) == 1 else "are"
+        return f"{named_ranks(importing)} {are} loading packages, which is not cut short: the run stops after that"
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether the person has asked the run to stop."""
+        return self._num_stops_asked > 0
 
     def _must_interrupt(self, hangs: HangWatch) -> bool:
         """Return whether a run that the person wants to stop would not stop by itself."""
@@ -285,7 +315,7 @@ class RunWatch:
         """Let ranks that a Stop has interrupted end like any other run that is stopped; return False if that
         is in vain."""
         self.failures = ()
-        if {status.state for status in self._statuses()} <= {"starting", "loading packages", "loading"}:
+        if {status.state for status in self._statuses()} <= {*_IMPORT_STATES, "loading"}:
             # There is nothing yet that could be kept.
             return False
         message = f"{self._folder.name} did not come to the end of its step when it was to stop: {hang}."
@@ -457,6 +487,20 @@ class RunWatch:
     def _add_to_failures(self, text: str) -> None:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
 
+    def _leave_outcomes(self, ranks: Sequence[int]) -> None:
+        """Record in the run's folder how the run ended on ranks that could not do it themselves: without that
+        it would seem to go on there to whoever attaches later."""
+        failures = {failure.rank: failure for failure in self.failures}
+        for rank in ranks:
+            message = f"rank {rank} did not come back from the run"
+            failure = failures.get(rank, RankFailure(rank, "ClusterError", message, message))
+            try:
+                runs.leave_outcome(self._folder, rank, failure)
+            except OSError as error:
+                _log.warning(
+                    "how rank %d ended cannot be noted in %s: %s", rank, self._folder, error.strerror
+                )
+
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
         """Leave the ranks in good order for the next work."""
         stuck = watch.stuck()
@@ -464,6 +508,7 @@ class RunWatch:
         # Rank 0 ends the run's logs in this call.
         failed = bool(self.failures or self.lost)
         causes = [failure.rank for failure in self.failures]
+        self._leave_outcomes([*watch.gone, *stuck])
         ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._host.ranks.regroup([failure.rank for failure in self.failures])

@@ -23,7 +23,7 @@ class LithographyConfig(TrainConfig):
     INPUTS = "masks as .npz, LithoBench's folders, or layouts: .glp, .gds, .oas"
     TRIAL = "320 generated masks, 256 steps: 40 s on 2 CPU cores"
     PREDICTS = "aerial images, and contours of what prints"
-    AT_PREDICTION = ("layer", "resist_threshold", "diffusion_nm")
+    AT_PREDICTION = ("layer", "cell", "resist_threshold", "diffusion_nm")
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("intensity_prob", "intensity_strength"),
@@ -34,7 +34,7 @@ class LithographyConfig(TrainConfig):
     }
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "num_masks"),
-        only(none_of("data", "generated"), "layer", "split"),
+        only(none_of("data", "generated"), "layer", "cell", "split"),
         only(none_of("source", "point", "conventional"), "sigma_inner"),
         only(none_of("source", "point"), "sigma_outer", "source_cells"),
         only(one_of("source", "quadrupole", "quasar", "dipole"), "opening_deg", "source_angle_deg"),
@@ -86,6 +86,10 @@ class LithographyConfig(TrainConfig):
     )
     layer: str = Field(
         "", description="layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one"
+    )
+    cell: str = Field(
+        "",
+        description="cell of a GDSII or OASIS layout, with all that it refers to; empty for the only top cell",
     )
     wavelength_nm: float = Field(193.0, gt=1, le=1000, description="wavelength of the light, in nm")
     numerical_aperture: float = Field(

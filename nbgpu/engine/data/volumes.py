@@ -85,8 +85,8 @@ def header_problem(
     shape = image.shape
     if problem := _wrong_channels(shape, channels):
         return problem
-    if spacing_mm and not has_voxel_sizes(image.affine):
-        return "does not say in its header how large its voxels are. Correct it, or leave out spacing"
+    if spacing_mm and (problem := _wrong_voxel_size(image)):
+        return f"{problem}. Correct it, or leave out spacing"
     if problem := _too_small(path, shape[:3], patch_size, spacing_mm):
         return problem
     assert isinstance(
@@ -95,6 +95,21 @@ def header_problem(
     num_bytes = image.dataobj.offset + math.prod(shape) * dtype.itemsize
     if not holds(path, num_bytes):
         return "is truncated: it ends before its last voxel. Copy it again"
+    return None
+
+
+def _wrong_voxel_size(image: nibabel.Nifti1Pair) -> str | None:
+    unit = image.header.get_xyzt_units()[0]
+    if unit in ("meter", "micron"):
+        return f"says in its header that its voxels are measured in units of a {unit}, which is taken for mm"
+    # nibabel replaces a size of 0 by 1 when it opens a file.
+    with image.file_map["header" if "header" in image.file_map else "image"].get_prepare_fileobj(
+        "rb"
+    ) as file:
+        header = type(image.header).from_fileobj(file, check=False)
+    has_own_matrix = int(header["sform_code"]) > 0
+    if not has_voxel_sizes(image.affine) or (not has_own_matrix and not all(header["pixdim"][1:4])):
+        return "does not say in its header how large its voxels are"
     return None
 
 

@@ -30,6 +30,7 @@ from nbgpu.engine.data.datasets import Volumes
 from nbgpu.engine.data.decoding import opened
 from nbgpu.engine.data.sampling import Draw, Sample
 from nbgpu.engine.frames import error_as_text
+from nbgpu.engine.memory import dev_shm
 from nbgpu.errors import DataError, RunError
 
 _PR_SET_PDEATHSIG = 1
@@ -198,12 +199,12 @@ class WorkerProcesses:
 def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with {code}; standard error has why. Set num_workers=0 to see it here"
-    name = signal.Signals(-code).name
-    advice = {
-        signal.SIGKILL: "The machine was perhaps out of memory: lower num_workers or prefetch",
-        signal.SIGBUS: "/dev/shm is full: lower num_workers or prefetch, or give it more (docker run --shm-size)",
-    }
-    return f"was killed by {name}. {advice.get(-code, 'Set num_workers=0 to see where')}"  # type: ignore[call-overload]
+    advice = "Set num_workers=0 to see where"
+    if -code == signal.SIGKILL:
+        advice = "The machine was perhaps out of memory: lower num_workers or prefetch"
+    elif -code == signal.SIGBUS:
+        advice = dev_shm.advice()
+    return f"was killed by {signal.Signals(-code).name}. {advice}"
 
 
 class _Assigned(Sampler[Any]):
@@ -234,10 +235,19 @@ class _Sendable(Dataset[Any]):
 
 
 def _stacked(samples: list[Sample] | Failed) -> Sample | Failed:
-    """Return a visit's samples as one tensor for each name, because each tensor that is sent takes a file."""
+    """Return a visit's samples as one tensor for each name, because each tensor that is sent takes a file.
+
+    The tensors are put into shared memory here. torch would do so on the thread that sends them, where an
+    error is lost, and the rank would wait for ever.
+    """
     if isinstance(samples, Failed):
         return samples
-    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    try:
+        return {
+            name: torch.stack([sample[name] for sample in samples]).share_memory_() for name in samples[0]
+        }
+    except RuntimeError as error:
+        return Failed(RunError(dev_shm.advice())) if dev_shm.is_full(error) else Failed.of(error)
 
 
 def _begin(_: int) -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +70,9 @@ _LONGEST_WAIT = timedelta(days=30)
 _MAKING_PATIENCE_S = 0.1
 """How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
 waiting."""
+
+_RELEASE_EVERY_S = 1.0
+"""How often a group that has ended is looked at, until nothing else holds it."""
 
 _membership: Membership | None = None
 _bytes_before_cell = 0
@@ -348,7 +353,21 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
     if dist.is_initialized():  # unless the person's own code has ended it
         groups = torch_private.living_groups()
         dist.destroy_process_group()
-        # gloo does not notice that a send was cut in the middle, as it is where another rank's process was
-        # stopped: a thread of the group waits for it, and the group's own end waits for that thread.
-        threading.Thread(target=groups.clear, name="nbgpu-end-of-group", daemon=True).start()
+        threading.Thread(target=_release, args=[groups], name="nbgpu-end-of-group", daemon=True).start()
+        del groups  # or this frame would be the last to hold them
     form(member, store, generation)
+
+
+def _release(groups: list[Any]) -> None:
+    """Release groups that have ended once nothing else holds them, so that they are destroyed on this thread.
+
+    gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
+    a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
+    Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
+    """
+    alone = 2  # the list's reference, and that of the argument of getrefcount
+    while groups:
+        time.sleep(_RELEASE_EVERY_S)
+        for index in reversed(range(len(groups))):
+            if sys.getrefcount(groups[index]) <= alone:
+                del groups[index]

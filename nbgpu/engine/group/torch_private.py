@@ -86,6 +86,65 @@ def forget_refused_hook(ddp: DistributedDataParallel) -> None:
     ddp._comm_hooks.pop()
 
 
+def rebuild_buckets(ddp: DistributedDataParallel) -> None:
+    """Have DDP put its parameters into buckets in their final order, in which the first backward pass has
+    computed the gradients, now and not before the next forward pass. A collective."""
+    if ddp.reducer._rebuild_buckets():
+        ddp._has_rebuilt_buckets = True
+
+
+def bucket_order(ddp: DistributedDataParallel) -> list[int]:
+    """Return the final order of the parameters in DDP's buckets, as positions in the order of the module;
+    empty where DDP has the order of the beginning, which it keeps with find_unused_parameters, and where the
+    device has no memory left for the copy of the gradients that DDP makes to answer."""
+    if not ddp._has_rebuilt_buckets:
+        return []
+    parameters, _ = DistributedDataParallel._build_params_for_reducer(ddp)
+    positions = {id(parameter): position for position, parameter in enumerate(parameters)}
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except torch.OutOfMemoryError:
+        return []
+    return [positions[id(parameter)] for bucket in buckets for parameter in bucket.parameters()]
+
+
+def initialise_ddp(
+    ddp: DistributedDataParallel, module: nn.Module, order: Sequence[int], **arguments: Any
+) -> None:
+    """Initialise a DDP object whose buckets have the order of an earlier object from the first step on.
+
+    The order decides in which sequence the gradients of the ranks are added up, and with three or more ranks
+    another sequence gives another last bit.
+
+    Args:
+        ddp: a new object, or one to initialise again.
+        module: the module of both objects.
+        order: the `bucket_order` of the earlier object. An empty one, or one of other parameters, leaves the
+            order to DDP.
+        arguments: those of DDP.
+    """
+    is_in_order = False
+
+    def build_in_order() -> tuple[list[Any], list[bool]]:
+        nonlocal is_in_order
+        parameters, expect_sparse = DistributedDataParallel._build_params_for_reducer(ddp)
+        is_in_order = sorted(order) == list(range(len(parameters))) and not ddp.find_unused_parameters
+        if not is_in_order:
+            return parameters, expect_sparse
+        return [parameters[n] for n in order], [expect_sparse[n] for n in order]
+
+    vars(ddp)["_build_params_for_reducer"] = build_in_order
+    try:
+        ddp.__init__(module, **arguments)  # type: ignore[misc]
+    finally:
+        del vars(ddp)["_build_params_for_reducer"]
+    if is_in_order:
+        # DDP takes this for the order of a first backward pass, and its next forward pass fills the buckets
+        # in it.
+        ddp.reducer._push_all_rebuilt_params()
+        ddp._has_rebuilt_buckets = True
+
+
 def can_change_timeout() -> bool:
     """Whether the timeout of a group can be changed once it is made."""
     return hasattr(distributed_c10d, "_set_pg_timeout") and not compares_collectives()

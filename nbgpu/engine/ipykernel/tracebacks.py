@@ -24,6 +24,7 @@ from nbgpu.engine.frames import (
     own_part,
 )
 from nbgpu.engine.ipykernel import cell_names, script_lines
+from nbgpu.engine.memory import dev_shm
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
 
@@ -91,7 +92,7 @@ def _show(
 
 def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
     own, num_left_out = _part_to_show(traceback, full and is_cell)
-    advice = script_lines.advice(error, traceback)
+    advice = dev_shm.advice() if dev_shm.is_full(error) else script_lines.advice(error, traceback)
     collective = called_collective(codes(traceback))
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.

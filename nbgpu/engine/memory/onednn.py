@@ -16,7 +16,7 @@ from nbgpu.engine.memory.usage import lacked_a_kernel
 
 _NOTE = (
     "oneDNN, which computes convolutions, cannot make another kernel in this process: this rank computes them without it "
-    "from now on, several times slower. A new process has it again: %nbgpu restart --rank {rank}"
+    "from now on, several times slower. A new process has it again, without the rank's variables: %nbgpu restart --rank {rank}"
 )
 _widths = itertools.count(1013)
 """A convolution of a width that was there before would find its kernel made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.group import ddp_objects, exchange
+from nbgpu.engine.group import ddp_objects, exchange, torch_private
 from nbgpu.engine.model import bucket_hooks
 from nbgpu.engine.model.bucket_hooks import BucketHook
 from nbgpu.engine.model.transfers import Transfers
@@ -49,6 +49,9 @@ class Strategy(Protocol):
     """Whether a replaced rank can get its part of the model from another rank."""
     transfers: Transfers | None
     """Notes when gradients travel; None where they do not, or not beside the computation of others."""
+    bucket_order: Sequence[int]
+    """The final order of the parameters in DDP's buckets; empty before the end of the first backward pass,
+    and where there are none."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         """Return a context for a micro-batch, whose backward pass exchanges gradients now or only adds them
@@ -79,6 +82,7 @@ def spread(
     device: torch.device,
     hook: BucketHook | None = None,
     num_warmup_steps: int = 0,
+    bucket_order: Sequence[int] = (),
 ) -> Strategy:
     """Distribute a model over the ranks as the settings say. A collective.
 
@@ -89,12 +93,14 @@ def spread(
         device: the rank's device.
         hook: sends DDP's buckets; None for the one that the settings choose.
         num_warmup_steps: the steps of the learning rate's warm-up, in which PowerSGD sends gradients whole.
+        bucket_order: that of the strategy with which earlier steps of the run were done; empty at its first
+            step.
     """
     match config.strategy:
         case "single":
             return Alone(model)
         case "ddp":
-            return Replicated(config, model, device, hook, num_warmup_steps)
+            return Replicated(config, model, device, hook, num_warmup_steps, bucket_order)
         case "fsdp":
             return Sharded(config, model, blocks, device)
 
@@ -105,6 +111,7 @@ class Alone:
     keeps_gradients = False
     survives = True
     transfers: Transfers | None = None
+    bucket_order: Sequence[int] = ()
 
     def __init__(self, replica: nn.Module) -> None:
         self.replica = replica
@@ -135,13 +142,18 @@ class Replicated:
         device: torch.device,
         hook: BucketHook | None,
         num_warmup_steps: int,
+        bucket_order: Sequence[int],
     ) -> None:
         # A single rank passes its gradients through the same calls, but nothing travels: that time is the
         # backward pass's own.
         self.transfers: Transfers | None = Transfers(device) if dist.get_world_size() > 1 else None
         self.keeps_gradients = config.gradient_as_bucket_view
-        self._ddp = DistributedDataParallel(
+        self.bucket_order = bucket_order
+        self._ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+        torch_private.initialise_ddp(
+            self._ddp,
             model,
+            bucket_order,
             device_ids=[device] if device.type == "cuda" else None,
             bucket_cap_mb=config.bucket_mb,
             find_unused_parameters=config.find_unused_parameters,
@@ -150,7 +162,7 @@ class Replicated:
             # Every rank has drawn the same weights. DDP would send those of rank 0, which may be a replaced
             # rank that is about to load another rank's state.
             init_sync=False,
-            **{_SYNC_BUFFERS: config.broadcast_buffers},  # type: ignore[arg-type]
+            **{_SYNC_BUFFERS: config.broadcast_buffers},
         )
         self.replica: nn.Module = self._ddp
         if hook is None:
@@ -159,8 +171,13 @@ class Replicated:
                 hook = self.transfers.noting(hook)
         self._ddp.register_comm_hook(None, hook)
 
-    def exchange(self, now: bool) -> AbstractContextManager[None]:
-        return nullcontext() if now else self._ddp.no_sync()
+    @contextmanager
+    def exchange(self, now: bool) -> Iterator[None]:
+        with nullcontext() if now else self._ddp.no_sync():
+            yield
+        if now and not self.bucket_order and not self._ddp.find_unused_parameters:
+            torch_private.rebuild_buckets(self._ddp)
+            self.bucket_order = torch_private.bucket_order(self._ddp)
 
     def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -179,6 +196,7 @@ class Sharded:
     keeps_gradients = False
     survives = False
     transfers: Transfers | None = None
+    bucket_order: Sequence[int] = ()
 
     def __init__(
         self, config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.engine.process import resizing, torchrun_variables
 from nbgpu.engine.process.seat import Seat
-from nbgpu.machine import clock, descendants, interpreter
+from nbgpu.machine import clock, descendants, interpreter, numa
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.links import Link
@@ -294,12 +294,15 @@ def _take(seat: Seat) -> Seat:
         tracebacks,
     )
     from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.memory import other_gpus
     from nbgpu.engine.model import randomness
     from nbgpu.engine.variables import import_times, library_objects
 
     _taken = seat
     _settle_variables(seat)
     clock.keep_time_with(seat.clock_ahead_s)
+    # Before torch starts threads of its own, which inherit the cores.
+    numa.bind(seat.binding)
     torch.set_num_threads(seat.threads)
     torch_settings.note_beginning()
     randomness.seed_cells(seat.cell_seed, seat.rank)
@@ -326,6 +329,7 @@ def _take(seat: Seat) -> Seat:
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
     out_of_memory.explain_failed_cells(shell, _own_rank, torch.device(seat.device))
+    other_gpus.explain_after_cells(shell, torch.device(seat.device))
     debugger.install(shell)
     if seat.memory_limit_bytes is not None:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))

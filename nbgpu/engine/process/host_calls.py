@@ -22,7 +22,7 @@ from nbgpu.host.questions import Listener
 from nbgpu.host.served_folder import ServedFolder
 from nbgpu.host.stacks import Stacks
 from nbgpu.host.this_host import ThisHost
-from nbgpu.machine import cgroups, devices, watched
+from nbgpu.machine import cgroups, devices, numa, watched
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.protocol.hosts import HostDescription
 from nbgpu.protocol.meeting import MEETING
@@ -88,6 +88,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
             str(_folder / MEETING),
             versions.here(),
             cgroups.usable_cores(),
+            numa.bindable(),
             tuple(asdict(device) for device in chosen),
             problem,
         )

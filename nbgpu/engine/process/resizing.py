@@ -44,10 +44,12 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     from nbgpu.engine.memory import limit as memory_limit
     from nbgpu.engine.process import torchrun_variables
     from nbgpu.engine.variables import replicas
+    from nbgpu.machine import numa
 
     assert seat.described == before.described, f"rank {before.rank} has another device"
     if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
         memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
+    numa.follow(seat.binding)
     if torch.get_num_threads() == before.threads:
         torch.set_num_threads(seat.threads)
     torch_settings.note_threads(seat.threads)

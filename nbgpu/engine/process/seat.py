@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbgpu.machine.numa import Binding
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -39,6 +41,8 @@ class Seat:
     """The address of the server of the store in which the ranks meet."""
     store_keys: str
     """The file with the keys of that server, a `protocol.meeting.MeetingPlace`."""
+    binding: Binding
+    """The cores to which it is bound."""
     threads: int
     """CPU threads for torch's operators on this rank."""
     collective_timeout_s: float

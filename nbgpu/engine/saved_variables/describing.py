@@ -324,6 +324,7 @@ class Describer:
             "module": module,
             "arguments": self.described(arguments, path),
             "has_device_ids": has_device_ids,
+            "bucket_order": torch_private.bucket_order(value),
             "training": value.training,
         }
 

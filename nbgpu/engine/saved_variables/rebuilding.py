@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from nbgpu.engine.group import torch_private
 from nbgpu.engine.saved_variables import shards, tables
 from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in
 from nbgpu.engine.saved_variables.rank_files import Stored
@@ -295,7 +296,10 @@ class Rebuilder:
         if node["has_device_ids"] and self._device.type == "cuda":
             arguments = {**arguments, "device_ids": [self._device]}
         # All ranks have the parameters that they had; DDP's own synchronisation would be a collective.
-        ddp = DistributedDataParallel(module, **{**arguments, "init_sync": False})
+        ddp = DistributedDataParallel.__new__(DistributedDataParallel)
+        # Folders of older versions have no order.
+        order = node.get("bucket_order", ())
+        torch_private.initialise_ddp(ddp, module, order, **{**arguments, "init_sync": False})
         ddp.training = node["training"]
         return ddp
 

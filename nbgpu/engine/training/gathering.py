@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nbgpu.engine.checkpoints.saving import Saves
 from nbgpu.engine.group import exchange
@@ -30,9 +30,19 @@ class Gathered:
     @property
     def step(self) -> int:
         """Return the number of optimizer steps done in the state that all ranks begin with."""
+        return int(self._state.get("step", 0))
+
+    @property
+    def bucket_order(self) -> Sequence[int]:
+        """Return the order in which those steps had the parameters in DDP's buckets."""
+        # Checkpoints of older versions have none.
+        return cast(Sequence[int], self._state.get("bucket_order", ()))
+
+    @property
+    def _state(self) -> Mapping[str, Any]:
         if self.source is not None:
-            return int(self.positions[self.source]["step"])
-        return 0 if self.checkpoint is None else int(checkpoint_files.state(self.checkpoint)["step"])
+            return self.positions[self.source]
+        return {} if self.checkpoint is None else checkpoint_files.state(self.checkpoint)
 
 
 def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:

@@ -47,6 +47,8 @@ class RankModel:
         self._state: State | None = None
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
+        self.bucket_order: Sequence[int] = ()
+        """The strategy's, as the last step left it, for the strategy of another group or process."""
         self.num_parameters = 0
         """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
@@ -84,10 +86,16 @@ class RankModel:
         return Networks(model, Discriminator.of(config, recipe, self._device), notes)
 
     def spread(
-        self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
+        self,
+        config: TrainConfig,
+        recipe: Recipe,
+        networks: Networks,
+        learning_rate: LearningRate,
+        bucket_order: Sequence[int],
     ) -> None:
-        """Distribute the networks over the ranks, each of which has the result of `networks`. A
-        collective."""
+        """Distribute the networks over the ranks, each of which has the result of `networks`, with the
+        `bucket_order` of the state that they begin with. A collective."""
+        self.bucket_order = bucket_order
         model = networks.model
         self._strategy = spread(
             config,
@@ -95,6 +103,7 @@ class RankModel:
             recipe.blocks(model),
             self._device,
             num_warmup_steps=learning_rate.num_warmup_steps,
+            bucket_order=bucket_order,
         )
 
     def prepare(
@@ -140,6 +149,7 @@ class RankModel:
         self.state.scaler.update()
         computed.forget_gradients()
         self._buffers_before_step = []
+        self.bucket_order = self.strategy.bucket_order
         return inputs
 
     def undo_step(self) -> None:

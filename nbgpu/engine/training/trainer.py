@@ -121,7 +121,9 @@ class Trainer(Loop):
 
     def _gather_ranks(self) -> None:
         began = self._data.began if self._step_batches is not None else (0, 0)
-        gathered = self._gather(self._begun, lost=self._lost_step, data_began=began)
+        gathered = self._gather(
+            self._begun, lost=self._lost_step, data_began=began, bucket_order=self._rank_model.bucket_order
+        )
         self._lost_step = max(position["lost"] for position in gathered.positions)
         source = gathered.source
         if not self._rank_model.is_built:
@@ -138,7 +140,7 @@ class Trainer(Loop):
             self._note("ema_decay: validation and result are those of the averaged weights")
         is_new = not self._rank_model.is_built
         parts = (self.config, self.recipe, networks, self._learning_rate())
-        self._rank_model.spread(*parts)
+        self._rank_model.spread(*parts, gathered.bucket_order)
         together(lambda: self._rank_model.prepare(*parts))
         if is_new:
             self._note(*self._built.grouped.in_words())
@@ -172,16 +174,10 @@ class Trainer(Loop):
     def _require_a_schedule(self) -> None:
         """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
         schedule gives no rates. How many steps `epochs` has is only known now."""
-        config = self.config
         learning_rate = self._learning_rate()
         learning_rate.try_out()
-        num_warmup_steps = learning_rate.num_warmup_steps
-        if num_warmup_steps >= self.total_steps:
-            name = "warmup_steps" if config.warmup_epochs is None else "warmup_epochs"
-            raise ConfigError(
-                f"{name}={getattr(config, name)} is a warm-up of {num_warmup_steps} steps, and the whole run has "
-                f"{self.total_steps}. Give a shorter one"
-            )
+        if problem := self.config.problem_of_warm_up(self.total_steps, self._data.loaders.steps_per_epoch):
+            raise ConfigError(problem)
 
     def _require_the_same_data(self) -> None:
         if self.member.world_size > 1:
@@ -219,6 +215,7 @@ class Trainer(Loop):
             "train_s": self._train_s,
             "left_out": self._guard.num_left_out,
             "progress": self._progress.state(),
+            "bucket_order": self._rank_model.bucket_order,
             **self._data.position,
         }
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbgpu.engine.group import ddp_objects, exchange, torch_settings
+from nbgpu.engine.group import ddp_objects, exchange, torch_private, torch_settings
 from nbgpu.engine.ipykernel import kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
@@ -80,7 +80,8 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
             lines.append(
                 f"the parameters of {key} differed between the ranks: all have those of rank {source} now"
             )
-        problem, attachments = _initialise_again(ddp, arguments)
+        order = exchange.gather(torch_private.bucket_order(ddp))[source]
+        problem, attachments = _initialise_again(ddp, arguments, order)
         seen = exchange.gather([problem, attachments.name_of_hook])
         if any(problems := [theirs for theirs, _ in seen]):
             lines.append(f"{key}: {next(filter(None, problems))}. Make it again on all ranks")
@@ -94,14 +95,14 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
 
 
 def _initialise_again(
-    ddp: DistributedDataParallel, arguments: Mapping[str, Any]
+    ddp: DistributedDataParallel, arguments: Mapping[str, Any], order: Sequence[int]
 ) -> tuple[str, ddp_attachments.Attachments]:
-    """Initialise an object on the group that there is now. Returns (why that failed, empty if it did not;
-    what the person had put on the object)."""
+    """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
+    that failed, empty if it did not; what the person had put on the object)."""
     attachments = ddp_attachments.take(ddp)
     try:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
-        ddp.__init__(ddp.module, **{**arguments, "init_sync": False})  # type: ignore[misc]
+        torch_private.initialise_ddp(ddp, ddp.module, order, **{**arguments, "init_sync": False})
     except Exception as error:  # noqa: BLE001 - the person is told, and has a group all the same
         return f"{type(error).__name__}: {error}", attachments
     ddp_attachments.put_back(ddp, attachments)

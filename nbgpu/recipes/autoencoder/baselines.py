@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nbgpu.config import AutoencoderConfig
+from nbgpu.recipes import verdict
 from nbgpu.recipes.image_quality import psnr_db, ssim
 
 
@@ -106,22 +107,17 @@ def compared(
         "PCA, same number of values": project(image, mean_image, components),
         "mean image": mean_image.expand_as(image),
     }
+    methods = {"autoencoder": reconstruction, **baselines}
+    psnrs_db = {name: psnr_db(output, image).numpy() for name, output in methods.items()}
     table = {
         name: {
-            "psnr_db": round(float(psnr_db(output, image).mean()), 3),
+            "psnr_db": round(float(psnrs_db[name].mean()), 3),
             "ssim": round(float(ssim(output, image).mean()), 4),
         }
-        for name, output in {"autoencoder": reconstruction, **baselines}.items()
+        for name, output in methods.items()
     }
-    best = max(table, key=lambda name: table[name]["psnr_db"])
-    gain_db = table["autoencoder"]["psnr_db"] - max(
-        row["psnr_db"] for name, row in table.items() if name != "autoencoder"
-    )
-    verdict = (
-        f"The autoencoder is best, by {gain_db:.1f} dB"
-        if best == "autoencoder"
-        else f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it"
-    )
+    best = max(baselines, key=lambda name: table[name]["psnr_db"])
+    gains_db = psnrs_db["autoencoder"] - psnrs_db[best]
     of_dct = per_channel * num_channels
     keep = (
         f"the autoencoder and the DCT keep {num_latent} numbers"
@@ -130,12 +126,25 @@ def compared(
     )
     times = f"{num_channels} x " if num_channels > 1 else ""
     note = (
-        f"{verdict}, on {len(image)} held-out patches of {_by(config.patch)} voxels. For each patch {keep}, trilinear "
+        f"{_verdict(gains_db, best)}, on {len(image)} held-out patches of {_by(config.patch)} voxels. For each patch {keep}, trilinear "
         f"sampling {times}{_by(grid)} = {num_channels * math.prod(grid)}, PCA {len(components)}"
     )
     if len(components) < num_latent:
         note += f" (no more, because it was fitted on {len(fitted_on)} training patches)"
     return table, f"{note}."
+
+
+def _verdict(gains_db: np.ndarray, best: str) -> str:
+    """Return what the gains over the best baseline say, (N,), one for each patch."""
+    if sentence := verdict.too_few(len(gains_db), "patches"):
+        return sentence
+    gain_db, (low_db, high_db) = float(gains_db.mean()), verdict.mean_interval(gains_db)
+    interval = f"(95 % interval over patches {low_db:.1f} to {high_db:.1f} dB)"
+    if low_db <= 0 <= high_db:
+        return f"Not decided between the autoencoder and '{best}': {gain_db:+.1f} dB {interval}"
+    if gain_db > 0:
+        return f"The autoencoder is best, by {gain_db:.1f} dB {interval}"
+    return f"'{best}' is best; the autoencoder is {-gain_db:.1f} dB below it {interval}"
 
 
 def _by(edges: Sequence[int]) -> str:

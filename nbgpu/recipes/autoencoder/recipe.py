@@ -76,6 +76,7 @@ class Autoencoder:
     def __init__(self, config: AutoencoderConfig) -> None:
         self.config = config
         self._feature_distance = FeatureDistance(config) if config.perceptual == "features" else None
+        self._passed_over = ""
 
     # ---- data ----
 
@@ -107,6 +108,8 @@ class Autoencoder:
 
     def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
         config = self.config
+        if self._passed_over:
+            yield self._passed_over
         if config.perceptual == "features" and config.perceptual_network == "random":
             yield "perceptual='features': the features are those of random filters; perceptual_network names others"
         first_step = self.discriminator_first_step(steps_per_epoch)
@@ -171,6 +174,7 @@ class Autoencoder:
         if config.data == "mni152":
             return self._parts_of_one({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
+        self._passed_over = volumes.passed_over
         self._check_headers(volumes.everything)
         items = [item_of(path) for path in volumes.training]
         if volumes.validation or volumes.test:

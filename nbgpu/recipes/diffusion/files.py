@@ -1,10 +1,13 @@
 """BraTS data on disk: the cases in a folder, whether they are usable, and their voxels.
 
-Three naming schemes are recognised, by the exact end of the file name ('_t1' does not match '_t1ce'):
+A file's name ends with its modality, in upper or lower case, after '-' or '_' ('_t1' does not match '_t1ce').
+That covers the names of BraTS, of its collections in TCIA and of BIDS:
 
-- 2023: BraTS-GLI-00000-000/BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts a
-  patient's visits
-- before 2023: BraTS20_Training_001/BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
+- BraTS since 2023: BraTS-GLI-00000-000-{t1n,t1c,t2w,t2f,seg}.nii.gz; the last number counts visits
+- BraTS before 2023: BraTS20_Training_001_{t1,t1ce,t2,flair,seg}.nii.gz
+- BraTS-TCGA: TCGA-02-0006_1996.08.23_{t1,t1Gd,t2,flair,GlistrBoost_ManuallyCorrected}.nii.gz
+- UPENN-GBM: UPENN-GBM-00001_11_{T1,T1GD,T2,FLAIR,segm}.nii.gz
+- BIDS: sub-01_{T1w,ce-gadolinium_T1w,T2w,FLAIR}.nii.gz
 - Task01 of the Medical Segmentation Decathlon: imagesTr/BRATS_001.nii.gz, with FLAIR, T1, T1 with contrast
   and T2 in one file
 """
@@ -27,9 +30,19 @@ from nbgpu.engine.data.volumes import READ_ERRORS, first_line, holds, load_volum
 from nbgpu.errors import DataError
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
-_OLD_NAMES = {"t1": "t1n", "t1ce": "t1c", "t2": "t2w", "flair": "t2f", "seg": "seg"}
-_NEW = re.compile(r"(?P<case>.+)-(?P<kind>t1n|t1c|t2w|t2f|seg)\.nii(\.gz)?")
-_OLD = re.compile(r"(?P<case>.+)_(?P<kind>t1|t1ce|t2|flair|seg)\.nii(\.gz)?")
+_ENDINGS = {
+    "t1n": ("t1n", "t1", "t1w"),
+    "t1c": ("t1c", "t1ce", "t1gd", "ce-[a-z0-9]+_t1w"),
+    "t2w": ("t2w", "t2"),
+    "t2f": ("t2f", "flair"),
+    "seg": ("seg", "segm", "glistrboost_manuallycorrected"),
+}
+"""How the names of a modality's files may end."""
+_NAMES = {
+    kind: re.compile(rf"(?P<case>.+?)[-_](?:{'|'.join(endings)})\.nii(?:\.gz)?", re.IGNORECASE)
+    for kind, endings in _ENDINGS.items()
+}
+_BEFORE_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
 _VISIT = re.compile(r"(?P<patient>BraTS-.+)-\d{3}")
 _TOGETHER = re.compile(r"(?P<case>[^.].*)\.nii(\.gz)?")
 _CHANNELS = {"t2f": 0, "t1n": 1, "t1c": 2, "t2w": 3}
@@ -63,13 +76,11 @@ class Case:
 
 
 def ending_of(case: Case, kind: str) -> str:
-    """Return how the name of the case's file of a modality ends: '-t1c.nii.gz', or '_t1ce.nii.gz' where its
-    other files have the names from before 2023."""
-    is_old = any(_OLD.fullmatch(path.name) and not _NEW.fullmatch(path.name) for path in case.files.values())
-    if not is_old:
-        return f"-{kind}.nii.gz"
-    old = next(name for name, new in _OLD_NAMES.items() if new == kind)
-    return f"_{old}.nii.gz"
+    """Return how the name of the case's file of a modality ends: '-t1c.nii.gz', or '_t1ce.nii.gz' where '_'
+    stands before the modality in its other files."""
+    paths = [path for name, path in case.files.items() if name in MODALITIES]
+    is_new = case.is_in_one_file or any(path.name.startswith(f"{case.name}-") for path in paths)
+    return f"-{kind}.nii.gz" if is_new else f"_{_BEFORE_2023[kind]}.nii.gz"
 
 
 # ---- finding -------------------------------------------------------------------------------------------
@@ -112,10 +123,15 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
     cases: dict[tuple[Path, str], Case] = {}
     problems = []
     for path in sorted(root.rglob("*.nii*")):
-        match = _NEW.fullmatch(path.name) or _OLD.fullmatch(path.name)
+        matches = ((kind, pattern.fullmatch(path.name)) for kind, pattern in _NAMES.items())
+        # BIDS' name of T1 with contrast ends as that without it, and leaves the shorter name of the case.
+        kind, match = min(
+            ((kind, match) for kind, match in matches if match is not None),
+            key=lambda pair: len(pair[1]["case"]),
+            default=("", None),
+        )
         if match is None or path.name.startswith("."):
             continue
-        kind = _OLD_NAMES.get(match["kind"], match["kind"])
         case = cases.setdefault((path.parent, match["case"]), Case(match["case"], path.parent))
         if kind in case.files:
             problems.append(

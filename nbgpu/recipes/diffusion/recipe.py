@@ -25,7 +25,7 @@ from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
-from nbgpu.recipes import data_uri
+from nbgpu.recipes import data_uri, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.cubes import Cube
@@ -254,7 +254,7 @@ class Diffusion:
         table = {name: mean_over_cases(of_cases) for name, of_cases in rows.items()}
         note = (
             f"On {len(held_out)} held-out cases, over the brain, {config.target} in {len(self.sampler.times)} steps "
-            f"{_beside_the_best(table)}. Values go from -1 to 1, and PSNR and SSIM are for that range; spectrum_db "
+            f"{_beside_the_best(table, rows)}. Values go from -1 to 1, and PSNR and SSIM are for that range; spectrum_db "
             "is how far its frequencies are from the true ones, so that less is better."
             + parts.in_words(config)
         )
@@ -324,8 +324,17 @@ class Diffusion:
         }
 
 
-def _beside_the_best(table: dict[str, dict[str, float]]) -> str:
-    """Say of each measure of the brain how the samples differ from the best baseline."""
+def _beside_the_best(
+    table: Mapping[str, Mapping[str, float]], rows: Mapping[str, Sequence[Mapping[str, float]]]
+) -> str:
+    """Say of each measure of the brain how the samples differ from the best baseline.
+
+    Args:
+        table: the means over the cases, by method and measure.
+        rows: the measures of each case, by method.
+    """
+    if sentence := verdict.too_few(len(rows["diffusion"]), "cases"):
+        return f"has the values of the table. {sentence}"
     parts = []
     for name, measure, best_of, digits in (
         ("PSNR", "psnr_db", max, 1),
@@ -334,11 +343,17 @@ def _beside_the_best(table: dict[str, dict[str, float]]) -> str:
     ):
         baselines = {of: row[measure] for of, row in table.items() if of != "diffusion"}
         best = best_of(baselines, key=lambda of: baselines[of])
+        pairs = zip(rows["diffusion"], rows[best], strict=True)
+        low, high = verdict.mean_interval([one[measure] - other[measure] for one, other in pairs])
         difference = table["diffusion"][measure] - baselines[best]
         is_better = difference < 0 if best_of is min else difference > 0
+        kind = "not decided" if low <= 0 <= high else "better" if is_better else "worse"
+        unit = " dB" if measure.rpartition("_")[2] == "db" else ""
         parts.append(
-            f"{abs(difference):.{digits}f}{' dB' if measure.rpartition('_')[2] == 'db' else ''} "
-            f"{'better' if is_better else 'worse'} in {name} than '{best}'"
+            f"{abs(difference):.{digits}f}{unit} {kind} in {name} than '{best}' "
+            f"(95 % interval {low:+.{digits}f} to {high:+.{digits}f})"
+            if kind != "not decided"
+            else f"not to be told in {name} from '{best}' (95 % interval {low:+.{digits}f} to {high:+.{digits}f}{unit})"
         )
     return f"is {', '.join(parts[:-1])} and {parts[-1]}"
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbgpu.errors import DataError
 from nbgpu.recipes.lithography.rasterise import Polygon, is_manhattan
 
+if TYPE_CHECKING:
+    import gdstk
+
 GLP = ".glp"
 SUFFIXES = (GLP, ".gds", ".gds2", ".oas")
 _MAX_SHOWN = 5
 
 
-def read_layout(path: Path, layer: str = "") -> list[Polygon]:
+def read_layout(path: Path, layer: str = "", cell: str = "") -> list[Polygon]:
     """Return the polygons of one layer of a layout, in nm, with cell references and arrays expanded.
 
     Args:
         path: a .glp file of the ICCAD 2013 contest, or a GDSII or OASIS file, which gdstk reads.
         layer: the layer: such as 'M1' for a .glp file, '17' or '17/0' (layer, or layer and datatype) for the
             other formats. Empty selects the only layer.
+        cell: the cell of a GDSII or OASIS file. Empty selects the only top cell.
 
     Raises:
         DataError: everything that is wrong with the file; if a layer has to be named, the message lists the
             layers in the file.
     """
-    by_layer = _read_glp(path) if path.suffix.lower() == GLP else _read_gds(path)
+    by_layer = _read_glp(path, cell) if path.suffix.lower() == GLP else _read_gds(path, cell)
     if not by_layer:
         raise DataError(f"{path}: has no polygon")
     if "/" in layer or path.suffix.lower() == GLP:
@@ -48,12 +55,14 @@ def read_layout(path: Path, layer: str = "") -> list[Polygon]:
     return polygons
 
 
-def _read_glp(path: Path) -> dict[str, list[Polygon]]:
+def _read_glp(path: Path, cell: str) -> dict[str, list[Polygon]]:
     """Return the polygons of each layer of a .glp file.
 
     Its lines are RECT N layer x y width height, and PGON N layer x y x y ...; coordinates are in nm, as EQUIV
     1 1000 MICRON states.
     """
+    if cell:
+        raise DataError(f"{path}: has no cells to choose from, and cell is {cell!r}. Leave it out")
     by_layer: dict[str, list[Polygon]] = {}
     problems = []
     try:
@@ -90,7 +99,7 @@ def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
     return np.array(numbers).reshape(-1, 2)
 
 
-def _read_gds(path: Path) -> dict[str, list[Polygon]]:
+def _read_gds(path: Path, cell: str) -> dict[str, list[Polygon]]:
     try:
         import gdstk
     except ModuleNotFoundError:
@@ -101,19 +110,61 @@ def _read_gds(path: Path) -> dict[str, list[Polygon]]:
     try:
         # Lengths come out in nm, whatever unit the file uses. They remain multiples of the file's database
         # unit.
-        library = (
-            gdstk.read_oas(path, unit=1e-9)
-            if path.suffix.lower() == ".oas"
-            else gdstk.read_gds(path, unit=1e-9)
-        )
+        read = gdstk.read_oas if path.suffix.lower() == ".oas" else gdstk.read_gds
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns about, missing cells, is an error below
+            library = read(path, unit=1e-9)
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as GDSII or OASIS: {error}") from None
     by_layer: dict[str, list[Polygon]] = {}
-    for cell in library.top_level():
-        assert isinstance(cell, gdstk.Cell), "raw cells come from read_rawcells alone"
-        for polygon in cell.get_polygons():
-            name = f"{polygon.layer}/{polygon.datatype}"
-            # Round to a thousandth of a nm: the residue of rotations and of floating-point units would make
-            # slanted edges.
-            by_layer.setdefault(name, []).append(np.round(polygon.points, 3))
+    for polygon in _chosen_cell(path, library, cell).get_polygons():
+        name = f"{polygon.layer}/{polygon.datatype}"
+        # Round to a thousandth of a nm: the residue of rotations and of floating-point units would make
+        # slanted edges.
+        by_layer.setdefault(name, []).append(np.round(polygon.points, 3))
     return by_layer
+
+
+def _chosen_cell(path: Path, library: gdstk.Library, name: str) -> gdstk.Cell:
+    """Return the cell of this name, or the only top cell.
+
+    Raises:
+        DataError: there is no such cell; several top cells, which would lie over one another; or a cell that
+            it refers to is missing.
+    """
+    import gdstk
+
+    top = [cell for cell in library.top_level() if isinstance(cell, gdstk.Cell)]
+    cells = [cell for cell in library.cells if isinstance(cell, gdstk.Cell)]
+    chosen = [cell for cell in cells if cell.name == name] if name else top
+    top_names = _shown([cell.name for cell in top])
+    if not chosen:
+        raise DataError(
+            f"{path}: has no cell {name!r}. Top cells: {top_names}" if name else f"{path}: has no polygon"
+        )
+    if len(chosen) > 1:
+        raise DataError(
+            f"{path}: has {len(chosen)} top cells, each a layout of its own. Name one with cell=: {top_names}"
+        )
+    # gdstk leaves the name of a cell that the file lacks in its place.
+    below = [*chosen, *chosen[0].dependencies(recursive=True)]
+    missing = sorted(
+        {
+            r.cell
+            for one in below
+            if isinstance(one, gdstk.Cell)
+            for r in one.references
+            if isinstance(r.cell, str)
+        }
+    )
+    if missing:
+        raise DataError(
+            f"{path}: refers to cells that it lacks: {_shown(missing)}. Export it again with all that it refers to, or name a "
+            "cell that is whole with cell="
+        )
+    return chosen[0]
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more

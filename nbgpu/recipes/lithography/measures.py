@@ -58,7 +58,7 @@ class Measures:
         `edge_nm` leaves out. `cd_nm` is the mean difference of the widths along the middle row, and
         `cds_lost` counts the true widths in rows in which both print a different number of stretches.
         `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than
-        15 nm from the design, or no edge; `pv_band_nm2` is the mean area per mask that prints with one of
+        15 nm from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of
         the doses 0.98 and 1.02 and not with the other.
         """
         difference = self.inner(found - true)
@@ -74,7 +74,7 @@ class Measures:
             "edge_nm": _mean(edges[~np.isnan(edges).any(axis=1)] @ [1.0, -1.0]),
             "edges_lost": int((np.isnan(edges).sum(axis=1) == 1).sum()),
             "epe_violations": violations,
-            "pv_band_nm2": round(float(np.mean([self._band_nm2(image) for image in latent]))),
+            "dose_band_nm2": round(float(np.mean([self._band_nm2(image) for image in latent]))),
         }
 
     def num_sites(self, designs: Tensor) -> tuple[int, int]:

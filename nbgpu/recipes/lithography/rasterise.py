@@ -49,6 +49,10 @@ def _of_rectangles(
     The plane is divided at the x and y of all corners. Each cell of that grid is covered completely or not at
     all (winding number 0), so a pixel's share is the sum of its overlaps with the covered cells.
     """
+    # What lies outside is moved to the border, which changes no pixel and keeps the grid small.
+    low = np.asarray(origin_nm)
+    high = low + np.array([shape[1], shape[0]]) * pixel_nm
+    polygons = [polygon.clip(low, high) for polygon in polygons]
     corners = np.concatenate(polygons)
     xs, ys = np.unique(corners[:, 0]), np.unique(corners[:, 1])
     # A vertical edge adds its direction to the winding number of everything to its right, between its two

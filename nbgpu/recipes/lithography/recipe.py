@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from monai.transforms import Compose
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.errors import DataError
+from nbgpu.recipes import verdict
 from nbgpu.recipes.lithography import prediction
 from nbgpu.recipes.lithography.baselines import (
     COMPACT_RESIST,
@@ -266,7 +268,10 @@ class Lithography:
             mine = self.measures.printed(output)
             table[name]["printed_iou"] = round(float(iou(mine, torch.stack(prints)).mean()), 4)
         other = COMPACT_RESIST if COMPACT_RESIST in table else "mask blurred and squared"
-        note = f"On {len(mask)} held-out masks the network has {_times(table['network'], table[other])} "
+        errors = [_squared_errors(self.measures.inner(outputs[name] - true)) for name in ("network", other)]
+        few = verdict.too_few(len(mask), "masks")
+        compares = f"is compared with, in the table ({few})," if few else f"has {_times(*errors)}"
+        note = f"On {len(mask)} held-out masks the network {compares} "
         if other == COMPACT_RESIST:
             note += (
                 f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
@@ -358,7 +363,7 @@ class Lithography:
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "
             f"edges of the designs, epe_violations of {num_sites} sites (more than 15 nm off, as in the ICCAD 2013 contest), "
-            "pv_band_nm2 the area per mask between doses of 0.98 and 1.02, in nm^2."
+            "dose_band_nm2 the area per mask between doses of 0.98 and 1.02, in nm^2."
         )
 
     def _pictures(self, mask: Tensor, true: Tensor, found: Tensor, design: Tensor) -> dict[str, str]:
@@ -392,14 +397,21 @@ class Lithography:
         }
 
 
-def _times(network: Mapping[str, float], other: Mapping[str, float]) -> str:
-    """Return how the network's squared error compares with another one's, to be followed by its name."""
-    times = other["mse"] / max(network["mse"], 1e-12)
-    return (
-        f"{times:.1f} times less squared error than"
-        if times > 1
-        else f"{1 / times:.1f} times the squared error of"
-    )
+def _squared_errors(difference: Tensor) -> np.ndarray:
+    """Return the mean squared error of each mask, (N,), of differences (N, 1, H, W)."""
+    return np.asarray(difference.square().flatten(1).mean(dim=1).double())
+
+
+def _times(network: np.ndarray, other: np.ndarray) -> str:
+    """Return how the network's squared errors, one for each mask, compare with another one's, to be followed
+    by its name."""
+    times = float(other.mean() / max(network.mean(), 1e-12))
+    low, high = verdict.ratio_interval(other, network)
+    if low <= 1 <= high:
+        return f"a squared error that cannot be told ({1 / high:.2g} to {1 / low:.2g} times) from that of"
+    if times > 1:
+        return f"{times:.1f} times (95 % interval {low:.1f} to {high:.1f}) less squared error than"
+    return f"{1 / times:.1f} times (95 % interval {1 / high:.1f} to {1 / low:.1f}) the squared error of"
 
 
 def _item(pair: Pair) -> Item:

@@ -172,7 +172,9 @@ def pairs_of(config: LithographyConfig) -> list[Pair]:
     if missing:
         raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
     if drawn := _drawn(config):
-        return tiles_of_all(drawn, config.layer, config.size, config.pixel, margin_of(config))
+        return tiles_of_all(
+            drawn, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
+        )
     if len(paths) == 1 and paths[0].is_dir():
         return find_lithobench(paths[0], config.size, config.pixel)
     if len(paths) == 1 and paths[0].suffix.lower() == ".npz":

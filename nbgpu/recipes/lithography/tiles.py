@@ -11,49 +11,95 @@ import torch
 from torch import Tensor
 
 from nbgpu.errors import DataError
+from nbgpu.machine import host_memory
 from nbgpu.recipes.lithography.layouts import read_layout
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.rasterise import rasterised
+from nbgpu.text import sizes
 
 _NUM_REGIONS = 20
 
 
-def tiles(path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0) -> list[Pair]:
+def tiles(
+    path: Path, layer: str, size: int, pixel_nm: float, margin: int = 0, *, cell: str = ""
+) -> list[Pair]:
     """Return the masks of a layout: its bounding box is centred on whole tiles of size x size pixels, and
     empty tiles are left out.
 
     The simulation continues a mask periodically. With a margin, each mask has beside its tile that many
     pixels of the layout on every side, so that what lies beyond the tile's edges has its part in the image.
+    Each tile is rasterised by itself, so that memory grows with the tiles that hold something and not with
+    the area between them.
 
     Raises:
-        DataError: see `read_layout`.
+        DataError: see `read_layout`; or the masks would take more than half of the host's free memory.
     """
-    polygons = read_layout(path, layer)
-    corners = np.concatenate(polygons)
-    low, high = corners.min(axis=0), corners.max(axis=0)
+    polygons = read_layout(path, layer, cell)
+    lows = np.array([polygon.min(axis=0) for polygon in polygons])
+    highs = np.array([polygon.max(axis=0) for polygon in polygons])
+    low, high = lows.min(axis=0), highs.max(axis=0)
     edge_nm = size * pixel_nm
     columns, rows = (max(1, math.ceil((b - a) / edge_nm)) for a, b in zip(low, high, strict=True))
-    begin = (low + high - np.array([columns, rows]) * edge_nm) / 2 - margin * pixel_nm
-    shape = (rows * size + 2 * margin, columns * size + 2 * margin)
-    whole = torch.from_numpy(rasterised(polygons, (float(begin[0]), float(begin[1])), shape, pixel_nm))
-    cut = whole.unfold(0, size + 2 * margin, size).unfold(1, size + 2 * margin, size)
+    begin = (low + high - np.array([columns, rows]) * edge_nm) / 2
+    field = size + 2 * margin
+    most = host_memory.free_bytes() // 2 // (4 * field * field)
+    touched = _tiles_touched((lows - begin) / edge_nm, (highs - begin) / edge_nm, (columns, rows), most)
+    if touched is None:
+        width, height = (high - low) / 1000
+        raise DataError(
+            f"{path}: covers {width:.4g} x {height:.4g} um; as masks of {field} x {field} pixels of {pixel_nm:g} nm, with "
+            f"margins, it takes more than half of the {sizes.in_words(host_memory.free_bytes())} of memory that are free. "
+            "Name a smaller cell, or take a larger pixel_nm"
+        )
+    reach = margin / size
+    around = _tiles_touched(
+        (lows - begin) / edge_nm - reach, (highs - begin) / edge_nm + reach, (columns, rows), None
+    )
+    assert around is not None
     # Some twenty regions, so that a fifth of them can be held out; a small layout has smaller ones.
     edge = max(1, math.isqrt(rows * columns // _NUM_REGIONS))
-    return [
-        Pair(
-            f"{path} row {row} column {column}",
-            cut[row, column][None].clone(),
-            layout=path,
-            origin_nm=(
-                float(begin[0]) + (column * size + margin) * pixel_nm,
-                float(begin[1]) + (row * size + margin) * pixel_nm,
-            ),
-            region=f"{path} rows from {row // edge * edge}, columns from {column // edge * edge}",
+    pairs = []
+    for row, column in sorted(touched):
+        x, y = begin + np.array([column, row]) * edge_nm
+        corner = (float(x) - margin * pixel_nm, float(y) - margin * pixel_nm)
+        near = [polygons[number] for number in around[row, column]]
+        mask = torch.from_numpy(rasterised(near, corner, (field, field), pixel_nm))[None]
+        if not bool(without_margin(mask, margin).any()):
+            continue
+        pairs.append(
+            Pair(
+                f"{path} row {row} column {column}",
+                mask,
+                layout=path,
+                origin_nm=(float(x), float(y)),
+                region=f"{path} rows from {row // edge * edge}, columns from {column // edge * edge}",
+            )
         )
-        for row in range(rows)
-        for column in range(columns)
-        if bool(without_margin(cut[row, column], margin).any())
-    ]
+    return pairs
+
+
+def _tiles_touched(
+    lows: np.ndarray, highs: np.ndarray, num_tiles: tuple[int, int], most: int | None
+) -> dict[tuple[int, int], list[int]] | None:
+    """Return the numbers of the polygons whose bounding box touches a tile, by (row, column).
+
+    Args:
+        lows, highs: the corners of the bounding boxes, (N, 2): x, y, in tiles from the first tile's corner.
+        num_tiles: the columns and rows of the layout.
+        most: None is returned when more tiles than this are touched; None for no limit.
+    """
+    firsts = np.floor(lows).astype(int).clip(min=0)
+    ends = np.minimum(np.floor(highs).astype(int) + 1, num_tiles)
+    touched: dict[tuple[int, int], list[int]] = {}
+    for number, ((left, bottom), (right, top)) in enumerate(zip(firsts, ends, strict=True)):
+        if most is not None and int(right - left) * int(top - bottom) > most:
+            return None
+        for row in range(bottom, top):
+            for column in range(left, right):
+                touched.setdefault((row, column), []).append(number)
+        if most is not None and len(touched) > most:
+            return None
+    return touched
 
 
 def without_margin(field: Tensor, margin: int) -> Tensor:
@@ -79,7 +125,9 @@ def distinct(pairs: Sequence[Pair], margin: int = 0) -> list[Pair]:
     return kept
 
 
-def tiles_of_all(paths: list[Path], layer: str, size: int, pixel_nm: float, margin: int = 0) -> list[Pair]:
+def tiles_of_all(
+    paths: list[Path], layer: str, size: int, pixel_nm: float, margin: int = 0, *, cell: str = ""
+) -> list[Pair]:
     """Return the masks of several layouts.
 
     Raises:
@@ -89,7 +137,7 @@ def tiles_of_all(paths: list[Path], layer: str, size: int, pixel_nm: float, marg
     problems: list[str] = []
     for path in paths:
         try:
-            found += tiles(path, layer, size, pixel_nm, margin)
+            found += tiles(path, layer, size, pixel_nm, margin, cell=cell)
         except DataError as error:
             problems.append(str(error))
     if problems:

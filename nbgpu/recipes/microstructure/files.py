@@ -1,4 +1,4 @@
-"""Reads microstructures from .npy files, and writes them as VTK files."""
+"""Checks microstructures of files and makes fields of them, and writes fields as VTK files."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.measure import Measure
+from nbgpu.recipes.microstructure.micrographs import PICTURE_SUFFIXES, READ_ERRORS, read_micrograph
 
 _MIN_GRAM_LIMIT = 16
-_MAGIC = b"\x93NUMPY"
-_MAGIC_OF_ARCHIVE = b"PK"
 
 
 def paths_in(data: str) -> list[Path]:
@@ -25,12 +24,14 @@ def paths_in(data: str) -> list[Path]:
     return [Path(name.strip()).expanduser() for name in data.split(",")]
 
 
-def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: bool) -> list[Tensor]:
+def load_fields(
+    data: str, names: Sequence[str], measure: Measure, multiphase: bool, threshold: float | None
+) -> tuple[list[Tensor], list[str]]:
     """Load the field of one file, or those of three pictures perpendicular to the three directions.
 
-    A file holds phases 0 to n - 1 as integers, or the share of the second phase as floats from 0 to 1. If the
-    OrientationDescriptor is measured, the last axis has length 3 and holds rotation vectors in radians, as
-    floats.
+    A file holds phases 0 to n - 1 as integers, the share of the second phase as floats from 0 to 1, or grey
+    values, see `read_micrograph`. If the OrientationDescriptor is measured, the last axis has length 3 and
+    holds rotation vectors in radians, as floats.
 
     Args:
         data: see `paths_in`.
@@ -38,9 +39,10 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
         measure: the parameters of the descriptors.
         multiphase: whether a field has one channel for each phase; otherwise it has one, for the second of
             two phases.
+        threshold: the grey value above which a pixel belongs to the second phase; None for Otsu's.
 
     Returns:
-        Fields (P, H, W) or (P, D, H, W) in float64.
+        Fields (P, H, W) or (P, D, H, W) in float64, and a sentence for each file of grey values.
 
     Raises:
         DataError: lists every problem of all the files, one per line.
@@ -48,6 +50,7 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
     paths = paths_in(data)
     problems: list[str] = []
     fields: list[Tensor] = []
+    notes: list[str] = []
     if len(paths) not in (1, 3):
         problems.append(
             f"data={data!r} names {len(paths)} files; it takes one, or three pictures, one for each direction"
@@ -55,10 +58,16 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
     oriented = any(DESCRIPTORS[name].of == "orientations" for name in names)
     for path in paths:
         try:
-            values = _read(path)
-        except (OSError, ValueError, EOFError) as error:
-            problems.append(f"{path}: cannot be read as a .npy file of numbers: {error}")
+            micrograph = read_micrograph(path, threshold, oriented)
+        except DataError as error:
+            problems.append(str(error))
             continue
+        except READ_ERRORS as error:
+            kind = "picture" if path.suffix.lower() in PICTURE_SUFFIXES else ".npy file of numbers"
+            problems.append(f"{path}: cannot be read as a {kind}: {error}")
+            continue
+        values = micrograph.values
+        notes += [micrograph.note] if micrograph.note else []
         found = list(_problems(values, names, measure, multiphase, oriented))
         problems += [f"{path}: {problem}" for problem in found]
         if not found:
@@ -71,21 +80,7 @@ def load_fields(data: str, names: Sequence[str], measure: Measure, multiphase: b
         )
     if problems:
         raise DataError("\n".join(problems))
-    return fields
-
-
-def _read(path: Path) -> np.ndarray:
-    """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
-    with path.open("rb") as file:
-        begun = file.read(len(_MAGIC))
-    # NumPy takes any other file for a pickle, and its message says how to load one.
-    if begun != _MAGIC and not begun.startswith(_MAGIC_OF_ARCHIVE):
-        raise ValueError("it does not begin as one")
-    values = np.load(path, allow_pickle=False)
-    if not isinstance(values, np.ndarray):
-        values.close()
-        raise ValueError("it is an .npz archive; save the array alone with np.save")
-    return values
+    return fields, notes
 
 
 def _problems(
@@ -121,12 +116,7 @@ def _problems(
 def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
-        scaled = (
-            ". It looks like a picture with grey values to 255: divide by 255"
-            if 1 < high <= 255 and low >= 0
-            else ""
-        )
-        yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1{scaled}"
+        yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1, or grey values"
     elif multiphase and not np.isin(values, (0.0, 1.0)).all():
         yield "holds shares of one phase, and multiphase=True takes phases as integers"
 
@@ -135,8 +125,6 @@ def _problems_of_phases(values: np.ndarray, names: Sequence[str], multiphase: bo
     present = np.unique(values)
     if present[0] < 0:
         yield f"holds negative phases: {present[0]}"
-    elif len(present) == 2 and present[1] == 255:
-        yield "holds 0 and 255; phases count from 0 in steps of 1: divide by 255"
     elif missing := sorted(set(range(int(present[-1]) + 1)) - set(present.tolist()))[:5]:
         kind = f"{len(present)} values to {present[-1]}"
         yield f"holds {kind}, and phases must be 0 to n - 1 without gaps; missing: {', '.join(map(str, missing))}"

@@ -84,7 +84,7 @@ def _checked(config: MicrostructureConfig, only_measured: Sequence[str]) -> int:
     if holds_descriptors(config.data):
         return load_target(config, only_measured).num_phases
     measure, names = measure_of(config), [*config.descriptor_types, *only_measured, S2]
-    fields = load_fields(config.data, names, measure, config.multiphase)
+    fields, _ = load_fields(config.data, names, measure, config.multiphase, config.threshold)
     # A file of weights is read when a descriptor uses it for the first time.
     blank = torch.zeros(1, len(fields[0]), *(2 * measure.limit_to,) * 2, dtype=torch.float64)
     for descriptor in (DESCRIPTORS[name] for name in names if "GramMatrices" in name):

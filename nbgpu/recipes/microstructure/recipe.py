@@ -70,7 +70,9 @@ class Microstructure(Problem):
         if config.multigrid_reconstruction:
             self._num_grids = num_grids(self._target.shape, config.limit_to, self._target.levels)
         if config.initial:
-            (self._initial,) = load_fields(config.initial, [], self._target.measure, config.multiphase)
+            (self._initial,), _ = load_fields(
+                config.initial, [], self._target.measure, config.multiphase, config.threshold
+            )
             wanted = (self._target.num_phases, *self._target.shape)
             if tuple(self._initial.shape) != wanted:
                 found = f"{len(self._initial)} phases and {tuple(self._initial.shape[1:])} {_pixels(self._initial.shape[1:])}"

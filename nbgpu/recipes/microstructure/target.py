@@ -149,10 +149,8 @@ def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Targe
             f"a generated picture of {_words(sizes)}, phases {', '.join(f'{f:g}' for f in fractions)} of it"
         )
     else:
-        fields = load_fields(config.data, names, measure, config.multiphase)
-        origin = (
-            " and ".join(f"{_words(field.shape[1:])} pixels" for field in fields[:1]) + f" from {config.data}"
-        )
+        fields, notes = load_fields(config.data, names, measure, config.multiphase, config.threshold)
+        origin = "; ".join([f"{_words(fields[0].shape[1:])} pixels from {config.data}", *notes])
     descriptors = _described(config, fields, names, measure)
     return Target(
         descriptors,

@@ -3,20 +3,26 @@ torch."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbgpu.config.recipes.survival import Role
 from nbgpu.errors import DataError
+from nbgpu.planning.csv_rows import CsvRows, read_csv
 
 IMAGE_COLUMNS = ("nifti path", "image", "path", "file", "filename", "filepath", "nifti", "volume")
 """Headings of the column with the volumes' files, in any case; the first heading present counts."""
-TIME, EVENT = "time", "event"
 PATIENT_COLUMNS = ("patient", "patient_id", "id", "mrn")
 """Headings of the column that identifies the patient, in any case. Without such a column each file is a
 patient."""
+_HEADINGS: Mapping[Role, tuple[str, ...]] = {
+    "image": IMAGE_COLUMNS,
+    "time": ("time",),
+    "event": ("event",),
+    "patient": PATIENT_COLUMNS,
+}
 
 _EVENTS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _WORDS = {
@@ -61,6 +67,7 @@ def read_table(
     features: Sequence[str],
     image_problem: Callable[[Path], str | None],
     check_time_unit: bool = True,
+    columns: Mapping[Role, str] | None = None,
 ) -> Table:
     """Read the rows of a cohort's CSV file.
 
@@ -71,20 +78,16 @@ def read_table(
         features: headings of columns with numbers that go to the network beside the volume.
         image_problem: a function that returns what is wrong with a volume's file, or None.
         check_time_unit: whether to reject times with a gap as if some were in days and some in years.
+        columns: the headings of columns that have other names.
 
     Raises:
         DataError: lists every problem, one line for each bad row.
     """
-    headings, lines = _lines(path)
-    columns = {heading.strip().lower(): heading for heading in headings}
-    if missing := list(_missing(columns, fold, features)):
-        raise DataError(
-            f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(headings) or '(none)'}"
-        )
-    reading = _Reading(path, columns, fold, features, image_problem)
+    table = _read(path)
+    reading = _Reading(path, table, fold, features, image_problem, columns or {})
     found: list[tuple[int, PatientRow, str, str]] = []
     problems: list[str] = []
-    for number, line in lines:
+    for number, line in table.rows:
         wrong = list(reading.problems(line))
         problems += [f"{path}: line {number}: {problem}" for problem in wrong]
         if not wrong:
@@ -92,7 +95,7 @@ def read_table(
     problems += [f"{path}: {problem}" for problem in _problems_of_all(found, fold)]
     if check_time_unit:
         problems += [f"{path}: {problem}" for problem in _problems_of_unit(found)]
-    if not lines:
+    if not table.rows:
         problems.append(f"{path}: has no rows")
     if problems:
         raise DataError("\n".join(problems))
@@ -116,7 +119,10 @@ class NewPatient:
 
 
 def read_new(
-    path: Path, features: Sequence[str], image_problem: Callable[[Path], str | None]
+    path: Path,
+    features: Sequence[str],
+    image_problem: Callable[[Path], str | None],
+    columns: Mapping[Role, str] | None = None,
 ) -> tuple[list[NewPatient], list[str]]:
     """Read a table of patients whose outcomes need not be known.
 
@@ -125,6 +131,7 @@ def read_new(
             and 'event' or neither.
         features: headings of columns with numbers that go to the network beside the volume.
         image_problem: a function that returns what is wrong with a volume's file, or None.
+        columns: the headings of columns that have other names.
 
     Returns:
         The good rows, and a line for each bad one.
@@ -132,16 +139,12 @@ def read_new(
     Raises:
         DataError: the file cannot be read, or has not the columns.
     """
-    headings, lines = _lines(path)
-    columns = {heading.strip().lower(): heading for heading in headings}
-    has_outcomes = TIME in columns or EVENT in columns
-    if missing := list(_missing(columns, "", features, has_outcomes)):
-        raise DataError(
-            f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(headings) or '(none)'}"
-        )
-    reading = _Reading(path, columns, "", features, image_problem, has_outcomes)
+    table = _read(path)
+    names = _names(columns or {})
+    has_outcomes = table.heading(*names["time"], *names["event"]) is not None
+    reading = _Reading(path, table, "", features, image_problem, columns or {}, has_outcomes)
     found, problems = [], []
-    for number, line in lines:
+    for number, line in table.rows:
         if wrong := list(reading.problems(line)):
             problems += [f"{path}: line {number}: {problem}" for problem in wrong]
         else:
@@ -149,34 +152,17 @@ def read_new(
     return found, problems
 
 
-def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Return (the headings, (line number in the file, values by heading) of each line that is not empty)."""
+def _read(path: Path) -> CsvRows:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
-    if path.suffix.lower() != ".csv":
+    if path.suffix.lower() not in (".csv", ".tsv"):
         raise DataError(f"{path}: is not a .csv file. data takes 'generated' or a .csv file")
-    try:
-        # utf-8-sig: spreadsheets write a byte-order mark, which would become part of the first heading.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file, restval="")
-            headings = list(rows.fieldnames or [])
-            lines = []
-            for row in rows:
-                values = {name: value.strip() for name, value in row.items() if name is not None}
-                if any(values.values()):
-                    lines.append((rows.line_num, values))
-            return headings, lines
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read as CSV: {error}") from None
+    return read_csv(path)
 
 
-def _missing(
-    columns: Mapping[str, str], fold: str, features: Sequence[str], with_outcomes: bool = True
-) -> Iterator[str]:
-    if not any(name in columns for name in IMAGE_COLUMNS):
-        yield f"with the volumes ({' or '.join(map(repr, IMAGE_COLUMNS))})"
-    yield from (repr(name) for name in (TIME, EVENT) if with_outcomes and name not in columns)
-    yield from (repr(name) for name in (fold, *features) if name and name.strip().lower() not in columns)
+def _names(columns: Mapping[Role, str]) -> dict[Role, tuple[str, ...]]:
+    """Return the headings that a column with each role may have."""
+    return {**_HEADINGS, **{role: (heading,) for role, heading in columns.items()}}
 
 
 class _Reading:
@@ -185,19 +171,34 @@ class _Reading:
     def __init__(
         self,
         path: Path,
-        columns: Mapping[str, str],
+        table: CsvRows,
         fold: str,
         features: Sequence[str],
         image_problem: Callable[[Path], str | None],
+        columns: Mapping[Role, str],
         with_outcomes: bool = True,
     ) -> None:
         self._image_problem = image_problem
         self._folder = path.parent
-        self._image = next(columns[name] for name in IMAGE_COLUMNS if name in columns)
-        self._outcome = (columns[TIME], columns[EVENT]) if with_outcomes else None
-        self._fold = columns[fold.strip().lower()] if fold else None
-        self._features = [columns[name.strip().lower()] for name in features]
-        self._patient = next((columns[name] for name in PATIENT_COLUMNS if name in columns), self._image)
+        self._number = table.number
+        names = _names(columns)
+        roles: list[Role] = ["image", *(("time", "event") if with_outcomes else ()), *columns]
+        asked = [
+            *(names[role] for role in dict.fromkeys(roles)),
+            *((name,) for name in (fold, *features) if name),
+        ]
+        missing = [" or ".join(map(repr, of_one)) for of_one in asked if table.heading(*of_one) is None]
+        if missing:
+            raise DataError(
+                f"{path}: has no column {', '.join(missing)}. Its headings are: {', '.join(table.headings) or '(none)'}. "
+                "Where columns have other names, say so: columns=('time=OS_days', 'image=ct_path')"
+            )
+        headings = {role: table.heading(*of_role) or "" for role, of_role in names.items()}
+        self._image = headings["image"]
+        self._outcome = (headings["time"], headings["event"]) if with_outcomes else None
+        self._fold = table.heading(fold) if fold else None
+        self._features = [table.heading(name) or "" for name in features]
+        self._patient = headings["patient"] or self._image
 
     def problems(self, line: Mapping[str, str]) -> Iterator[str]:
         """Yield the problems of a line."""
@@ -210,14 +211,14 @@ class _Reading:
         if self._fold is not None and not self.part(line):
             yield f"{self._fold} is {line[self._fold]!r}, and must be 'train', 'val' or 'test'"
         for name in self._features:
-            value = _number(line[name])
+            value = self._number(line[name])
             if value is None or not math.isfinite(value):
                 yield f"{name} is {line[name]!r}, not a number"
 
     def _outcome_problems(
         self, line: Mapping[str, str], time_heading: str, event_heading: str
     ) -> Iterator[str]:
-        time = _number(line[time_heading])
+        time = self._number(line[time_heading])
         if time is None or not math.isfinite(time):
             yield f"{time_heading} is {line[time_heading]!r}, not a number"
         elif time <= 0:
@@ -234,11 +235,11 @@ class _Reading:
 
     def new(self, line: Mapping[str, str]) -> NewPatient:
         """Parse a line without problems, which may lack the outcome."""
-        features = tuple(float(line[name]) for name in self._features)
+        features = tuple(self._valid_number(line[name]) for name in self._features)
         if self._outcome is None:
             return NewPatient(self._path(line), features, None, None)
         time, event = (line[heading] for heading in self._outcome)
-        return NewPatient(self._path(line), features, float(time), _EVENTS[event.lower()])
+        return NewPatient(self._path(line), features, self._valid_number(time), _EVENTS[event.lower()])
 
     def part(self, line: Mapping[str, str]) -> str:
         """Return 'training', 'validation' or 'test', or an empty string if the line does not say."""
@@ -247,15 +248,13 @@ class _Reading:
     def patient(self, line: Mapping[str, str]) -> str:
         return line[self._patient]
 
+    def _valid_number(self, text: str) -> float:
+        number = self._number(text)
+        assert number is not None
+        return number
+
     def _path(self, line: Mapping[str, str]) -> Path:
         return self._folder / Path(line[self._image]).expanduser()
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: str) -> Iterator[str]:

@@ -79,6 +79,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
         config.features,
         partial(header_problem, spacing_mm=config.spacing_mm),
         config.check_time_unit,
+        config.headings,
     )
     listed: list[Item] = [
         {"name": str(row.image), "row": row, "patient": patient, "part": part}

@@ -29,7 +29,10 @@ def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[
     if data == "generated":
         return _generated(config.num_patients, config.split_seed), []
     rows, problems = read_new(
-        Path(data).expanduser(), config.features, partial(header_problem, spacing_mm=config.spacing_mm)
+        Path(data).expanduser(),
+        config.features,
+        partial(header_problem, spacing_mm=config.spacing_mm),
+        config.headings,
     )
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     standardised = scale.standardised(values)

@@ -28,6 +28,7 @@ from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
+from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
 from nbgpu.recipes.survival.cox import cox_loss, gathered
@@ -50,6 +51,7 @@ _FAR = 3.0
 """The largest distance from the mean that a feature computed by hand counts with, in standard deviations."""
 _NUM_PICTURES = 6
 _DENSE = [NAMES.index("dense voxels")]
+_MOST_WEIGHTS_FOR_A_PATIENT = 100_000
 _DENSE_HU = 200
 """A lesion or a calcification is denser than its surroundings by about so many Hounsfield units."""
 _NUM_TIMES = 25
@@ -100,7 +102,23 @@ class Survival:
         if config.spacing and rank == 0:
             words = cut_in_words(self._patients.items, config)
             loaders = replace(loaders, summary=(*loaders.summary, words))
+        if rank == 0 and (warning := self._too_many_weights()):
+            loaders = replace(loaders, warnings=(*loaders.warnings, warning))
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
+
+    def _too_many_weights(self) -> str:
+        """Return what a network that can learn its patients by heart is warned of; else an empty string."""
+        if self.config.pretrained or self.config.data == "generated":
+            return ""
+        with torch.device("meta"):
+            num_weights = sum(weight.numel() for weight in self.build_model().parameters())
+        num_patients = len(self._patients.training)
+        if num_weights <= _MOST_WEIGHTS_FOR_A_PATIENT * num_patients:
+            return ""
+        return (
+            f"{self.config.resnet} has {num_weights / 1e6:.1f} million weights for {num_patients} training patients, and may "
+            "learn them by heart: look at the held-out C-index. Smaller: widen_factor=0.25; or begin with pretrained weights"
+        )
 
     def inspect(self) -> None:
         """Read all volumes.
@@ -285,9 +303,12 @@ class Survival:
         found = table[self.config.resnet]["c_index"]
         others = {name: row["c_index"] for name, row in table.items() if name != self.config.resnet}
         best = "true hazard" if "true hazard" in others else max(others, key=others.__getitem__)
+        low, high = (table[self.config.resnet][end] for end in ("c_low", "c_high"))
+        num_events = int(patients.events[held_out.numbers].sum())
+        few = verdict.too_few(num_events, "events")
         note = (
-            f"On {len(held_out.numbers)} held-out patients with {patients.events[held_out.numbers].sum()} events the "
-            f"C-index is {found:.3f}, and that of '{best}' {others[best]:.3f}. Hazards, groups and baselines were fitted on "
+            f"On {len(held_out.numbers)} held-out patients with {num_events} events the C-index is {found:.3f} (95 % "
+            f"interval {low:.3f} to {high:.3f}), and that of '{best}' {others[best]:.3f}. {few + '. ' if few else ''}Hazards, groups and baselines were fitted on "
             f"{len(training.numbers)} training patients."
             + _unknown_in_words(when, observed)
             + patients.parts.in_words(self.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import launching
 import pytest
@@ -79,6 +80,40 @@ def test_power_sgd_goes_on_and_says_what_begins_anew(notebook: Kernel) -> None:
     assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
     assert "powerSGD_hook begins again: 2 steps without compression" in _fail(notebook)
     assert notebook.run(steps).said(0, 1, 2) == [["1"]] * 3
+
+
+_TRAIN = """%%distributed
+def train(ddp, optimizer, num_steps):
+    for _ in range(num_steps):
+        x_BF = torch.randn(4, 8, generator=samples)
+        optimizer.zero_grad()
+        (ddp(x_BF) - x_BF.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+def make():
+    global samples
+    samples = torch.Generator().manual_seed(rank)
+    torch.manual_seed(0)
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)))
+    return ddp, torch.optim.Adam(ddp.parameters(), lr=0.01)
+undisturbed, optimizer = make()
+train(undisturbed, optimizer, 12)
+ddp, optimizer = make()
+train(ddp, optimizer, 3)"""
+
+
+def test_the_next_steps_give_the_bits_that_they_would_have_given(notebook: Kernel, tmp_path: Path) -> None:
+    """Its buckets keep their order, which with three ranks decides how gradients are rounded."""
+    _run(notebook, _TRAIN)
+    for num_failures in (1, 2):
+        for _ in range(num_failures):
+            _fail(notebook)
+        _run(notebook, "%%distributed\ntrain(ddp, optimizer, 3)")
+    # A folder of saved variables keeps the order, too.
+    _run(notebook, f"%nbgpu save '{tmp_path}/saved' ddp optimizer\n%nbgpu load '{tmp_path}/saved'")
+    _run(notebook, "%%distributed\ntrain(ddp, optimizer, 3)")
+    equal = "all(torch.equal(a, b) for a, b in zip(undisturbed.parameters(), ddp.parameters()))"
+    assert notebook.run(f"%%distributed\n{equal}").said(0, 1, 2) == [["True"]] * 3
 
 
 def test_a_hook_that_only_some_ranks_have_is_named(notebook: Kernel) -> None:

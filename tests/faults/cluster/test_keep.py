@@ -190,6 +190,51 @@ def test_what_failed_before_the_kernel_went_is_told_with_its_cause(tmp_path: Pat
 
 
 @pytest.mark.long
+def test_a_run_that_failed_with_a_dead_rank_is_over_after_attach(tmp_path: Path) -> None:
+    faulty = f"""%%distributed
+kept = 5
+from nbgpu.engine.workload import by_name
+def load(*_):
+    {faults.at(1, "kill")}
+    raise ValueError("on purpose")
+before, by_name.load = by_name.load, load
+"""
+    with kernel() as first:
+        entry = start(first, "--keep")
+        assert first.run(faulty).status == "ok"
+        done = first.run(TRAIN.format(folder=str(tmp_path), steps=5) + "run.wait(60)")
+        assert "ValueError: on purpose" in done.error
+        first.run("%%distributed\n1")  # is told that rank 1 was replaced
+        assert first.run("%%distributed\nrank").said(0, 1) == [["0"], ["1"]]
+        kill(first)
+    assert "failed" in ps.table()
+    with kernel() as second:
+        second.run("import nbgpu\ncluster = nbgpu.attach()")
+        assert second.run("cluster.run.status, cluster.run.over").value == "('failed', True)"
+        done = second.run("cluster.run.wait(60)")
+        assert "rank 1 was killed by SIGKILL" in done.error
+        assert "ValueError: on purpose" in done.error
+        assert second.run("cluster.pull('kept', rank=0)").value == "5"
+        done = second.run(
+            "cluster.execute('total = torch.ones(1); dist.all_reduce(total); print(int(total))')"
+        )
+        assert done.value == "{0: '2\\n', 1: '2\\n'}", done.error
+        # A rank that came after the run is in no run, either.
+        assert second.run("cluster.resize(3)").status == "ok"
+        kill(second)
+    # Nor is a rank that left no word of its end, and does nothing.
+    next(tmp_path.glob("*/rank0.outcome.json")).unlink()
+    with kernel() as third:
+        third.run("import nbgpu\ncluster = nbgpu.attach()")
+        assert (
+            third.run("cluster.run.over, cluster.execute('print(rank)', ranks=[2])").value
+            == "(True, {2: '2\\n'})"
+        )
+        assert third.run("cluster.stop()").status == "ok"
+    assert not entry.folder.exists()
+
+
+@pytest.mark.long
 def test_only_one_notebook_has_a_cluster(tmp_path: Path) -> None:
     with kernel() as first, kernel() as second:
         entry = start(first, "--keep")

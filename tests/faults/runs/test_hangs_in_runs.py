@@ -278,6 +278,38 @@ def test_a_run_that_hangs_while_it_loads_is_stopped_and_leaves_nothing(
 
 
 @pytest.mark.long
+def test_a_run_that_is_stopped_while_it_loads_packages_ends_when_they_are_loaded(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    """No import of torch heeds an interrupt, and as long as it goes on nothing that costs variables is
+    advised."""
+    cluster2.execute(
+        "import time\nfrom nbgpu.engine.workload import by_name\nkept, whole = 3 + rank, by_name.load\n"
+        "def slow(*args):\n"
+        "    until_s = time.monotonic() + 8\n"
+        "    while time.monotonic() < until_s:\n"
+        "        try: time.sleep(0.05)\n"
+        "        except KeyboardInterrupt: pass\n"
+        "    return whole(*args)\n"
+        "by_name.load = slow"
+    )
+    run = train(cluster2, tmp_path)
+    until(lambda: {s.state for s in run.statuses()} == {"loading packages"}, "the run does not load packages")
+    run.stop()
+    time.sleep(1.2)
+    run.stop()
+    until(lambda: run.hang or run.over, "nothing is said of the wait")
+    assert run.hang.startswith("ranks 0, 1 are loading packages"), run.hang
+    with pytest.raises(
+        nbgpu.RunError, match=r"was asked to stop, and is loading packages .*run\.wait\(\)"
+    ) as told:
+        cluster2.execute("1")
+    assert "restart" not in str(told.value)
+    assert run.wait(BOUND_S).status == "stopped"
+    assert cluster2.execute(f"by_name.load = whole\n{SUM_AND_VARIABLE}") == {0: "2 3\n", 1: "2 4\n"}
+
+
+@pytest.mark.long
 def test_with_fsdp_it_takes_a_second_stop_and_the_newest_checkpoint_is_what_is_left(
     cluster2: nbgpu.Cluster, tmp_path: Path
 ) -> None:

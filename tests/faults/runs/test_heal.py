@@ -25,7 +25,7 @@ from nbgpu.run_folder import checkpoint_files
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
-    "num_phantoms": 16,
+    "num_phantoms": 24,
     "batch_size": 2,
     "accumulate": 2,
     "steps": 24,
@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 @pytest.fixture(scope="module", params=[0, 1], ids=["no spare", "one spare"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbgpu.Cluster]:
     with (
-        nbgpu.Cluster(gpus="none", ranks=2, spare=request.param) as started,
+        nbgpu.Cluster(gpus="none", ranks=3, spare=request.param) as started,
         leaks.holding_family_of(psutil.Process(started.pids[0]).ppid()),
     ):
         yield started
@@ -136,20 +136,21 @@ def kill_in_a_run(
         # others'.
         missing = set(recorded(unhurt, "loss")) - set(recorded(run, "loss"))
         assert all(rank == dies and step < 14 for rank, step in missing)
-        assert {(event.rank, event.step) for event in heals(run)} == {(0, 13), (1, 13)}
+        assert {(event.rank, event.step) for event in heals(run)} == {(rank, 13) for rank in range(3)}
         assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
 
-        assert cluster.pull("kept", rank=1 - dies) == 5
+        kept = [rank for rank in range(3) if rank != dies]
+        assert all(cluster.pull("kept", rank=rank) == 5 for rank in kept)
         told = capsys.readouterr().err
         assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
-        assert f"rank {dies} was replaced and is empty; rank {1 - dies} kept all variables" in told
+        assert f"rank {dies} was replaced and is empty; rank {kept[0]}, {kept[1]} kept all variables" in told
         assert told.count("is empty") == 1
         assert cluster.news == []  # the next cell does not tell it again
         (note,) = [note for note in run.notes() if "replaced" in note]
         assert note.startswith(f"rank {dies} was killed by SIGKILL")
         assert "the variables that cells had made on it are lost. Training goes on after step 13." in note
         total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
-        assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+        assert cluster.execute(total) == dict.fromkeys(range(3), "3\n")
 
     return kill_and_check
 
@@ -185,14 +186,14 @@ def test_what_cells_have_set_in_torch_is_not_the_run_s(
     run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(120)
     measured.ended()
     assert run.status == "finished"
-    assert len(heals(run)) == 2
+    assert len(heals(run)) == 3
     assert len(recorded(run, "loss")) > 24
     check_equal(run, unhurt)
-    found = cluster.execute(f"print({faults.TORCH_IS})", ranks=[0])
-    cluster.execute(faults.CHANGE_TORCH_BACK, ranks=[0])
-    assert found == {0: faults.TORCH_WAS_CHANGED + "\n"}
+    found = cluster.execute(f"print({faults.TORCH_IS})", ranks=[0, 2])
+    cluster.execute(faults.CHANGE_TORCH_BACK, ranks=[0, 2])
+    assert found == dict.fromkeys((0, 2), faults.TORCH_WAS_CHANGED + "\n")
     total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
-    assert cluster.execute(total) == {0: "2\n", 1: "2\n"}
+    assert cluster.execute(total) == dict.fromkeys(range(3), "3\n")
     cluster.news.clear()
 
 
@@ -229,10 +230,10 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     )
     run = cluster.train("autoencoder", **settings).wait(120)
     assert run.status == "finished"
-    told: dict[int, list[str]] = {0: [], 1: []}
+    told: dict[int, list[str]] = {0: [], 1: [], 2: []}
     for event in heals(run):
         told[event.rank].append(event.text)
-    assert told[0] == told[1]
+    assert told[0] == told[1] == told[2]
     first, second = told[0]
     assert "rank 0 was killed by SIGKILL" in first
     assert first.endswith("begins again with the first step, because there is no checkpoint.")
@@ -272,7 +273,7 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
     for num_deaths in (1, 2):
         os.kill(cluster.pids[dies], signal.SIGKILL)
         give_up_s = time.monotonic() + 90
-        while len(heals(run)) < 2 * num_deaths or run.status != "paused":
+        while len(heals(run)) < 3 * num_deaths or run.status != "paused":
             assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
             time.sleep(0.02)
     assert max(s.step for s in run.statuses()) == paused_at
@@ -284,7 +285,7 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
         run.wait(90)
     with pytest.raises(nbgpu.ClusterError, match=f"rank {dies} was killed by SIGKILL"):
         cluster.execute("1")
-    assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}
+    assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n", 2: "2\n"}
     cluster.news.clear()
 
 

@@ -50,6 +50,27 @@ def _case(root: Path, name: str, labels: tuple[int, ...] = (1, 2, 3), separator:
     return root / name
 
 
+@pytest.mark.parametrize(
+    ("stem", "names"),
+    [
+        ("TCGA-02-0006_1996.08.23_", ("t1", "t1Gd", "t2", "flair", "GlistrBoost_ManuallyCorrected")),
+        ("UPENN-GBM-00001_11_", ("T1", "T1GD", "T2", "FLAIR", "segm")),
+        ("sub-01_", ("T1w", "ce-gadolinium_T1w", "T2w", "FLAIR", "seg")),
+    ],
+)
+def test_names_of_related_collections_are_known(tmp_path: Path, stem: str, names: tuple[str, ...]) -> None:
+    for seed, name in enumerate(names[:4]):
+        _write(tmp_path / f"{stem}{name}.nii.gz", _volume(seed))
+        (tmp_path / f"._{stem}{name}.nii.gz").write_bytes(b"left by a Mac")
+    _write(tmp_path / f"{stem}{names[4]}.nii.gz", _labels(1, 2, 4))
+    ((one,), problems) = find_cases(tmp_path)
+    assert problems == []
+    assert one.name == stem.rstrip("_")
+    assert {kind: path.name for kind, path in one.files.items()} == {
+        kind: f"{stem}{name}.nii.gz" for kind, name in zip((*MODALITIES, "seg"), names, strict=True)
+    }
+
+
 def test_each_way_of_naming_gives_the_same_modalities(tmp_path: Path) -> None:
     _case(tmp_path / "2023", "BraTS-GLI-00007-001")
     _case(tmp_path / "2020", "BraTS20_Training_007", (1, 2, 4), "_")

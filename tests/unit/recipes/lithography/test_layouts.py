@@ -92,6 +92,63 @@ def test_what_is_wrong_with_a_layout_is_said_with_its_place(tmp_path: Path) -> N
         read_layout(tmp_path / "bad.gds")
 
 
+def _save(path: Path, *cells: gdstk.Cell) -> Path:
+    library = gdstk.Library(unit=1e-9, precision=1e-9)
+    library.add(*cells)
+    (library.write_oas if path.suffix == ".oas" else library.write_gds)(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".gds", ".oas"])
+def test_several_top_cells_are_not_laid_over_one_another(tmp_path: Path, suffix: str) -> None:
+    cells = [
+        gdstk.Cell(f"INV_{number}").add(gdstk.rectangle((0, 0), (100, 50 * number))) for number in (1, 2)
+    ]
+    path = _save(tmp_path / f"library{suffix}", *cells)
+    with pytest.raises(DataError, match=r"2 top cells.*Name one with cell=: INV_1, INV_2"):
+        read_layout(path)
+    (polygon,) = read_layout(path, cell="INV_2")
+    assert polygon.max(axis=0).tolist() == [100, 100]
+    with pytest.raises(DataError, match=r"no cell 'INV_3'\. Top cells: INV_1, INV_2"):
+        read_layout(path, cell="INV_3")
+    (tmp_path / "a.glp").write_text(GLP)
+    with pytest.raises(DataError, match="no cells to choose from"):
+        read_layout(tmp_path / "a.glp", cell="INV_2")
+
+
+def test_a_cell_that_a_layout_lacks_is_named(tmp_path: Path) -> None:
+    part = gdstk.Cell("part").add(gdstk.rectangle((0, 0), (100, 100)))
+    top = gdstk.Cell("top").add(gdstk.rectangle((0, 0), (100, 100)), gdstk.Reference(part, (500, 0)))
+    with pytest.raises(DataError, match=r"refers to cells that it lacks: part\."):
+        read_layout(_save(tmp_path / "dangling.gds", top))
+    assert len(read_layout(_save(tmp_path / "whole.gds", top, part))) == 2
+
+
+def test_what_lies_between_far_marks_takes_no_memory(tmp_path: Path) -> None:
+    marks = gdstk.Cell("marks").add(*(gdstk.rectangle((x, x), (x + 400, x + 400)) for x in (0, 10_000_000)))
+    pairs = tiles(_save(tmp_path / "marks.gds", marks), "", 64, 5.0, margin=20)
+    assert sum(float(pair.mask.double().sum()) for pair in pairs) * 25 >= 2 * 400**2
+    inner = sum(float(pair.mask[:, 20:-20, 20:-20].double().sum()) for pair in pairs)
+    assert inner * 25 == pytest.approx(2 * 400**2)
+    assert len(pairs) <= 8
+    whole = gdstk.Cell("whole").add(gdstk.rectangle((0, 0), (10_000_000, 10_000_000)))
+    with pytest.raises(DataError, match=r"covers 1e\+04 x 1e\+04 um.*Name a smaller cell"):
+        tiles(_save(tmp_path / "whole.gds", whole), "", 64, 5.0)
+
+
+def test_tiles_with_margins_are_cuts_of_the_whole_layout(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    corners = generator.integers(0, 1500, (40, 2)).astype(float)
+    boxes = [_rectangle(x, y, *generator.integers(20, 300, 2)) for x, y in corners]
+    layout = gdstk.Cell("top").add(*(gdstk.Polygon([tuple(p) for p in box]) for box in boxes))
+    pairs = tiles(_save(tmp_path / "a.gds", layout), "", 32, 10.0, margin=9)
+    assert len(pairs) > 20
+    for pair in pairs:
+        x, y = pair.origin_nm
+        wanted = rasterised(boxes, (x - 90, y - 90), (50, 50), 10.0)
+        np.testing.assert_allclose(pair.mask[0], wanted, atol=1e-6)
+
+
 def test_slanted_edges_are_taken(tmp_path: Path) -> None:
     (tmp_path / "slanted.glp").write_text(GLP + "   PGON N M1 100 0 120 0 120 30 110 40\n")
     image = rasterised(read_layout(tmp_path / "slanted.glp"), (0, 0), (10, 13), 10.0)

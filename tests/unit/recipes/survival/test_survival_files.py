@@ -11,11 +11,13 @@ import nibabel
 import numpy as np
 import pytest
 
+from nbgpu.config import SurvivalConfig, train_config
 from nbgpu.engine.data.volumes import header_problem
-from nbgpu.errors import DataError
+from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, patient
 from nbgpu.recipes.survival.files import Table, read_table
+from nbgpu.recipes.survival.recipe import Survival
 
 
 def _volume(path: Path, seed: int = 0) -> None:
@@ -100,10 +102,28 @@ def test_all_that_is_wrong_is_told_at_once(volumes: Path) -> None:
         assert re.search(pattern, line), (pattern, line)
 
 
+def test_columns_may_have_other_names(volumes: Path) -> None:
+    path = volumes / "other.csv"
+    path.write_text("case;ct_path;OS_days;OS_status\nA;a.nii.gz;127,5;1\nB;b.nii.gz;822;0\n")
+    config = SurvivalConfig(
+        data=str(path), columns=("time=OS_days", "event=os_status", "image=ct_path", "patient=case")
+    )
+    table = read_table(path, "", (), header_problem, columns=config.headings)
+    assert [(row.image.name, row.time, row.event) for row in table.rows] == [
+        ("a.nii.gz", 127.5, True),
+        ("b.nii.gz", 822.0, False),
+    ]
+    assert table.patients == ("A", "B")
+    with pytest.raises(DataError, match=r"has no column 'OS_month'\. Its headings are: case, ct_path"):
+        read_table(path, "", (), header_problem, columns={**config.headings, "time": "OS_month"})
+    with pytest.raises(ConfigError, match="must be entries such as 'time=OS_days'"):
+        train_config("survival", data=str(path), columns=("days=OS_days",))
+
+
 def test_missing_columns_are_named(volumes: Path) -> None:
     path = volumes / "other.csv"
     path.write_text("scan,event\na.nii.gz,1\n")
-    with pytest.raises(DataError, match=r"has no column with the volumes .*'time', 'Fold_2', 'Age'"):
+    with pytest.raises(DataError, match=r"has no column .*'time', 'Fold_2', 'Age'"):
         read_table(path, "Fold_2", ["Age"], header_problem)
     with pytest.raises(DataError, match="no such file"):
         read_table(volumes / "none.csv", "", [], header_problem)
@@ -132,12 +152,13 @@ def test_files_are_read_without_torch() -> None:
     }
     assert imported == {
         "__future__",
-        "csv",
         "math",
         "collections.abc",
         "dataclasses",
         "pathlib",
+        "nbgpu.config.recipes.survival",
         "nbgpu.errors",
+        "nbgpu.planning.csv_rows",
     }
 
 
@@ -155,3 +176,15 @@ def test_the_generated_cohort_is_what_it_says() -> None:
     medians = np.median(images, axis=(1, 2, 3))[:, None, None, None]
     for useless in (images.mean(axis=(1, 2, 3)), (images > medians + 200).sum(axis=(1, 2, 3))):
         assert metrics.c_index(useless, times, events) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_network_that_can_learn_its_few_patients_by_heart_is_warned_of(volumes: Path) -> None:
+    path = volumes / "cohort.csv"
+    path.write_text(
+        "\n".join(["image,time,event", *(f"{n}.nii.gz,{i + 1},1" for i, n in enumerate("abcdef"))])
+    )
+    of_size = {1.0: True, 1 / 64: False}
+    for widen_factor, is_warned in of_size.items():
+        config = SurvivalConfig(data=str(path), image_size=(16, 16, 16), widen_factor=widen_factor)
+        warnings = Survival(config).build_loaders(0, 1).warnings
+        assert any("may learn them by heart" in warning for warning in warnings) == is_warned

@@ -1,0 +1,27 @@
+"""What to do where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
+
+from __future__ import annotations
+
+import shutil
+
+from nbgpu.text.sizes import in_words
+
+FOLDER = "/dev/shm"
+_WORDS_OF_TORCH = (
+    "unable to allocate shared memory(shm)",
+    "out of shared memory",  # of a worker that SIGBUS has killed
+)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether torch has raised this error because there was no room."""
+    return any(words in str(error) for words in _WORDS_OF_TORCH)
+
+
+def advice() -> str:
+    """How large it is, and what can be done."""
+    return (
+        f"/dev/shm, through which worker processes send their samples, has {in_words(shutil.disk_usage(FOLDER).total)} and "
+        "is full. Give it more (docker run --shm-size=8g), or take fewer workers (num_workers=0 for none), a smaller batch, "
+        "or fewer batches ahead"
+    )

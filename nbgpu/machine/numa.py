@@ -1,0 +1,134 @@
+"""Bind a rank to the cores of its GPU's NUMA node.
+
+On a host with several nodes, copies between a GPU and the memory of another node cross the link between the
+processors. Linux takes new memory from the node of the core that first writes it, so a rank that runs on its
+GPU's node has its memory there too. Linux's documentation: "NUMA Memory Policy".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pynvml
+
+from nbgpu.protocol.records import Device
+
+_NODES = Path("/sys/devices/system/node")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_PLACES_OF_THREADS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Environment variables by which a person places the threads of OpenMP."""
+
+
+class Binding(NamedTuple):
+    """The cores of a rank."""
+
+    cores: str
+    """As Linux lists them, '0-7,16-23'; empty for a rank that is not bound."""
+    num_ranks: int
+    """The number of the host's ranks that are bound to them."""
+
+    @property
+    def share(self) -> int | None:
+        """The cores for each of these ranks; None for a rank that is not bound."""
+        return len(parse(self.cores)) // self.num_ranks if self.cores else None
+
+
+NOT_BOUND = Binding("", 0)
+_bound = NOT_BOUND
+"""The binding of this process."""
+
+
+def node_of_gpu(handle: Any) -> int | None:
+    """The NUMA node of a GPU; None where the host does not say, as in most virtual machines.
+
+    Args:
+        handle: NVML's, of the whole GPU.
+    """
+    try:
+        bus_id = pynvml.nvmlDeviceGetPciInfo(handle).busId
+    except pynvml.NVMLError:
+        return None
+    # NVML writes '00000000:1A:00.0', some bindings as bytes, and Linux '0000:1a:00.0'.
+    text = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+    domain, _, rest = text.lower().partition(":")
+    file = _PCI_DEVICES / f"{int(domain, 16):04x}:{rest}" / "numa_node"
+    node = int(file.read_text()) if file.exists() else -1
+    return node if node >= 0 else None
+
+
+def cores_by_node() -> dict[str, str]:
+    """The cores of each NUMA node that has some, as Linux lists them, by the node's number."""
+    found = {}
+    for folder in sorted(_NODES.glob("node[0-9]*")):
+        if cores := (folder / "cpulist").read_text().strip():
+            found[folder.name.removeprefix("node")] = cores
+    return found
+
+
+def reason_against() -> str:
+    """Why no rank is bound to a part of this process's cores, in words; empty where ranks may be bound.
+
+    Someone who has given this process fewer cores than the host has, or places for its threads, has decided.
+    """
+    nodes = cores_by_node()
+    if len(nodes) < 2:
+        return "the host has one NUMA node"
+    if variables := [name for name in _PLACES_OF_THREADS if name in os.environ]:
+        return f"{' and '.join(variables)} {'is' if len(variables) == 1 else 'are'} set"
+    usable, there = os.sched_getaffinity(0), set[int]().union(*map(parse, nodes.values()))
+    if usable != there:
+        return f"this process was given {len(usable)} of the host's {len(there)} cores"
+    return ""
+
+
+def bindable() -> dict[str, str]:
+    """The cores of each NUMA node, as `cores_by_node`; empty where ranks are not to be bound."""
+    return {} if reason_against() else cores_by_node()
+
+
+def binding(nodes: Mapping[str, str], device: Device, devices_here: Sequence[Device]) -> Binding:
+    """The binding of the rank that has a device.
+
+    Args:
+        nodes: what `bindable` returned on the rank's host.
+        device: the rank's.
+        devices_here: the device of each rank on that host.
+    """
+    cores = nodes.get(str(device.numa_node), "")
+    if not cores:
+        return NOT_BOUND
+    return Binding(cores, sum(each.numa_node == device.numa_node for each in devices_here))
+
+
+def bind(to: Binding) -> None:
+    """Keep the calling thread, and what it starts from now on, on these cores, if it may use all of them."""
+    global _bound
+    cores = parse(to.cores)
+    if cores and cores <= os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cores)
+        _bound = to
+
+
+def follow(to: Binding) -> None:
+    """Note how many ranks are on this process's cores, after the number of ranks has changed. The cores stay:
+    they are those of its GPU, or the person has changed them."""
+    global _bound
+    if _bound.cores == to.cores:
+        _bound = to
+
+
+def num_ranks_on_cores() -> int | None:
+    """The number of ranks that are bound to this process's cores; None where it is not bound."""
+    return _bound.num_ranks or None
+
+
+def parse(cores: str) -> set[int]:
+    """The numbers of '0-7,16-23'."""
+    found: set[int] = set()
+    for part in filter(None, cores.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found

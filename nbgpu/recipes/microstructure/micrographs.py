@@ -1,0 +1,132 @@
+"""Reads micrographs: arrays in .npy files, PNG and TIFF pictures, and TIFF files of several pages; a picture
+of grey values is cut into two phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageSequence, UnidentifiedImageError
+
+from nbgpu.errors import DataError
+
+PICTURE_SUFFIXES = (".png", ".tif", ".tiff")
+READ_ERRORS = (OSError, ValueError, EOFError, SyntaxError, UnidentifiedImageError)
+"""The errors of NumPy and Pillow for a damaged file; Pillow raises SyntaxError for a broken PNG."""
+_MAX_PHASES = 8
+"""Whole numbers of more values than these are grey values."""
+_BLACK_AND_WHITE = ((0, 255), (0, 65535))
+_MAGIC = b"\x93NUMPY"
+_MAGIC_OF_ARCHIVE = b"PK"
+_BINS = 256
+
+
+@dataclass(frozen=True)
+class Micrograph:
+    """The values of a file: phases 0 to n - 1 as integers, shares from 0 to 1, or rotation vectors."""
+
+    values: np.ndarray
+    """(H, W) or (D, H, W); rotation vectors have a last axis of 3."""
+    note: str = ""
+    """How grey values became phases; empty where the file has phases."""
+
+
+def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> Micrograph:
+    """Read a file.
+
+    In a picture of two values, or an array of black and white, the brighter pixels are the second phase. Grey
+    values, which are more than eight different integers or floats beyond 1, are cut at the threshold.
+
+    Args:
+        path: a .npy, .png or .tif file.
+        threshold: the grey value above which a pixel belongs to the second phase; None for Otsu's (1979).
+        is_oriented: whether the file holds rotation vectors, which are not changed.
+
+    Raises:
+        DataError: the file is no picture of grey values or phases.
+        One of READ_ERRORS: it cannot be read.
+    """
+    is_picture = path.suffix.lower() in PICTURE_SUFFIXES
+    values = _read_picture(path) if is_picture else _read_array(path)
+    if is_oriented or values.dtype.kind not in "buif" or not values.size:
+        return Micrograph(values)
+    values = _without_colours(path, values, is_picture)
+    if values.dtype.kind == "f":
+        is_grey = bool(np.isfinite(values).all() and values.min() >= 0 and values.max() > 1)
+        return _cut(path, values, threshold) if is_grey else Micrograph(values)
+    different = np.unique(values)
+    if len(different) == 2 and (is_picture or tuple(different) in _BLACK_AND_WHITE):
+        return Micrograph((values == different[1]).astype(np.int64))
+    if different[0] >= 0 and (
+        len(different) > _MAX_PHASES or (is_picture and different[-1] >= len(different))
+    ):
+        return _cut(path, values, threshold)
+    return Micrograph(values)
+
+
+def _read_array(path: Path) -> np.ndarray:
+    """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
+    with path.open("rb") as file:
+        begun = file.read(len(_MAGIC))
+    # NumPy takes any other file for a pickle, and its message says how to load one.
+    if begun != _MAGIC and not begun.startswith(_MAGIC_OF_ARCHIVE):
+        raise ValueError("it does not begin as one. Pictures end in .png, .tif or .tiff")
+    values = np.load(path, allow_pickle=False)
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise ValueError("it is an .npz archive; save the array alone with np.save")
+    return values
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        if image.mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV"):
+            pages = [np.asarray(page.convert("RGB")) for page in ImageSequence.Iterator(image)]
+        else:
+            pages = [np.asarray(page) for page in ImageSequence.Iterator(image)]
+    if len({page.shape for page in pages}) > 1:
+        raise ValueError("its pages differ in size")
+    return pages[0] if len(pages) == 1 else np.stack(pages)
+
+
+def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.ndarray:
+    """Return values without their last axis where that holds one channel, or equal ones as a grey picture in
+    RGB has; opacity is left out."""
+    last = values.shape[-1] if values.ndim in (3, 4) else 0
+    if last == 1:
+        return values[..., 0]
+    if is_picture and last == 2:
+        return values[..., 0]
+    if last not in (3, 4) or (values.ndim == 4 and not is_picture):
+        return values
+    if (values[..., :3] == values[..., :1]).all():
+        return values[..., 0]
+    raise DataError(
+        f"{path}: has {last} channels of colour that differ. Save one of them, or phases as integers from 0"
+    )
+
+
+def _cut(path: Path, values: np.ndarray, threshold: float | None) -> Micrograph:
+    chosen = otsu_threshold(values) if threshold is None else threshold
+    phases = (values > chosen).astype(np.int64)
+    how = "Otsu's threshold" if threshold is None else "threshold"
+    note = f"{path.name}: grey values cut at {chosen:.4g} ({how}), {phases.mean():.1%} above it"
+    if not 0 < phases.mean() < 1:
+        low, high = values.min(), values.max()
+        raise DataError(
+            f"{path}: threshold={chosen:g} does not divide its grey values from {low:g} to {high:g}"
+        )
+    return Micrograph(phases, note)
+
+
+def otsu_threshold(values: np.ndarray) -> float:
+    """Return the threshold that leaves the least variance within the two classes (Otsu 1979), of a histogram
+    of 256 bins from the lowest to the highest value."""
+    counts, edges = np.histogram(values, _BINS)
+    centres = (edges[1:] + edges[:-1]) / 2
+    below = np.cumsum(counts)[:-1]
+    above = counts.sum() - below
+    sums = np.cumsum(counts * centres)
+    mean_below, mean_above = sums[:-1] / below, (sums[-1] - sums[:-1]) / np.maximum(above, 1)
+    return float(edges[1:-1][np.argmax(below * above * (mean_below - mean_above) ** 2)])
