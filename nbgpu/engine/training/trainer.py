@@ -176,7 +176,7 @@ class Trainer(Loop):
         schedule gives no rates. How many steps `epochs` has is only known now."""
         learning_rate = self._learning_rate()
         learning_rate.try_out()
-        if problem := self.config.problem_of_warm_up(self.total_steps, self._data.loaders.steps_per_epoch):
+        if problem := self.config.warm_up_problem(self.total_steps, self._data.loaders.steps_per_epoch):
             raise ConfigError(problem)
 
     def _require_the_same_data(self) -> None:
