@@ -59,7 +59,7 @@ def general_help(
         )
 
 
-def of_own_file(recipe: str) -> list[str]:
+def added_settings(recipe: str) -> list[str]:
     """The settings that a recipe in a file of the person adds, which matter most to them."""
     if recipe in TRAIN_CONFIGS:
         return []

@@ -203,4 +203,4 @@ def export(arguments: list[str]) -> None:
         first=_FIRST_OF_EXPORT,
     )
     given = {name: values[name] for name in flags.given(rest, ExportConfig.model_fields)}
-    print(exports.of_path(Path(what).expanduser(), values["to"], given))
+    print(exports.export_path(Path(what).expanduser(), values["to"], given))

@@ -6,11 +6,11 @@ from pydantic import BaseModel
 
 from nbgpu import ui
 from nbgpu.cli.asking import (
+    added_settings,
     asked_before,
     defaults_of,
     general_help,
     no_recipe,
-    of_own_file,
     recipe_of,
     take_value,
 )
@@ -73,7 +73,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         prog=f"nbgpu scaling {recipe}",
         defaults=defaults,
         hidden=("recipe", *studies.DECIDED, *unused(model)),
-        first=(*_FIRST, *of_own_file(recipe)),
+        first=(*_FIRST, *added_settings(recipe)),
     )
     asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.

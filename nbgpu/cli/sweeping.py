@@ -9,11 +9,11 @@ from pydantic import BaseModel
 
 from nbgpu import ui
 from nbgpu.cli.asking import (
+    added_settings,
     asked_before,
     defaults_of,
     general_help,
     no_recipe,
-    of_own_file,
     recipe_of,
     take_value,
 )
@@ -75,7 +75,7 @@ def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
         },
         hidden=("recipe", *unused(settings_of(recipe))),
         as_text=settings_of(recipe),
-        first=(*_FIRST, *of_own_file(recipe)),
+        first=(*_FIRST, *added_settings(recipe)),
     )
     for name in FileFlag.model_fields:
         del values[name]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from nbgpu import ui
 from nbgpu.cli.asking import (
+    added_settings,
     asked_before,
     cluster_of,
     defaults_of,
     general_help,
     no_recipe,
-    of_own_file,
     recipe_of,
 )
 from nbgpu.cli.command_flags import TrainFlags
@@ -70,7 +70,7 @@ def train(arguments: list[str]) -> None:
         prog=f"nbgpu train {recipe}",
         defaults=defaults_of(recipe, before, rest) | cluster.model_dump() | TrainFlags().model_dump(),
         hidden=("recipe", *unused(model)),
-        first=(*_FIRST, *of_own_file(recipe)),
+        first=(*_FIRST, *added_settings(recipe)),
     )
     asked = TrainFlags(**{name: values.pop(name) for name in TrainFlags.model_fields})
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}

@@ -24,7 +24,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 def lists_settings(call: _Call) -> _Call:
     """Let `?` and Shift-Tab list the settings of every recipe below the docstring of a call. They ask an
     attribute for the text, which is made only then."""
-    vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{of_every_recipe()}"
+    vars(call)["getdoc"] = lambda: f"{inspect.getdoc(call) or ''}\n\n{list_settings_of_every_recipe()}"
     return call
 
 
@@ -104,7 +104,7 @@ def listed(model: type[BaseModel], names: Iterable[str]) -> str:
     )
 
 
-def of_every_recipe() -> str:
+def list_settings_of_every_recipe() -> str:
     """The settings that all recipes have, under the headings of their groups, and the names of the others."""
     parts = []
     for group, names in _groups():

@@ -549,7 +549,7 @@ class TrainConfig(
         if self.epochs is None and self.profiled_steps and self.profiled_steps[-1] > self.steps:
             yield f"profile={self.profile!r} goes beyond the last step; give steps up to steps={self.steps}"
 
-    def problem_of_warm_up(self, total_steps: int, steps_per_epoch: int) -> str:
+    def warm_up_problem(self, total_steps: int, steps_per_epoch: int) -> str:
         """Return what is wrong where the run ends before its learning rate has risen; else an empty string.
         How many steps `epochs` has is known once the data are."""
         num_steps = self.num_warmup_steps(total_steps, steps_per_epoch)

@@ -388,7 +388,7 @@ def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, 
         if rank == 0:
             print(_finished_already(folder))  # noqa: T201 - what the command is for
         return 0
-    held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.of_environment(asked) else None)
+    held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
     trainer = _trainer(config, folder, member, place.device, goes_on)
     try:
         with ending.listening(lambda: trainer.step):
@@ -485,7 +485,7 @@ def _own_folder(
 ) -> tuple[Path, TrainConfig, bool]:
     """Return (the run's folder, its settings, whether an earlier process of the same job has made it). A
     collective."""
-    job = jobs.of_environment(config)
+    job = jobs.job_identity(config)
     found = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
     if before := exchange.broadcast(found, source=0):
         folder = Path(before)

@@ -77,7 +77,7 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     return _write(kind, made, settings)
 
 
-def of_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
+def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the distributed cells of a notebook, as a script.
 
     Raises:
@@ -86,14 +86,14 @@ def of_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """
     kind, settings = checked(to, values)
     script = notebook.script_of(path)
-    made = program.of_script(path.stem, script.text, settings, script.notes)
+    made = program.script_program(path.stem, script.text, settings, script.notes)
     return _write(kind, made, settings)
 
 
-def of_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
+def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export a run's folder or a notebook."""
     if path.suffix == ".ipynb":
-        return of_notebook(path, to, values)
+        return export_notebook(path, to, values)
     if not (path / names.SETTINGS).is_file():
         checked(to, values)
         raise ConfigError(f"{path} is neither a run's folder nor a notebook (.ipynb)")

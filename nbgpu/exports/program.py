@@ -130,7 +130,7 @@ _BELONG_HERE = (
 """Settings of the notebook's cluster that say nothing about the job."""
 
 
-def of_script(title: str, script: str, settings: ExportConfig, notes: Sequence[str]) -> Program:
+def script_program(title: str, script: str, settings: ExportConfig, notes: Sequence[str]) -> Program:
     """Return the program that a script is; on GPUs if their number is given, else on two CPU ranks."""
     per_node, gpus = per_node_of(settings, 2 * settings.nodes, on_gpus=bool(settings.gpus_per_node))
     name = settings.name or f"{name_of(title)}-{secrets.token_hex(2)}"

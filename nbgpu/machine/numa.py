@@ -61,11 +61,11 @@ def node_of_gpu(handle: Any) -> int | None:
 
 def cores_by_node() -> dict[str, str]:
     """The cores of each NUMA node that has some, as Linux lists them, by the node's number."""
-    found = {}
+    cores_of = {}
     for folder in sorted(_NODES.glob("node[0-9]*")):
         if cores := (folder / "cpulist").read_text().strip():
-            found[folder.name.removeprefix("node")] = cores
-    return found
+            cores_of[folder.name.removeprefix("node")] = cores
+    return cores_of
 
 
 def reason_against() -> str:
@@ -100,7 +100,7 @@ def binding(nodes: Mapping[str, str], device: Device, devices_here: Sequence[Dev
     cores = nodes.get(str(device.numa_node), "")
     if not cores:
         return NOT_BOUND
-    return Binding(cores, sum(each.numa_node == device.numa_node for each in devices_here))
+    return Binding(cores, sum(other.numa_node == device.numa_node for other in devices_here))
 
 
 def bind(to: Binding) -> None:
@@ -127,8 +127,8 @@ def num_ranks_on_cores() -> int | None:
 
 def parse(cores: str) -> set[int]:
     """The numbers of '0-7,16-23'."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, cores.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers

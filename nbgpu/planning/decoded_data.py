@@ -145,7 +145,7 @@ def _num_copies(config: TrainConfig, host: HostResources) -> int:
 # ---- recipes -------------------------------------------------------------------------------------------
 
 
-def _of_autoencoder(config: AutoencoderConfig) -> DecodedData:
+def _autoencoder_data(config: AutoencoderConfig) -> DecodedData:
     kept = 1 - config.val_fraction - config.test_fraction
     if config.data == "phantoms":
         count, num_left = config.num_phantoms, config.num_phantoms - 1
@@ -171,7 +171,7 @@ def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
     return max(1, round(share_left * len(volumes.training)))
 
 
-def _of_diffusion(config: DiffusionConfig) -> DecodedData:
+def _diffusion_data(config: DiffusionConfig) -> DecodedData:
     # Three modalities, and the one that is made from them.
     volume_bytes = 4 * _FLOAT_BYTES * config.edge**3
     if config.data == "phantoms":
@@ -189,7 +189,7 @@ def _of_diffusion(config: DiffusionConfig) -> DecodedData:
     return DecodedData(max(1, count - sum(held_out(count, config))), volume_bytes, "the files' names")
 
 
-def _of_survival(config: SurvivalConfig) -> DecodedData:
+def _survival_data(config: SurvivalConfig) -> DecodedData:
     if config.left_to_data:
         raise UnknownError("image_size is left out, and is chosen by the files when a run begins")
     # An order, an event and a number stand beside each volume.
@@ -212,7 +212,7 @@ def _of_survival(config: SurvivalConfig) -> DecodedData:
     return DecodedData(count, volume_bytes, "the rows of the table")
 
 
-def _of_lithography(config: LithographyConfig) -> DecodedData:
+def _lithography_data(config: LithographyConfig) -> DecodedData:
     if config.data != "generated":
         raise UnknownError("how many masks the files give is known when the ranks have read them")
     count = config.num_masks - sum(held_out(config.num_masks, config))
@@ -221,10 +221,10 @@ def _of_lithography(config: LithographyConfig) -> DecodedData:
 
 
 _LOOKS: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
-    AutoencoderConfig: _of_autoencoder,
-    DiffusionConfig: _of_diffusion,
-    SurvivalConfig: _of_survival,
-    LithographyConfig: _of_lithography,
+    AutoencoderConfig: _autoencoder_data,
+    DiffusionConfig: _diffusion_data,
+    SurvivalConfig: _survival_data,
+    LithographyConfig: _lithography_data,
 }
 
 

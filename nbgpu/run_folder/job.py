@@ -27,7 +27,7 @@ _LOCK_PATIENCE_S = 60.0
 _LOCK_POLL_S = 0.2
 
 
-def of_environment(config: TrainConfig) -> str:
+def job_identity(config: TrainConfig) -> str:
     """The identity of the job that this process belongs to; empty if there is none, or if the settings do not
     ask to go on by themselves."""
     if config.resume != AUTO:

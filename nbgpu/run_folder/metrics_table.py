@@ -28,7 +28,6 @@ from nbgpu.protocol.records import (
 
 STEP_SERIES = "step_s"
 """A series that only the samples of the steps themselves contain."""
-_MOMENTS = frozenset(STEP_MOMENTS)
 VALIDATION = "val_"
 """The prefix of the names of validation values."""
 

@@ -49,7 +49,7 @@ def _said_under_torchrun(notebook: Path) -> list[str]:
     folder = notebook.with_suffix("")
     environment = f"export PATH={Path(sys.executable).parent}:$PATH"
     settings = {"gpus_per_node": 0, "cpus_per_node": 2, "setup": environment, "out": str(folder)}
-    made = export.of_notebook(notebook, "torchrun", settings)
+    made = export.export_notebook(notebook, "torchrun", settings)
     done = subprocess.run(
         ["bash", str(made.folder / "torchrun.sh")],
         capture_output=True,

@@ -15,7 +15,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 LIMITS = {
-    "function of_*": 72,
+    "function of_*": 39,
     "function ends in a preposition": 322,
     "variable found": 348,
     "variable own": 142,

@@ -218,7 +218,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
             # `stop` can only end what it knows of.
             with uninterrupted():
                 # Before all else, because the import of torch takes longest.
-                processes.launch(environment.of_engines(self.config, self.devices))
+                processes.launch(environment.engine_variables(self.config, self.devices))
                 processes.start_engines(num_engines)
                 self._note()
             self._client = processes.connect(num_engines, self.config.start_timeout_s)
@@ -284,7 +284,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         try:
             interface, ip = launcher.listen_at()
             self._processes = processes = Processes.prepare()
-            variables = environment.of_engines(self.config, UNKNOWN)
+            variables = environment.engine_variables(self.config, UNKNOWN)
             with uninterrupted():
                 processes.launch(variables, ip)
                 entry = registry.new_entry(self.config, (), self.chosen_transport, processes.folder)

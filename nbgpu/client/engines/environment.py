@@ -10,7 +10,7 @@ from nbgpu.machine import allocator, devices
 from nbgpu.protocol.records import Device
 
 
-def of_engines(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
+def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables that are set for every engine of a cluster whose ranks have these devices.
 
     Warn if a setting is left out.

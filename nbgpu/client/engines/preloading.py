@@ -115,7 +115,7 @@ def _launch(
         if config.launcher != "local":
             return  # there are no ranks here
         config, _ = enough_ranks.placed(config)
-        wanted = environment.of_engines(config, choose(config))
+        wanted = environment.engine_variables(config, choose(config))
         preloading.surroundings = launch.surroundings(wanted)
         preloading.launched = launch.launch(launch.new_folder(), wanted)
     except NoFreeGpuError:

@@ -81,7 +81,7 @@ class Ranks(ChangingRanks):
         self._seats = self._seats_for(transport)
 
     def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
-        return seats.of_ranks(self._config, self._chosen, transport, self._processes, self._host_of)
+        return seats.rank_seats(self._config, self._chosen, transport, self._processes, self._host_of)
 
     def _host_of(self, rank: int) -> str:
         """The name of a rank's host; a rank that is about to come is on the notebook's."""

@@ -14,7 +14,7 @@ from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import Device
 
 
-def of_ranks(
+def rank_seats(
     config: ClusterConfig,
     chosen: Sequence[Device],
     transport: Transport,

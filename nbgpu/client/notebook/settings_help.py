@@ -156,7 +156,7 @@ def _known(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
     base, _, name = call.callee.rpartition(".")
     owner = _value(base, variables)
     if name in _RUNS_A_RECIPE and _is_door(name, base, owner, variables):
-        return _of_recipe(call, name)
+        return _recipe_call(call, name)
     if name == "set" and isinstance(owner, Run):
         return _Known(call.callee, _settings(type(owner.config), steerable(type(owner.config))), {})
     if name == "predict" and isinstance(owner, Cluster):
@@ -197,7 +197,7 @@ def _value(name: str, variables: Mapping[str, Any]) -> Any:
     return value.run if isinstance(value, Cluster) and attribute == "run" else None
 
 
-def _of_recipe(call: OpenCall, name: str) -> _Known:
+def _recipe_call(call: OpenCall, name: str) -> _Known:
     beside = {n: s for model in _RUNS_A_RECIPE[name] for n, s in _settings(model).items()}
     recipes = tuple(TRAIN_CONFIGS)
     recipe = call.first_text

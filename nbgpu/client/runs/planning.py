@@ -88,7 +88,7 @@ def plan(cluster: Planned, config: TrainConfig, chosen: Chosen) -> Plan:
     data, steps_per_epoch = data_in_words(config, len(cluster.devices), estimate["data"])
     if steps_per_epoch:
         total_steps = config.total_steps(steps_per_epoch)
-        if problem := config.problem_of_warm_up(total_steps, steps_per_epoch):
+        if problem := config.warm_up_problem(total_steps, steps_per_epoch):
             raise ConfigError(problem)
     memory = estimate["memory"]
     return Plan(

@@ -252,7 +252,7 @@ class RunWatch:
                 watch.check()
                 hangs.check()
                 self._hear_commands()
-                self.hang = hangs.text or self._what_stop_waits_for(watch)
+                self.hang = hangs.text or self._reason_for_wait(watch)
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()
                     watch.stop()
@@ -285,7 +285,7 @@ class RunWatch:
         statuses = self._statuses()
         return [rank for rank in watch.pending() if statuses[rank].state in _IMPORT_STATES]
 
-    def _what_stop_waits_for(self, watch: RankWatch) -> str:
+    def _reason_for_wait(self, watch: RankWatch) -> str:
         """Return why a run that is to stop has not stopped yet; empty where that is not known."""
         importing = self._importing(watch) if self.is_to_stop else []
         if not importing:

@@ -7,7 +7,7 @@ import shutil
 from nbgpu.text.sizes import in_words
 
 FOLDER = "/dev/shm"
-_WORDS_OF_TORCH = (
+_TORCH_MESSAGES = (
     "unable to allocate shared memory(shm)",
     "out of shared memory",  # of a worker that SIGBUS has killed
 )
@@ -15,7 +15,7 @@ _WORDS_OF_TORCH = (
 
 def is_full(error: BaseException) -> bool:
     """Whether torch has raised this error because there was no room."""
-    return any(words in str(error) for words in _WORDS_OF_TORCH)
+    return any(message in str(error) for message in _TORCH_MESSAGES)
 
 
 def advice() -> str:

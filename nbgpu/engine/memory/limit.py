@@ -32,14 +32,14 @@ _lock = threading.Lock()
 _keeper: threading.Thread | None = None
 _beyond_bytes: int | None = None
 _num_threads = 0
-_of_gpu_bytes: int | None = None
+_gpu_limit_bytes: int | None = None
 _most_data_bytes: int | None = None
 """The amount that Linux may count as this process's data if a CPU rank has a limit."""
 
 
-def of_gpu_bytes() -> int | None:
+def gpu_limit_bytes() -> int | None:
     """Return the limit that was set for this process's GPU; None if there is none."""
-    return _of_gpu_bytes
+    return _gpu_limit_bytes
 
 
 def bounds_cpu() -> bool:
@@ -59,11 +59,11 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     """
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
-        global _of_gpu_bytes
-        _of_gpu_bytes = limit_bytes
+        global _gpu_limit_bytes
+        _gpu_limit_bytes = limit_bytes
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
         return
-    resident_bytes = _of_process("VmRSS")
+    resident_bytes = _process_bytes("VmRSS")
     if limit_bytes <= resident_bytes:
         raise ConfigError(
             f"memory_limit = {in_words(limit_bytes)} is less than a CPU rank has when it has just started, "
@@ -74,7 +74,7 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     global _most_data_bytes, _num_threads
     # The kernel still counts freed memory that the C library keeps.
     heap.keep_little()
-    _most_data_bytes = _of_process("VmData") + limit_bytes - resident_bytes
+    _most_data_bytes = _process_bytes("VmData") + limit_bytes - resident_bytes
     _num_threads = _threads()
     tighten()
 
@@ -150,15 +150,15 @@ def _most() -> int:
 
 def left_bytes() -> int | None:
     """Return what this process could still get under its limit on the CPU; None if there is no limit."""
-    return None if _most_data_bytes is None else max(0, _most() - _of_process("VmData"))
+    return None if _most_data_bytes is None else max(0, _most() - _process_bytes("VmData"))
 
 
 def peak_resident_bytes() -> int:
     """Return this process's peak of resident memory since it began, or since its count was last reset."""
-    return _of_process("VmHWM")
+    return _process_bytes("VmHWM")
 
 
-def _of_process(name: str) -> int:
+def _process_bytes(name: str) -> int:
     """Return one of Linux's counts of this process's memory, in bytes."""
     return _status(name) * 1024
 

@@ -75,7 +75,7 @@ class Usage:
                 used_bytes=torch.cuda.memory_allocated(device),
                 peak_bytes=torch.cuda.max_memory_allocated(device),
                 reserved_bytes=torch.cuda.max_memory_reserved(device),
-                could_have_bytes=min(could_have_bytes, memory_limit.of_gpu_bytes() or total_bytes),
+                could_have_bytes=min(could_have_bytes, memory_limit.gpu_limit_bytes() or total_bytes),
                 total_bytes=total_bytes,
             )
         process, host = psutil.Process().memory_info(), psutil.virtual_memory()

@@ -197,11 +197,16 @@ class Describer:
                 "returns",
                 about=value,
             )
-        for described in (self._of_plain_value, self._of_container, self._of_array, self._of_code):
+        for described in (
+            self._describe_plain_value,
+            self._describe_container,
+            self._describe_array,
+            self._describe_code,
+        ):
             if (node := described(value, kind, path)) is not None:
                 return node
         if isinstance(value, DistributedDataParallel):
-            return self._of_ddp(value, path)
+            return self._describe_ddp(value, path)
         try:
             spread = shards.described(self, value, path)
         except shards.Cannot as error:
@@ -213,12 +218,12 @@ class Describer:
         if unpicklable.must_stay(value) or _is_compiled(kind):
             raise NotSaved(_why_it_stays(kind))
         if _is_described_by_attributes(kind):
-            return self._of_object(value, kind, path)
+            return self._describe_object(value, kind, path)
         if (table := tables.described(value)) is not None:
             return {"is": "table", "table": self.described(table, path)}
         return {"is": "pickle", "pickle": self._pickled(value, path)}
 
-    def _of_plain_value(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+    def _describe_plain_value(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
         if kind is float:
             return {"is": "float", "text": repr(value)}
         if kind is complex:
@@ -241,7 +246,7 @@ class Describer:
             return {"is": "scalar", "array": self.described(np.asarray(value), path)}
         return None
 
-    def _of_container(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+    def _describe_container(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
         if kind in _SEQUENCES:
             items = [self.described(item, f"{path}[{index}]") for index, item in enumerate(value)]
             return {"is": _SEQUENCES[kind], "items": items}
@@ -257,7 +262,7 @@ class Describer:
             return {"is": kind.__name__, "items": pairs, **factory}
         return None
 
-    def _of_array(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+    def _describe_array(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
         if isinstance(value, Tensor) and tensors.is_plain(value):
             node = {
                 "is": "tensor",
@@ -282,7 +287,7 @@ class Describer:
             return {"is": "generator", "device": self._device_name(value.device), "state": state}
         return None
 
-    def _of_code(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+    def _describe_code(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
         if isinstance(value, ModuleType):
             return {"is": "module", "name": value.__name__}
         if not isinstance(value, FunctionType | BuiltinFunctionType | type | _CACHED):
@@ -299,7 +304,7 @@ class Describer:
         self.definitions.append(definition)
         return {"is": "definition", "definition": len(self.definitions) - 1}
 
-    def _of_ddp(self, value: DistributedDataParallel, path: str) -> dict[str, Any]:
+    def _describe_ddp(self, value: DistributedDataParallel, path: str) -> dict[str, Any]:
         arguments = dict(ddp_objects.all_made()[value][1])
         if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
             raise NotSaved("it is on a group of your own. Make it again after loading")
@@ -323,7 +328,7 @@ class Describer:
             "training": value.training,
         }
 
-    def _of_object(self, value: Any, kind: type, path: str) -> dict[str, Any]:
+    def _describe_object(self, value: Any, kind: type, path: str) -> dict[str, Any]:
         try:
             state = value.__getstate__()
         except Exception as error:

@@ -118,7 +118,7 @@ class Rebuilder:
             self._shard(self._built[number], node)
         else:
             try:
-                self._built[number] = self._of_node(node)
+                self._built[number] = self._rebuild(node)
             except shards.Cannot as error:
                 raise NotRebuilt(str(error)) from None
 
@@ -131,7 +131,7 @@ class Rebuilder:
             for key, item in node["items"]:
                 container[self.value(key)] = self.value(item)
 
-    def _of_node(self, node: Mapping[str, Any]) -> Any:
+    def _rebuild(self, node: Mapping[str, Any]) -> Any:
         kind = node["is"]
         if kind in _SEQUENCES:
             return _SEQUENCES[kind]([self.value(item) for item in node["items"]])

@@ -97,7 +97,7 @@ def stage(
 
     stored = whole(saved_by)
 
-    def of_all_ranks() -> list[Stored]:
+    def all_stored() -> list[Stored]:
         return [stored if rank == saved_by else whole(rank) for rank in range(len(saved))]
 
     rebuilder = Rebuilder(
@@ -105,7 +105,7 @@ def stage(
         shell.current().user_ns,
         member.device,
         trust,
-        of_all_ranks if len(saved) != member.world_size else None,
+        all_stored if len(saved) != member.world_size else None,
     )
     untrusted: dict[str, str] = {}
     failed: list[str] = []

@@ -63,11 +63,11 @@ def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | 
         Cannot: it has no description.
     """
     if _is_mesh(value):
-        return _of_mesh(value)
+        return _describe_mesh(value)
     if _is_dtensor(value):
-        return _of_dtensor(describer, value, path)
+        return _describe_dtensor(describer, value, path)
     if _is_fsdp(value):
-        return _of_fsdp(describer, value, path)
+        return _describe_fsdp(describer, value, path)
     if isinstance(value, nn.Module) and any(_hooks_of(value, _OF_TENSOR_PARALLELISM)):
         raise Cannot(
             "it has hooks of parallelize_module or distribute_module. Save a variable with its state_dict(), whose "
@@ -92,7 +92,7 @@ def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
     return own
 
 
-def _of_mesh(mesh: Any) -> dict[str, Any]:
+def _describe_mesh(mesh: Any) -> dict[str, Any]:
     if mesh.mesh.flatten().tolist() != list(range(dist.get_world_size())):
         raise Cannot(
             "it does not span all ranks in their order. Make it again after loading, with the cell that made it",
@@ -107,7 +107,7 @@ def _of_mesh(mesh: Any) -> dict[str, Any]:
     }
 
 
-def _of_dtensor(describer: Describing, value: Any, path: str) -> dict[str, Any]:
+def _describe_dtensor(describer: Describing, value: Any, path: str) -> dict[str, Any]:
     local = value.detach().to_local()
     if local.device.type != value.device_mesh.device_type:
         raise Cannot(
@@ -144,7 +144,7 @@ def _placement(placement: Any, owner: Any) -> list[Any]:
     raise Cannot(f"its placement is {placement}", about=owner)
 
 
-def _of_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
+def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
     sharding = torch_private.sharding_of(module)
     if sharding is None:
         raise Cannot(

@@ -178,7 +178,7 @@ class Trainer(Loop):
         learning_rate.try_out()
         # A run that only works out its result has no step to do.
         if self.step < self.total_steps and (
-            problem := self.config.problem_of_warm_up(self.total_steps, self._data.loaders.steps_per_epoch)
+            problem := self.config.warm_up_problem(self.total_steps, self._data.loaders.steps_per_epoch)
         ):
             raise ConfigError(problem)
 

@@ -134,12 +134,12 @@ def _with_scipy(
         newest, gradient = evaluate(as_tensor(flat))
         return newest, gradient.cpu().numpy().ravel()
 
-    def of_result(intermediate_result: OptimizeResult) -> None:
+    def take_result(intermediate_result: OptimizeResult) -> None:
         after_step(as_tensor(intermediate_result.x), float(intermediate_result.fun))
 
     num_done = 0
 
-    def of_point(flat: np.ndarray) -> None:
+    def take_point(flat: np.ndarray) -> None:
         nonlocal num_done
         num_done += 1
         after_step(as_tensor(flat), newest)
@@ -156,7 +156,7 @@ def _with_scipy(
             jac=True,
             method=_SCIPY[optimizer],
             bounds=Bounds(0.0, 1.0),
-            callback=of_result if optimizer == "lbfgsb" else of_point,
+            callback=take_result if optimizer == "lbfgsb" else take_point,
             options=options | {"maxfun": num_steps * _MAX_EVALUATIONS_PER_STEP},
         )
     except _AllStepsDone:

@@ -441,7 +441,7 @@ class _Model:
     def weights(self, products: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination is W M W^T v, from the products of the rows with
         v."""
-        return self._of_rows(_solved(self._inverse, self._known(products)))
+        return self._scatter(_solved(self._inverse, self._known(products)))
 
     def reduced_weights(self, products: np.ndarray, squares: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination, added to v / scale, is the solution of B with v
@@ -453,13 +453,13 @@ class _Model:
         """
         of_free = self._factors[:, None] * squares[np.ix_(self._rows, self._rows)] * self._factors
         system = self._inverse - of_free / self.scale
-        return self._of_rows(_solved(system, self._known(products)) / self.scale**2)
+        return self._scatter(_solved(system, self._known(products)) / self.scale**2)
 
     def _known(self, products: np.ndarray) -> np.ndarray:
         known: np.ndarray = products[self._rows] * self._factors
         return known
 
-    def _of_rows(self, values: np.ndarray) -> np.ndarray:
+    def _scatter(self, values: np.ndarray) -> np.ndarray:
         weights = np.zeros(self._num_rows)
         weights[self._rows] = values * self._factors
         return weights

@@ -98,15 +98,15 @@ class Shards:
         """
         total = np.zeros(by_slice.shape[1])
         # One slice after the other: how numpy's and torch's own sums round depends on the processor.
-        for of_slice in self._of_all(by_slice):
+        for of_slice in self._gather(by_slice):
             total += of_slice
         return total
 
     def smallest(self, by_slice: Tensor) -> float:
         """Return the smallest of all numbers of all ranks; `by_slice` as for `sums`."""
-        return float(self._of_all(by_slice).min())
+        return float(self._gather(by_slice).min())
 
-    def _of_all(self, by_slice: Tensor) -> np.ndarray:
+    def _gather(self, by_slice: Tensor) -> np.ndarray:
         own = by_slice.cpu()
         if self.world_size > 1:
             padded = own.new_zeros(self._largest, own.shape[1])

@@ -93,7 +93,7 @@ def _gram(features: Tensor) -> Tensor:
     return matrix[:, rows, columns]
 
 
-def _of_channels(x: Tensor, measure: Measure) -> Tensor:
+def _multi_phase_gram_matrices(x: Tensor, measure: Measure) -> Tensor:
     """Compute the Gram matrices of all layers of the network for (N, P, H, W), as (N, M)."""
     if measure.gram_network == "random":
         layers = _random_layers(x.shape[1])
@@ -115,10 +115,10 @@ def _of_channels(x: Tensor, measure: Measure) -> Tensor:
 
 def _gram_matrices(x: Tensor, measure: Measure) -> Tensor:
     """Compute the Gram matrices of each phase alone, as (N, M)."""
-    return _of_channels(x[:, None], measure)
+    return _multi_phase_gram_matrices(x[:, None], measure)
 
 
 GRAM_MATRICES = (
     Descriptor("GramMatrices", _gram_matrices),
-    Descriptor("MultiPhaseGramMatrices", _of_channels, of="phases"),
+    Descriptor("MultiPhaseGramMatrices", _multi_phase_gram_matrices, of="phases"),
 )

@@ -122,7 +122,7 @@ class _State:
         self._rank, self._world_size = rank, world_size
         self._shape = tuple(field.shape[1:])
         self._directions = range(NUM_DIRECTIONS if len(self._shape) == NUM_DIRECTIONS else 1)
-        self._losses = [self._of_slices(self._stack(d), d) for d in self._directions]
+        self._losses = [self._slice_losses(self._stack(d), d) for d in self._directions]
 
     @property
     def loss(self) -> float:
@@ -134,7 +134,7 @@ class _State:
         return self.field[None] if len(self._shape) == 2 else slices_along(self.field, direction)
 
     @torch.no_grad()
-    def _of_slices(self, slices: Tensor, direction: int) -> Tensor:
+    def _slice_losses(self, slices: Tensor, direction: int) -> Tensor:
         return torch.cat([self._loss(some, direction) for some in slices.split(2 * _AT_ONCE)]).cpu()
 
     def draw(self, draw: np.random.Generator) -> np.ndarray:
@@ -178,7 +178,7 @@ class _State:
         """
         parts = [pairs[i : i + _AT_ONCE] for i in range(0, len(pairs), _AT_ONCE)]
         share = share_of(len(parts), self._rank, self._world_size)
-        own = [self._of_swaps(parts[i]) for i in share]
+        own = [self._swap_losses(parts[i]) for i in share]
         losses = self._gathered(own, len(parts))[: len(pairs)]
         at = self._slices_of(pairs)
         rises = torch.zeros(len(pairs), dtype=losses.dtype)
@@ -188,7 +188,7 @@ class _State:
             rises += change.sum(dim=1)
         return losses, rises
 
-    def _of_swaps(self, pairs: np.ndarray) -> Tensor:
+    def _swap_losses(self, pairs: np.ndarray) -> Tensor:
         """Compute the slice losses of up to _AT_ONCE swaps, as (_AT_ONCE, 2, directions), padded with
         zeros."""
         found = torch.zeros(_AT_ONCE, 2, len(self._directions), dtype=torch.float64)
@@ -205,7 +205,7 @@ class _State:
                     here = at[:, side, d] == at[:, pixel, d]
                     swapped = values[:, here, 1 - pixel].T
                     slices[number[here], side, :, row[here], column[here]] = swapped
-            found[: len(pairs), :, d] = self._of_slices(slices.flatten(0, 1), d).view(-1, 2)
+            found[: len(pairs), :, d] = self._slice_losses(slices.flatten(0, 1), d).view(-1, 2)
         return found
 
     def _gathered(self, own: list[Tensor], num_parts: int) -> Tensor:

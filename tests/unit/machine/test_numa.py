@@ -47,7 +47,7 @@ def seats_of(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> list[dic
     place = Place("here", "", "", "", None, numa.bindable())
     processes: Any = SimpleNamespace(meeting_file=None, place_of=lambda _: place)
     chosen = devices.choose(config.named_gpus, config.ranks)
-    return seats.of_ranks(config, chosen, Transport("gloo", "gloo"), processes, lambda _: "here")
+    return seats.rank_seats(config, chosen, Transport("gloo", "gloo"), processes, lambda _: "here")
 
 
 def test_each_rank_gets_its_gpus_node_and_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
