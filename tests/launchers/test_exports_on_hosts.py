@@ -11,7 +11,7 @@ from typing import Any
 
 import hosts
 import pytest
-from hosts.namespaces import wait_until
+from hosts.namespaces import command_of, wait_until
 
 import nbgpu
 from nbgpu.client.runs.run import Run
@@ -120,7 +120,7 @@ def test_a_host_that_is_lost_leaves_the_other_with_the_same_samples_a_step(
         goes.kill()
         goes.wait()
         for pid in other.pids():
-            if b"nbgpu.engine.train" in _command(pid):
+            if b"nbgpu.engine.train" in command_of(pid):
                 os.kill(pid, 9)
         assert stays.wait(_PATIENCE_S) == 0, (job / "n1.txt").read_text()
     finally:
@@ -130,13 +130,6 @@ def test_a_host_that_is_lost_leaves_the_other_with_the_same_samples_a_step(
     info = run_folders.read_info(only_run(shared))
     assert (info.world_size, info.global_batch_size) == (1, notebook_run.info.global_batch_size)
     assert is_finished(shared)
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_preempted(

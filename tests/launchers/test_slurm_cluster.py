@@ -16,7 +16,7 @@ from pathlib import Path
 import hosts
 import pytest
 from hosts import FarPython
-from hosts.namespaces import wait_until
+from hosts.namespaces import command_of, wait_until
 from rows import Measured, row
 
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
@@ -116,14 +116,6 @@ def test_the_hosts_see_the_gpus_that_slurm_gives_them(started: FarPython, test_s
         command = f"{sys.executable} -P -m nbgpu.engine.process.host".encode().split()
         (pid,) = [pid for pid in node.pids() if command_of(pid).split(b"\0")[:4] == command]
         assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-
-
-def command_of(pid: int) -> bytes:
-    """The command line of a process; empty if it has ended meanwhile."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:

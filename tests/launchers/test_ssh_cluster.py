@@ -12,7 +12,7 @@ import hosts
 import pytest
 from conftest import REPOSITORY
 from hosts import FarPython
-from hosts.namespaces import Host, wait_until
+from hosts.namespaces import Host, command_of, wait_until
 from hosts.secure_shell import start_sshd
 
 pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
@@ -51,7 +51,8 @@ def started(test_ssh: hosts.SecureShell, notebook: FarPython) -> Iterator[FarPyt
 
 def ranks_of(host: Host) -> list[int]:
     """The processes of a host that are none of its own."""
-    return [pid for pid in host.pids() if b"sshd" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    commands = {pid: command_of(pid) for pid in host.pids()}
+    return [pid for pid, command in commands.items() if command and b"sshd" not in command]
 
 
 def test_ranks_of_both_hosts_are_one_group(started: FarPython) -> None:
@@ -267,8 +268,7 @@ def left_on(host: Host) -> list[str]:
     """What a cluster has left on a host: processes, and folders of the kind that it makes."""
     # The checkout's folder, which a clone calls nbgpu, stands in the command of the test's own Python, too.
     commands = [
-        Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").replace(str(REPOSITORY), "")
-        for pid in ranks_of(host)
+        command_of(pid).decode().replace("\0", " ").replace(str(REPOSITORY), "") for pid in ranks_of(host)
     ]
     folders = host.run(["sh", "-c", "ls -d /tmp/nbgpu-* | grep -v test"], check=False).stdout.split()
     return [*(command for command in commands if "nbgpu" in command), *folders]

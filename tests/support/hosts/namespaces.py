@@ -366,6 +366,14 @@ def _address_of(digits: str, kind: int) -> str:
     return str(ipaddress.IPv4Address(packed) if kind == 4 else ipaddress.IPv6Address(packed))
 
 
+def command_of(pid: int) -> bytes:
+    """The command line of a process; empty if it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def wait_until(condition: Callable[[], object], patience_s: float, otherwise: Callable[[], object]) -> None:
     """Wait until a call returns what counts as true.
 
