@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import allocator, devices
 from nbgpu.protocol.records import Device
+
+_USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
+"""torch's own variable, read when it is loaded, that chooses between its two backends for NCCL."""
 
 
 def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> dict[str, str]:
@@ -21,6 +25,9 @@ def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> 
         "CUDA_VISIBLE_DEVICES": devices.visible_gpus(ranks_devices),
         "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
+        # nccl2, the default since torch 2.15, ends the process after an abort or a timeout
+        # (https://github.com/pytorch/pytorch/pull/192105), and was not tried here.
+        _USE_NCCL2: os.environ.get(_USE_NCCL2, "0"),
         **_allocator_settings(config.allocator),
     }
 

@@ -107,8 +107,9 @@ _store: dist.Store | None = None  # type: ignore[name-defined]
 
 def membership() -> Membership:
     """Return this process's place in the group that it formed last."""
-    assert _membership is not None, "no group was formed in this process"
-    return _membership
+    member = _membership if _alone is None else _alone
+    assert member is not None, "no group was formed in this process"
+    return member
 
 
 def has_ended() -> bool:

@@ -39,7 +39,7 @@ if rank != 2: dist.all_reduce(torch.ones(3, 4))""",
         f"{faults.note()}\nimport time\nif rank == 0:\n    work = dist.barrier(async_op=True)\n    time.sleep(3)",
         rf"rank 0: CollectiveTimeoutError: barrier, {NUMBER}, .*: ranks 1, 2 had not come",
     ),
-    "a group of one's own": (
+    "a group of the person's own": (
         f"pair = dist.new_group([0, 1])\n{faults.note()}\nif rank == 1: dist.barrier(group=pair)\ndel pair",
         r"rank 1: CollectiveTimeoutError: barrier, collective 1 of the group '\w+', .*: rank 0 had not come",
     ),

@@ -263,7 +263,7 @@ def test_a_size_that_differs_between_the_ranks(notebook: Kernel, measured: Measu
 
 def test_cells_that_ended_the_group_run_again_on_a_rank_that_is_replaced(notebook: Kernel) -> None:
     notebook.run("%%distributed\nseen = [dist.get_rank()]; dist.destroy_process_group()")
-    notebook.run("%%distributed\nseen.append(dist.get_rank())")
+    notebook.run("%%distributed\nboth = dist.new_group([0, 1]); seen.append(dist.get_rank(both))")
     done = notebook.run("%nbgpu restart --rank 1 --replay")
     assert done.status == "ok"
     assert "not been initialized" not in done.stdout
