@@ -67,6 +67,8 @@ def why_none_can_be_worked_out(run: Run) -> str:
         return f"{name} has no result: with telemetry=False nothing is recorded"
     if config.smoke_test:
         return f"{name} has no result, because the smoke test did not come to its end. Start it again"
-    if not checkpoint_files.newest_whole(run.folder, contents=False).checkpoint:
-        return f"{name} has no result, because it {'was stopped' if status == 'stopped' else status} before its first checkpoint"
+    newest = checkpoint_files.newest_whole(run.folder, contents=False).checkpoint
+    if newest is None or not checkpoint_files.state(newest)["step"]:
+        how = "was stopped" if status == "stopped" else status
+        return f"{name} has no result, because it {how} before a step was saved"
     return ""
