@@ -361,7 +361,12 @@ def test_of_steps_and_epochs_one_is_in_charge_and_the_other_says_what_follows(
     assert (steps.idle, steps.note) == (False, "")
     type_in(area, epochs="3")
     area._memory.wait()
-    assert (steps.value, steps.changed, steps.idle, steps.note) == ("200", False, True, "about 96, from Epochs")
+    assert (steps.value, steps.changed, steps.idle, steps.note) == (
+        "200",
+        False,
+        True,
+        "about 96, from Epochs",
+    )
     assert area.form.config(area.form.read()[0]).epochs == 3
     type_in(area, epochs="")
     assert (steps.idle, epochs.idle) == (False, True)
