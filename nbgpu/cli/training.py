@@ -110,18 +110,20 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
             run.wait(progress=False)
         finally:
             ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
-            say(console, "\n".join([ended, *_next(run)]))
+            say(console, ended)
+            # A command that is broken into lines cannot be copied.
+            console.print("\n".join(_next(run)), highlight=False, soft_wrap=True)
 
 
 def _next(run: Run) -> list[str]:
     """The commands that go on from a run that has ended."""
     folder = shlex.quote(str(run.folder))
-    lines = [f"nbgpu report {folder} writes a page of it"]
+    commands = [f"nbgpu report {folder}"]
     if run.can_work_out_result:
-        lines.append(f"nbgpu result {folder} works out its result")
+        commands.append(f"nbgpu result {folder}")
     if run.config.PREDICTS:
-        lines.append(f"nbgpu predict {folder} --data NEW applies the model")
-    return lines
+        commands.append(f"nbgpu predict {folder} --data NEW")
+    return ["go on with:", *(f"  {command}" for command in commands)]
 
 
 def _require_search(config: TrainConfig, arguments: Sequence[str]) -> None:

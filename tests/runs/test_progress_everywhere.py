@@ -65,7 +65,7 @@ def shown(run: Any) -> dict[str, set[str]]:
 
 def is_everywhere(run: Any, step: int, total: int) -> None:
     places = shown(run)
-    assert places == {place: {f"step {step} of {total}"} for place in places}
+    assert places == {key: {f"step {step} of {total}"} for key in places}
 
 
 def wait_for(look: Callable[[], bool]) -> None:

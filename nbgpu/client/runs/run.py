@@ -113,6 +113,8 @@ class Run:
         self._info = info
         self._info_written_ns = 0
         self._host = host
+        self._concludes = False
+        """Whether the run had ended before, and its result is worked out."""
         self._served = served or Served(folder, [])
         self._preparing: threading.Thread | None = None
         if presenter is not None:
@@ -240,7 +242,9 @@ class Run:
         """The state of the run: the state of its ranks, or that of the slowest one if they differ."""
         if self._ending.state is not None:
             return self._ending.state
-        return state_of_slowest({s.state for s in self.statuses()} - FINAL_STATES)
+        states = {s.state for s in self.statuses()} - FINAL_STATES
+        # The ranks' last words are those of the run's first end until they have written again.
+        return state_of_slowest(states) if states or not self._concludes else "working out the result"
 
     def statuses(self) -> list[RankStatus]:
         """Return the last known status of every rank, in order."""
@@ -373,6 +377,7 @@ class Run:
     def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
         """Follow the ranks, which have begun to work out the result of this run with these settings."""
         self.config = config
+        self._concludes = True
         self._follow(results)
 
     def notes(self) -> list[str]:

@@ -33,10 +33,8 @@ DISCRIMINATOR_LOSS = "discriminator_loss"
 """The name of the loss of an adversarial recipe's second network among a step's numbers."""
 
 _WHAT_TO_TRY = "Lower lr or clip_norm, or look in the loss for a log, a root or a division that meets 0"
-_LOOK_AT_THE_DATA = (
-    "Look at the data: the model was given these values. Replace them, or leave the samples out"
-)
-_ADVICE = {False: f"{_WHAT_TO_TRY}; on_nonfinite='skip' leaves such steps out", True: _WHAT_TO_TRY}
+_LOOK_AT_DATA = "Look at the data: what was read, or a transform, holds NaN or Inf"
+_LEAVING_OUT = "; on_nonfinite='skip' leaves such steps out"
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,9 @@ class Guard:
             count = f"{self._num_bad} of at most {self._allowed} in a row"
             return Verdict(f"{what} at step {step}, which was left out ({count})", first, stop=False)
         in_a_row = f", and no step since step {step - self._num_bad} was better" if self._num_bad > 1 else ""
-        has_bad_inputs = any(theirs["inputs"] for theirs in by_rank)
-        advice = _LOOK_AT_THE_DATA if has_bad_inputs else _ADVICE[self._allowed > 0]
+        # Where the batch is bad, the learning rate has no part in it.
+        advice = _LOOK_AT_DATA if any(by_rank[rank]["inputs"] for rank in ranks) else _WHAT_TO_TRY
+        advice += "" if self._allowed else _LEAVING_OUT
         return Verdict(f"{what} at step {step}{in_a_row}; {kept}. {advice}", first, stop=True)
 
 

@@ -360,6 +360,7 @@ class _Controls:
         run = self._run
         if run is not None:
             self._ask(lambda: self._show(run.work_out_result()))
+            self._refresh()
 
     def _on_export(self) -> None:
         run = self._run

@@ -32,6 +32,10 @@ _REFRESH_PERIOD_S = 0.25
 LINE_PERIOD_S = 10.0
 MAX_ROWS = 16
 _BAR_WIDTH = 30
+_WIDE = 100
+"""The characters of a window that has room for every column."""
+_RATE = 6
+"""The column of the learning rate."""
 _GIB = 2.0**30
 
 
@@ -142,14 +146,17 @@ class _Screen:
         head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         table.add_column("rank", no_wrap=True)
-        # This is the one column that shrinks in a narrow window.
+        # This is the one column that shrinks in a narrow window. The rate is the same on all ranks, and gives
+        # way before.
+        is_narrow = self.console.width < _WIDE
         table.add_column("device", max_width=28)
         table.add_column("state", no_wrap=True)
-        for name in ("step", "loss", "samples/s", "lr", "memory", "use"):
+        for name in ("step", "loss", "samples/s", *([] if is_narrow else ["lr"]), "memory", "use"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("")
         for status in statuses[:MAX_ROWS]:
-            table.add_row(*_row(status))
+            cells = _row(status)
+            table.add_row(*(cells[:_RATE] + cells[_RATE + 1 :] if is_narrow else cells))
         below = (
             [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
         )

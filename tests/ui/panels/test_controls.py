@@ -315,6 +315,31 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     _wait_until_back(cluster2)
 
 
+def test_a_stopped_run_gets_its_result_by_a_button(
+    cluster2: nbgpu.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    panel = _Controls("autoencoder", cluster2)
+    type_in(panel, data="phantoms", patch_size="16", steps="100000")
+    assert panel._result.layout.display == "none"
+    panel._start.click()
+    give_up_s = time.monotonic() + 120
+    while panel._run is None or panel._run.statuses()[0].step < 2:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    run = panel._run
+    assert panel._result.layout.display == "none"
+    panel._stop.click()
+    run.wait(60)
+    assert (run.status, panel._result.layout.display) == ("stopped", "")
+    panel._result.click()
+    assert panel._start.disabled
+    assert not panel._stop.disabled
+    run.wait(120)
+    assert (run.status, panel._result.layout.display) == ("finished", "none")
+    assert run.result() is not None
+
+
 def _wait_until_back(cluster: nbgpu.Cluster) -> None:
     """On a busy machine a rank may have been given up in the middle of an import, and come back a moment
     later."""

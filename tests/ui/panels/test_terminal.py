@@ -20,6 +20,7 @@ import warm_start
 from recorded import RecordedRun
 from rich.console import Console
 
+from nbgpu.protocol.records import Event
 from nbgpu.ui.run import terminal
 
 
@@ -55,6 +56,33 @@ def test_a_pipe_gets_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum("autoencoder: training, step" in line for line in lines) >= 2
     assert lines[-1].startswith("autoencoder: finished, step 60 of 60")
     assert any(line == "step 40: checkpoint: step-40" for line in lines)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_result_keeps_its_numbers_and_its_verdict_at_80_columns(
+    tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: Any = RecordedRun(tmp_path, steps=2, step_s=0.01)
+    run.wait(30)
+    measures = {f"a long name of measure {index}": 1.2345e-05 * index for index in range(1, 6)}
+    detail = {
+        "note": "The network has 9.2 times less squared error than the copy, in a sentence that is longer than a line.",
+        "table": {"network": measures, "copy of the mask": measures},
+        "weights": f"of step 2: {tmp_path}",
+    }
+    result = Event(0, 99, 0.0, 2, "result", "held out", detail)
+    monkeypatch.setattr(run.reader, "batches", lambda _: iter([([result], None)]))
+    file = io.StringIO()
+    terminal.follow(run, Console(file=file, force_terminal=is_terminal, width=80, height=40))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    assert "…" not in text.split("step 2 of 2")[0]
+    for index in range(1, 6):
+        assert text.count(f"{1.2345e-05 * index:.4g}") == 2
+    assert "9.2 times less squared error" in " ".join(text.split())
+    # A path stays whole, to be copied, and words do too.
+    assert str(tmp_path) in text
+    words = {"sentence", "measure", "squared"}
+    assert words <= set(re.findall(r"\w+", text))
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
