@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbgpu.protocol.records import CellOptions
+
 _READ_BYTES = 1 << 20
 _HALF_LINE_S = 0.1
 """How long the beginning of a child's line waits for its end."""
@@ -32,13 +34,20 @@ def serve_all_writers(kernel: Any) -> None:
     set_parent, finish_metadata = shell.set_parent, kernel.finish_metadata
     # An ipykernel before version 7 attributes a thread's output to the last request of any kind.
     set_thread_parent = getattr(shell, "set_thread_parent", set_parent)
+    last_cell: Any = None
 
     def set_parent_of_streams(parent: Any) -> None:
-        if parent["header"]["msg_type"] == "apply_request":
-            # A call of the notebook's, which no output is shown of: the output of threads goes on below the
-            # last cell.
+        nonlocal last_cell
+        kind = parent["header"]["msg_type"]
+        if kind == "apply_request":
+            # A call of the notebook's: threads still belong to the last cell, below which their output is
+            # shown.
             set_thread_parent(parent)
             return
+        if CellOptions.METADATA in parent["metadata"]:
+            last_cell = parent
+        elif kind.startswith("comm_") and last_cell is not None:
+            parent = last_cell  # the callbacks of widgets belong to the last cell, too
         set_parent(parent)
         # ipykernel tells only what is sys.stdout at this moment.
         for stream, current in zip(streams, (sys.stdout, sys.stderr), strict=True):
