@@ -40,9 +40,11 @@ def serve_all_writers(kernel: Any) -> None:
         nonlocal last_cell
         kind = parent["header"]["msg_type"]
         if kind == "apply_request":
-            # A call of the notebook's: threads still belong to the last cell, below which their output is
-            # shown.
+            # Nobody waits for the text of a call. It is shown below the last cell, as that of a training run.
             set_thread_parent(parent)
+            if last_cell is not None:
+                for stream in streams:
+                    stream.set_parent(last_cell)
             return
         if CellOptions.METADATA in parent["metadata"]:
             last_cell = parent
