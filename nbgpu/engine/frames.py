@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from types import CodeType, FrameType, TracebackType
 
 from nbgpu.package import PACKAGE
@@ -67,9 +67,9 @@ def error_as_text(error: BaseException) -> str:
 def _shorten(formatted: traceback.TracebackException) -> int:
     """Keep only the person's lines, as for `error_as_text`; return the number of frames left out of the last
     part."""
-    for cause in (formatted.__cause__, formatted.__context__):
-        if cause is not None:
-            _shorten(cause)
+    for part in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
+        if part is not None:
+            _shorten(part)
     own = [index for index, line in enumerate(formatted.stack) if not is_library(line.filename)]
     if not own:
         return 0
@@ -124,10 +124,21 @@ def empty_library_frames(traceback: TracebackType | None) -> None:
     """
     while traceback is not None:
         if is_library(traceback.tb_frame.f_code.co_filename):
-            # Frames above the cell are still running, and cannot be cleared.
-            with suppress(RuntimeError):
-                traceback.tb_frame.clear()
+            clear(traceback.tb_frame)
         traceback = traceback.tb_next
+
+
+def clear(frame: FrameType) -> bool:
+    """Clear the variables of a frame; return False for one that is still running, as those above a cell
+    are."""
+    with warnings.catch_warnings():
+        # Python warns of a coroutine that was never awaited as it is lost here, and would name this line.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        try:
+            frame.clear()
+        except RuntimeError:
+            return False
+    return True
 
 
 def codes(traceback: TracebackType | None) -> Iterator[CodeType]:

@@ -81,6 +81,8 @@ def test_values_travel_into_the_notebook_and_back(notebook: Kernel) -> None:
     assert notebook.run("%push a --ranks 1").status == "ok"
     assert notebook.run("%pull mine a --into both --ranks 1\nboth").value == "{1: {'mine': 10, 'a': 1}}"
     assert notebook.run("%pull mine --into all_of_them\nall_of_them").value == "{0: 0, 1: 10}"
+    assert notebook.run("%pull mine+1 --rank 1 --as more\nmore").value == "11"
+    assert "%pull mine+1 --as NAME" in notebook.run("%pull mine+1").stderr
     assert (
         "--into takes the value of each rank"
         in (wrong := notebook.run("%pull mine --into x --rank 1")).error + wrong.stderr

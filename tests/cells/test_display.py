@@ -65,6 +65,20 @@ def test_a_widget_of_a_rank_and_its_page(notebook: Kernel) -> None:
     moved = {"comm_id": shown[1][WIDGET]["model_id"], "data": {"method": "update", "state": {"value": 7}}}
     notebook.client.shell_channel.send(notebook.client.session.msg("comm_msg", moved))
     assert notebook.run("%distributed slider.value").stdout == "[0] 0\n[1] 7\n"
+    # A callback prints when no cell runs, and fails.
+    code = """%%distributed --ranks 1
+def pressed(_): print('pressed'); 1 / 0
+button = ipywidgets.Button()
+button.on_click(pressed)
+button"""
+    button = notebook.run(code).displays[0][WIDGET]["model_id"]
+    click = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
+    notebook.client.shell_channel.send(notebook.client.session.msg("comm_msg", click))
+    text = ""
+    while "[1] ZeroDivisionError: division by zero" not in text:
+        content = notebook.client.get_iopub_msg(timeout=BOUND_S)["content"]
+        text += re.sub(r"\x1b\[[0-9;]*m", "", content.get("text", ""))
+    assert "[1] pressed\n" in text
     # Text that is printed `with` an Output appears under the cell; what is appended to it is in it.
     code = (
         "%%distributed\nout = ipywidgets.Output()\nout.append_stdout('held')\nwith out: print('printed')\n"

@@ -90,6 +90,9 @@ def test_what_belongs_to_the_group_stays_and_says_so(cluster2: nbgpu.Cluster) ->
     assert parts.startswith("parts['x']: torch.distributed.tensor.DTensor")
     assert "full_tensor()" in parts
     assert list(cluster2.pull("state")) == ["weight", "bias"]
+    assert list(cluster2.pull("model.module.state_dict()")) == ["weight", "bias"]
+    with pytest.raises(nbgpu.RankError, match=r"model\.modules\['x'\]: TypeError: 'method' object"):
+        cluster2.pull("model.modules['x']")
     cluster2.execute("del model, group, mesh, parts")
 
 

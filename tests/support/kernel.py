@@ -143,13 +143,13 @@ def rest_after_error() -> None:
 
 @contextmanager
 def kernel(
-    command: Sequence[str] = (), environment: Mapping[str, str] | None = None, **connection: Any
+    command: Sequence[str] = (), environment: Mapping[str, str | None] | None = None, **connection: Any
 ) -> Iterator[Kernel]:
     """Starts a kernel and ends it with all that it started.
 
     Args:
         command: starts it, where it is not this Python's own; "{connection_file}" stands for that file.
-        environment: what it has beside this process's own.
+        environment: what it has beside this process's own; a variable that is None is left out.
         connection: how the kernel is reached where it is not by TCP on loopback, as a KernelManager takes
             it.
     """
@@ -157,7 +157,8 @@ def kernel(
     if command:
         assert manager.kernel_spec is not None
         manager.kernel_spec.argv = list(command)
-    manager.start_kernel(env={**os.environ, **(environment or {})})
+    variables = {**os.environ, **(environment or {})}
+    manager.start_kernel(env={name: value for name, value in variables.items() if value is not None})
     client = manager.client()
     client.start_channels()
     try:

@@ -167,8 +167,9 @@ ONLY_IN_SOME_VERSIONS = {
 """Names that are looked for, and left alone where they are not there."""
 
 NOT_OF_THESE_LIBRARIES = {
-    "_current_frames",  # Python's own, as the four below
+    "_current_frames",  # Python's own, as the five below
     "_exit",
+    "_getframe",
     "_load_unlocked",
     "_run",
     "_signal",

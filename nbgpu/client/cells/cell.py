@@ -16,6 +16,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from nbgpu.client.cells import cell_timeline
+from nbgpu.client.cells.late_output import LateOutput
 from nbgpu.client.cells.outputs import CellOutput
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import expression
@@ -73,6 +74,7 @@ class DistributedCell:
         self._refresh_due_s = self._started_s + _REFRESH_PERIOD_S
         aborting.note_request()
         arrivals = Arrivals()
+        arrivals.take_late = LateOutput(cluster.config.max_output_lines).take
         self._questions = cluster.questions()
         try:
             shown_as = _number() if number is None else number

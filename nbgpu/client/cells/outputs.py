@@ -68,10 +68,14 @@ class CellOutput:
         arrivals: the messages from the ranks.
         ranks: the ranks that run the cell.
         max_lines: the number of lines to show. When there are more, the full text goes to files.
+        has_view: whether text may be shown in a `TextView`; otherwise it goes to the notebook's streams.
     """
 
-    def __init__(self, arrivals: Arrivals, ranks: Collection[int], max_lines: int) -> None:
+    def __init__(
+        self, arrivals: Arrivals, ranks: Collection[int], max_lines: int, has_view: bool = True
+    ) -> None:
         self._arrivals = arrivals
+        self._has_view = has_view
         self._ranks = tuple(sorted(ranks))
         self._ended: set[int] = set()
         self._values: dict[int, Item] = {}
@@ -305,7 +309,7 @@ class CellOutput:
             len({block.ranks for block in blocks}) == 1
             or sum(len(block.texts) for block in blocks) <= _FEW_LINES
         )
-        view = None if is_plain or open_view is None else open_view(self._ranks, live)
+        view = None if is_plain or not self._has_view or open_view is None else open_view(self._ranks, live)
         self._view = view or Streams()
         self._view.add(blocks)
 

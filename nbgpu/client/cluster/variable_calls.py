@@ -22,10 +22,12 @@ class VariableCalls(CellCalls):
     def pull(
         self, name: str | Sequence[str], rank: int = 0, *, ranks: Sequence[int] | Literal["all"] | None = None
     ) -> Any:
-        """Copy a variable of one rank into this process. Tensors arrive on the CPU.
+        """Copy a variable of one rank, or the value of an expression there, into this process. Tensors arrive
+        on the CPU.
 
         Args:
-            name: the variable's name. For several names the result is a dict by name.
+            name: the variable's name, or an expression such as 'model.module.state_dict()'. For several names
+                the result is a dict by name.
             rank: the rank.
             ranks: several ranks, or 'all', in place of `rank`. The result is then a dict by rank.
 

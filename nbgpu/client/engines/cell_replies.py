@@ -20,11 +20,16 @@ _POLL_PERIOD_S = 0.1
 Message = dict[str, Any]
 """A message of the Jupyter protocol, as it arrived on iopub."""
 
+TakeLate = Callable[[int, Collection[int], Message], None]
+"""Takes a rank's number, the numbers of all ranks that ran the cell, and a message of the rank."""
+
 
 class Arrivals:
     """The output of one cell. ipyparallel's thread fills it, and the cell empties it."""
 
     def __init__(self) -> None:
+        self.take_late: TakeLate | None = None
+        """Takes the messages that come once the cell is over; they are dropped where it is None."""
         self._came: deque[tuple[int, Message]] = deque()
         self._news = threading.Condition()
         """Notified when a rank has answered or all of its output is here. One for all ranks, because a lock
@@ -34,6 +39,10 @@ class Arrivals:
         self._num_in_all: dict[int, int] = {}
         """The number of messages of each rank that has answered."""
         self._ended: set[int] = set()
+
+    def add(self, rank: int, message: Message) -> None:
+        """Add a message with output that no answer is expected for."""
+        self._came.append((rank, message))
 
     def take(self) -> list[tuple[int, Message]]:
         """Return a pair (rank, message) for each message that has come since the last call."""
@@ -73,7 +82,7 @@ class Arrivals:
     def _receive(self, rank: int, message: Message) -> None:
         kind = message["header"]["msg_type"]
         if kind in CellOutputs.KINDS:
-            self._came.append((rank, message))
+            self.add(rank, message)
             self._num_came[rank] += 1
             self._end_if_all_came(rank)
         elif kind == "status" and message["content"]["execution_state"] == "idle":

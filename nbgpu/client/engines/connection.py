@@ -8,15 +8,16 @@ good. ipyparallel also stops gathering when an error's reply overtakes the outpu
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import ipyparallel as ipp
 import zmq
 from ipyparallel.client.client import Metadata
 
-from nbgpu.client.engines.cell_replies import Answer, Arrivals, Message
+from nbgpu.client.engines.cell_replies import Answer, Arrivals, Message, TakeLate
 from nbgpu.client.engines.cell_socket import CellSocket
 from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import CellOptions, CellOutputs, Remains
@@ -24,6 +25,8 @@ from nbgpu.protocol.records import CellOptions, CellOutputs, Remains
 _CURVE_KEYS = ("serverkey", "publickey", "secretkey")
 _OF_A_CELL = "-cell-"
 """Part of the id of each request to run a cell."""
+_NUM_LATE_CELLS = 1000
+"""The number of cells whose threads and tasks may still print something."""
 
 
 class Client(ipp.Client):  # type: ignore[misc]
@@ -38,8 +41,11 @@ class Client(ipp.Client):  # type: ignore[misc]
         """Engines that were cut off from the others in their group at their last answer."""
         self.taken_signals: dict[str, set[int]] = {}
         """By the name of a signal, the engines on which a cell has replaced its handler."""
+        self._late: OrderedDict[str, tuple[TakeLate, Collection[int]]] = OrderedDict()
+        """For each of the newest cells, what takes its late messages, and the ranks that ran it."""
         super().__init__(*args, **options)
         self.metadata = _Requests(Metadata)
+        self._futures: dict[str, Any] = _Pending(self._futures, self._take_late)
 
     def send_cell(
         self,
@@ -85,6 +91,10 @@ class Client(ipp.Client):  # type: ignore[misc]
             answers[rank] = self._expect(message_id, rank, arrivals, socket)
             answers[rank].metadata["engine_id"] = engine
             self._outstanding_dict[ident.decode()].add(message_id)
+        if arrivals.take_late is not None:
+            self._late[request["msg_id"]] = arrivals.take_late, tuple(engines)
+            if len(self._late) > _NUM_LATE_CELLS:
+                self._late.popitem(last=False)
 
         if socket is not None:
             socket.send(messages)
@@ -131,6 +141,15 @@ class Client(ipp.Client):  # type: ignore[misc]
         called."""
         _, message = self.session.feed_identities(parts)
         self._handle_execute_reply(self.session.deserialize(message))
+
+    def _take_late(self, message: Message) -> None:
+        """Take a message that came once its cell was over."""
+        if message["header"]["msg_type"] not in CellOutputs.KINDS:
+            return
+        cell, _, rank = message["parent_header"]["msg_id"].rpartition(_OF_A_CELL)
+        if cell in self._late:
+            take, ranks = self._late[cell]
+            take(int(rank), ranks, message)
 
     def close(self, linger: int | None = None) -> None:
         """Close the client as ipyparallel does, and the sockets of cells."""
@@ -183,7 +202,8 @@ class Client(ipp.Client):  # type: ignore[misc]
         self.outstanding.discard(message_id)
         self._outstanding_dict[said.get("engine")].discard(message_id)
         # An engine that was given up may answer all the same.
-        if (answer := self._futures.get(message_id)) is not None:
+        if message_id in self._futures:
+            answer = self._futures[message_id]
             self._note_remains(answer.metadata["engine_id"], said)
             answer.take(_outcome(message_id, content), said.get(CellOutputs.NUM))
 
@@ -197,6 +217,20 @@ class _Requests(defaultdict[str, Message]):
 
     def __missing__(self, message_id: str) -> Message:
         return Metadata() if _OF_A_CELL in message_id else super().__missing__(message_id)
+
+
+class _Pending(dict[str, Any]):
+    """ipyparallel's pending requests, by id. ipyparallel asks for the one to which a message belongs."""
+
+    def __init__(self, pending: Mapping[str, Any], take_late: Callable[[Message], None]) -> None:
+        super().__init__(pending)
+        self._over = SimpleNamespace(iopub_callbacks=[take_late])
+
+    def get(self, message_id: str | None, default: Any = None) -> Any:
+        """Return the request, and for a cell that is over an object that takes its messages."""
+        if message_id is None or message_id in self or _OF_A_CELL not in message_id:
+            return super().get(message_id, default)  # type: ignore[arg-type]
+        return self._over
 
 
 def _outcome(message_id: str, content: Message) -> Any:

@@ -366,7 +366,7 @@ class NbgpuMagics(Magics):
         _tell_of_kept(kept, "%nbgpu stop, then ")
 
     @magic_arguments()
-    @argument("names", nargs="+", metavar="NAME", help="variables on the rank")
+    @argument("names", nargs="+", metavar="NAME", help="variables on the rank, or expressions without spaces")
     @argument("--rank", type=int, help="which rank; left out: 0")
     @argument("--as", dest="target", metavar="NAME", help="its name in the notebook; left out: the same")
     @argument(
@@ -421,6 +421,8 @@ def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
     if arguments.target and len(wanted) > 1:
         raise UsageError("%pull --as renames one variable: name one")
     if arguments.into is None:
+        if not arguments.target and (unnamed := [name for name in wanted if not name.isidentifier()]):
+            raise UsageError(f"give the value a name in the notebook: %pull {unnamed[0]} --as NAME")
         values: dict[str, Any] = cluster.pull(wanted, arguments.rank or 0)
         return {arguments.target or name: value for name, value in values.items()}
     ranks: Any = "all" if arguments.ranks is None else parse_ranks(arguments.ranks)

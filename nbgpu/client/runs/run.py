@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -392,15 +391,15 @@ class Run:
         return list(dict.fromkeys([*texts, *self.reader.damage(), *self._served.problems]))
 
     def unreported_heals(self) -> list[str]:
-        """Return the messages about ranks replaced since the last call: which died, how, and what was
-        lost."""
+        """Return the messages about ranks replaced since the last call that no cell has reported: which died,
+        how, and what was lost."""
         heals = self._watch.heals[self._num_heals_reported :]
         self._num_heals_reported += len(heals)
-        for text in heals:
+        unreported = [text for text in heals if text in self._host.news]
+        for text in unreported:
             # Otherwise the next cell would report it once more.
-            with suppress(ValueError):
-                self._host.news.remove(text)
-        return heals
+            self._host.news.remove(text)
+        return unreported
 
     def export(self, to: str, **settings: Any) -> Exported:
         """Write the files with which this run's training runs elsewhere, without a notebook.

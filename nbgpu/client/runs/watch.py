@@ -478,8 +478,10 @@ class RunWatch:
     def _tell_heal(self, text: str) -> None:
         doing = "paused" if self._was_paused else "training"
         stays = " It stays paused until you resume it." if self._is_to_pause else ""
-        self.heals.append(f"While {self._folder.name} was {doing}{text}{stays}")
-        self._host.news.append(self.heals[-1])
+        heal = f"While {self._folder.name} was {doing}{text}{stays}"
+        # In this order: whoever reports a heal takes it out of the news.
+        self._host.news.append(heal)
+        self.heals.append(heal)
 
     def _call_to_train(self, mended: str) -> Mapping[int, Reply]:
         return self._host.ranks.call(Call.TRAIN, str(self._folder), mended, self._settings_since_s)

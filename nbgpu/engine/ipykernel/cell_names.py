@@ -1,8 +1,10 @@
-"""Names of cells in the tracebacks of IPython 7.
+"""Names of cells: in tracebacks 'Cell In[3], line 2', elsewhere, as in warnings and in tracebacks of threads,
+'<ipython-input-3-0d3a5c18e2f4>'.
 
-It names a cell by a file with the process's number in it, so that the same error on two ranks would be two,
-and nobody would know which cell is meant. Here cells are named as IPython 8 and newer name them: 'Cell In[3],
-line 2'.
+ipykernel names a cell by a file with the process's number in it, so that the same warning on two ranks would
+be two, and nobody would know which cell is meant. IPython's own name is the same on all ranks, and libraries
+such as numba and joblib know it. IPython 7 writes this name into tracebacks, too; newer ones write 'Cell
+In[3]'.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import IPython
+from IPython.core.compilerop import code_name
 
 _COLOR = r"(?:\x1b\[[0-9;]*m)*"
 _ARROW = re.compile(rf"^{_COLOR}-+> ?{_COLOR}(\d+)", re.MULTILINE)
@@ -21,17 +24,15 @@ _numbers: dict[str, int] = {}
 
 
 def install(shell: Any) -> None:
-    """Note the number of each cell from now on; nothing where IPython knows it."""
-    if IPython.version_info >= (8,):
-        return
-    name_of = shell.compile.get_code_name
+    """Name cells by their number and code from now on."""
 
-    def noted(raw_code: str, code: str, number: int) -> str:
-        name: str = name_of(raw_code, code, number)
-        _numbers[name] = number
+    def name_cell(raw_code: str, _code: str, number: int) -> str:
+        name: str = code_name(raw_code, number)
+        if IPython.version_info < (8,):
+            _numbers[name] = number
         return name
 
-    shell.compile.get_code_name = noted
+    shell.compile.get_code_name = name_cell
 
 
 def put_in(lines: Sequence[str]) -> list[str]:

@@ -70,9 +70,10 @@ def _keep(shell: Any, result: Any) -> None:
         shell._last_traceback = [
             "BdbQuit: the debugger was left with q, and the rest of the cell did not run"
         ]
+    if error is None or isinstance(error, bdb.BdbQuit) or _is_debug(result.info):
+        return
     # After an out-of-memory error nothing may hold on to the variables of functions.
-    if isinstance(error, OutOfMemoryError | bdb.BdbQuit) or _is_debug(result.info):
-        return
-    if error is None or error.__traceback__ is None:
-        return
-    kept_failure.keep(error)
+    if isinstance(error, OutOfMemoryError) or error.__traceback__ is None:
+        kept_failure.make_last(error)
+    else:
+        kept_failure.keep(error)

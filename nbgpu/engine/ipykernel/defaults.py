@@ -22,6 +22,8 @@ def take_over(shell: Any) -> None:
     # IPython sets it for scripts that ask whether a person types at them. Lightning does, and then refuses to
     # train with several processes. A rank is one of these processes, as below a launcher.
     vars(sys).pop("ps1", None)
+    # The arguments of the fork server are none of a cell's, and argparse and hydra would take them.
+    sys.argv[:] = [""]
     # The pager belongs to the page, which the ranks cannot reach.
     shell.set_hook("show_in_pager", page.as_hook(_print), 0)
     shell.ask_exit = _refuse_to_exit

@@ -57,7 +57,8 @@ def answer_cells(kernel: Any) -> None:
             error = before if before is not None else result.error_in_exec
             answer["status"] = "error"
             answer["ename"], answer["evalue"] = type(error).__name__, str(error)
-            answer["traceback"] = shell._last_traceback or []
+            # A handler of `set_custom_exc` may have shown the error in its own way, or not at all.
+            answer["traceback"] = shell._last_traceback or [f"{answer['ename']}: {answer['evalue']}"]
             answer["engine_info"] = kernel.get_engine_info(method="execute")
         answer["execution_count"] = shell.execution_count - 1
         # `?` and `%load` ask the page for something here, which cannot be done for an engine.

@@ -18,13 +18,15 @@ def keep(error: BaseException) -> None:
     """Keep the error that a cell has just raised."""
     global _kept
     _kept = notebooks_time_s(), error
+    make_last()
 
 
-def make_last() -> None:
-    """Make the kept error Python's last error again, which later errors, such as those in the debugger,
-    replaced."""
-    if _kept is not None:
+def make_last(error: BaseException | None = None) -> None:
+    """Make an error Python's last error; without one the kept error, which later errors, such as those in the
+    debugger, replaced."""
+    if error is None and _kept is not None:
         _, error = _kept
+    if error is not None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         if sys.version_info >= (3, 12):
             sys.last_exc = error
@@ -41,10 +43,8 @@ def kept_frames() -> list[FrameType]:
 
 
 def forget() -> None:
-    """Release the kept error and its frames."""
+    """Release what the frames of the kept error hold. Python's last error stays, for `%tb` and the like."""
     global _kept
     if _kept is not None:
         memory.let_go(_kept[1])
         _kept = None
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            vars(sys).pop(name, None)

@@ -209,7 +209,7 @@ def _described(frame: FrameType) -> str:
     """Return 'fit, model.py line 30', or for a function of an earlier cell 'fit, line 3 of an earlier
     cell'."""
     path = Path(frame.f_code.co_filename)
-    # IPython compiles cells under such names.
+    # A rank's IPython compiles cells under the second kind of name, the notebook's under the first.
     is_cell = path.parent.name.startswith("ipykernel_") or path.name.startswith("<ipython")
     return (
         f"{frame.f_code.co_name}, {'line' if is_cell else f'{path.name} line'} {frame.f_lineno}"

@@ -10,16 +10,20 @@ from __future__ import annotations
 import sys
 from asyncio import CancelledError
 from traceback import FrameSummary, extract_tb
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from nbgpu.engine.frames import (
+    RUNS_A_CALL,
     called_collective,
     codes,
     empty_library_frames,
+    error_as_text,
+    is_function,
     is_library,
+    is_ours,
     num_left_out_in_words,
     own_part,
 )
@@ -39,7 +43,8 @@ _UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
 def install(shell: Any) -> None:
     """Make the engine's shell show only the person's part of tracebacks."""
     cell_names.install(shell)
-    shell.set_custom_exc((Exception, KeyboardInterrupt, CancelledError), _show)
+    _show_unless_a_cell_has_a_handler(shell)
+    _print_errors_that_end_no_cell(shell)
     show = shell.showtraceback
 
     def show_persons_part(*args: Any, **options: Any) -> None:
@@ -57,6 +62,49 @@ def install(shell: Any) -> None:
 
     shell.showtraceback = show_persons_part
     shell.events.register("post_run_cell", _make_presentable)
+
+
+def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
+    """Show errors by `_show`, but those for which a cell has set a handler with `set_custom_exc` by that."""
+    kinds = (Exception, KeyboardInterrupt, CancelledError)
+    set_custom_exc = shell.set_custom_exc
+    set_custom_exc(kinds, _show)
+
+    def set_custom_exc_of_a_cell(of_the_cell: tuple[type[BaseException], ...], handler: Any) -> None:
+        def handle(shell: Any, kind: type[BaseException], *args: Any, **options: Any) -> Any:
+            by = handler if issubclass(kind, of_the_cell) else _show
+            return by(shell, kind, *args, **options)
+
+        is_removed = handler is None or of_the_cell == ()
+        set_custom_exc(kinds if is_removed else (*kinds, *of_the_cell), _show if is_removed else handle)
+
+    shell.set_custom_exc = set_custom_exc_of_a_cell
+
+
+def _print_errors_that_end_no_cell(shell: Any) -> None:
+    """Print the tracebacks that are shown while a cell goes on: of a widget's callback, of a block below
+    `with ipywidgets.Output()`, of `%tb`, of a script. The notebook shows only the error that ends a cell."""
+    show = shell._showtraceback
+
+    def show_or_print(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
+        fails_in_showing = getattr(shell.displayhook, "msg", None) is not None
+        if fails_in_showing or _ends_cell(sys._getframe(1)):
+            show(kind, error, lines)
+        else:
+            print("\n".join(lines), file=sys.stderr)  # noqa: T201 - the cell's output
+
+    shell._showtraceback = show_or_print
+
+
+def _ends_cell(frame: FrameType | None) -> bool:
+    """Whether a function of IPython is called to show an error by what runs the cell, and not by its code."""
+    while frame is not None and (
+        is_ours(frame.f_code.co_filename) or "/IPython/" in frame.f_code.co_filename
+    ):
+        if frame.f_code.co_name in ("run_code", "run_cell_async"):
+            return True
+        frame = frame.f_back
+    return frame is not None and is_function(frame, RUNS_A_CALL)
 
 
 def _make_presentable(result: Any) -> None:
@@ -111,14 +159,27 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
     if isinstance(error, SyntaxError):
         # A SyntaxError of the cell itself comes from no line of the person's code: it has its own line.
         lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
+    elif _has_group(error):
+        # IPython would leave the errors of the group out.
+        lines = error_as_text(error).rstrip().splitlines()
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
     lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in cell_names.put_in(lines)]
-    if num_left_out:
+    if num_left_out and not _has_group(error):
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
     return [*lines, advice] if advice else lines
+
+
+def _has_group(error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nbgpu.engine.frames import clear
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.errors import NbgpuError
@@ -247,8 +248,7 @@ def let_go(error: BaseException | None) -> None:
         seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
             # Frames that are still running cannot be cleared, and need not be.
-            with suppress(RuntimeError):
-                frame.clear()
+            if clear(frame):
                 # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
                 # each read.
                 _ = frame.f_locals

@@ -67,9 +67,10 @@ class Sentinel:
     def _leave(self) -> None:
         """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
         self._socket.close()
-        for descriptor in self._lifetime.fds:
+        # A child of the child comes here as well, and may have the same numbers for descriptors of its own.
+        while self._lifetime.fds:
             with suppress(OSError):
-                os.close(descriptor)
+                os.close(self._lifetime.fds.pop())
 
     def _watch(self) -> None:
         try:
@@ -291,6 +292,7 @@ def _take(seat: Seat) -> Seat:
         publishing,
         remains,
         script_lines,
+        streams,
         tracebacks,
     )
     from nbgpu.engine.memory import limit as memory_limit
@@ -328,6 +330,7 @@ def _take(seat: Seat) -> Seat:
         publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
     remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
     bars.keep_in_order_with_lines(shell)
+    streams.serve_all_writers(shell.kernel)  # type: ignore[attr-defined]
     out_of_memory.explain_failed_cells(shell, _own_rank, torch.device(seat.device))
     other_gpus.explain_after_cells(shell, torch.device(seat.device))
     debugger.install(shell)

@@ -15,7 +15,8 @@ _WHERE_TO_DEFINE = "Send it first, with %push and its name"
 
 
 def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
-    """Return variables of this rank for the notebook, which has opened memory for them.
+    """Return variables of this rank, or values of expressions, for the notebook, which has opened memory for
+    them.
 
     Returns:
         The parcel; its bytes, if they are few or this process cannot reach that memory; the names of
@@ -23,12 +24,21 @@ def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
         other, so that ipyparallel sends each as code.
 
     Raises:
-        TransferError: a variable does not exist, or its value cannot be sent. The message has a line for
-        each.
+        TransferError: a variable does not exist, an expression fails, or a value cannot be sent. The message
+            has a line for each.
     """
     variables = shell.current().user_ns
-    wrong = unpicklable.unknown(names, variables)
-    code, values = unpicklable.code_apart({name: variables[name] for name in names if name in variables})
+    wrong = unpicklable.unknown(filter(str.isidentifier, names), variables)
+    named = {}
+    for name in names:
+        if name in variables:
+            named[name] = variables[name]
+        elif not name.isidentifier():
+            try:
+                named[name] = eval(name, variables)
+            except Exception as error:  # noqa: BLE001 - whatever it raises
+                wrong.append(f"{name}: {type(error).__name__}: {error}")
+    code, values = unpicklable.code_apart(named)
     try:
         packing = Packing(values)
     except TransferError as error:

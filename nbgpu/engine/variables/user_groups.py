@@ -6,6 +6,7 @@ group in more places than can be reached, so that nbgpu only lists them.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -25,6 +26,8 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
 
     Variables of groups that ended earlier were listed then, and are left out.
     """
+    # IPython keeps values of cells in `_` and `_8`, which nobody makes again.
+    variables = {name: value for name, value in variables.items() if not re.fullmatch(r"_+\d*", name)}
     meshes = {name: value for name, value in variables.items() if isinstance(value, DeviceMesh)}
     groups = [line for name, value in variables.items() if (line := _of_group(name, value))]
     # Whole meshes come first, because parts are taken from them.

@@ -29,7 +29,8 @@ def group() -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 def test_meshes_are_named_without_torchs_table_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
-    variables = {"mesh": mesh, "part": mesh["b"]}
+    # IPython keeps a cell's value under two more names.
+    variables = {"_": mesh, "mesh": mesh, "_3": mesh, "part": mesh["b"]}
     whole = "mesh = dist.device_mesh.init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b'))"
     monkeypatch.delattr(device_mesh, "_mesh_resources")
     assert user_groups.how_to_make_again(variables) == [whole, "part = mesh['b']"]

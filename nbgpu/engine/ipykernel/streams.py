@@ -1,0 +1,227 @@
+"""The rank's own stdout and stderr, for whoever writes to them: threads and tasks that outlive their cell,
+forked children, and a `sys.stdout` that a cell has put in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbgpu.protocol.records import CellOptions
+
+_READ_BYTES = 1 << 20
+_HALF_LINE_S = 0.1
+"""How long the beginning of a child's line waits for its end."""
+_DRAIN_PATIENCE_S = 5.0
+
+
+def serve_all_writers(kernel: Any) -> None:
+    """Send with each reply what was written before it, and let output of a thread without a cell belong to
+    the last cell.
+
+    Call it after everything else that replaces methods of the streams.
+    """
+    shell = kernel.shell
+    streams: tuple[Any, Any] = sys.stdout, sys.stderr
+    children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
+    set_parent, finish_metadata = shell.set_parent, kernel.finish_metadata
+    # An ipykernel before version 7 attributes a thread's output to the last request of any kind.
+    set_thread_parent = getattr(shell, "set_thread_parent", set_parent)
+    last_cell: Any = None
+
+    def set_parent_of_streams(parent: Any) -> None:
+        nonlocal last_cell
+        kind = parent["header"]["msg_type"]
+        if kind == "apply_request":
+            # Nobody waits for the text of a call. It is shown below the last cell, as that of a training run.
+            set_thread_parent(parent)
+            if last_cell is not None:
+                for stream in streams:
+                    stream.set_parent(last_cell)
+            return
+        if CellOptions.METADATA in parent["metadata"]:
+            last_cell = parent
+        elif kind.startswith("comm_") and last_cell is not None:
+            parent = last_cell  # the callbacks of widgets belong to the last cell, too
+        set_parent(parent)
+        # ipykernel tells only what is sys.stdout at this moment.
+        for stream, current in zip(streams, (sys.stdout, sys.stderr), strict=True):
+            if current is not stream:
+                stream.set_parent(parent)
+
+    def send_text_first(*args: Any) -> Any:
+        children.drain()
+        for stream in streams:
+            stream.flush()
+        return finish_metadata(*args)
+
+    shell.set_parent = set_parent_of_streams
+    kernel.finish_metadata = send_text_first
+
+
+@dataclass
+class _Child:
+    """What has come from a child and is not written yet."""
+
+    received: bytearray = field(default_factory=bytearray)
+    begun_lines: dict[str, str] = field(default_factory=lambda: {"stdout": "", "stderr": ""})
+
+
+class _ForkedChildren:
+    """Writes what forked children print to the rank's own streams.
+
+    ipykernel's streams publish on a socket that a forked process must not use. ipykernel has a way around it,
+    which listens on a TCP port and which engines of ipyparallel do not have. Here each child gets one end of
+    a pair of Unix sockets as it is forked, and the rank's publishing thread reads the other end.
+    """
+
+    def __init__(self, shell: Any, streams: dict[str, Any]) -> None:
+        self._shell = shell
+        self._streams = streams
+        self._writes = {name: stream.write for name, stream in streams.items()}
+        self._thread = streams["stdout"].pub_thread
+        self._rank_pid = os.getpid()
+        self._children: dict[socket.socket, _Child] = {}
+        self._reading = threading.RLock()
+        """Held from when text is received until it is written."""
+        self._forking = threading.local()
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_in_rank, after_in_child=self._after_in_child
+        )
+        for name, stream in streams.items():
+            stream.write = self._after_children(self._writes[name])
+
+    def _after_children(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Return a `write` for the rank, whose text comes after the text of a child that has ended before."""
+
+        def write_after_children(text: str) -> Any:
+            if self._children and self._has_news():
+                self.drain()
+            return write(text)
+
+        return write_after_children
+
+    def _before_fork(self) -> None:
+        if os.getpid() == self._rank_pid:
+            self._forking.pair = socket.socketpair()
+
+    def _after_in_rank(self) -> None:
+        if os.getpid() != self._rank_pid:
+            return
+        from_child, to_rank = self._forking.pair
+        del self._forking.pair
+        to_rank.close()
+        from_child.setblocking(False)
+        self._children[from_child] = _Child()
+        self._thread.schedule(
+            lambda: self._thread.io_loop.add_handler(
+                from_child, lambda *_: self._read(from_child), self._thread.io_loop.READ
+            )
+        )
+
+    def _after_in_child(self) -> None:
+        if not hasattr(self._forking, "pair"):
+            return  # a child's child writes as its parent does
+        from_child, to_rank = self._forking.pair
+        del self._forking.pair
+        from_child.close()
+        # A rank that ends must not seem to live on in its children.
+        for other in self._children:
+            other.close()
+        self._children.clear()
+        lock = threading.RLock()
+        for name, stream in self._streams.items():
+            stream.write = _write_to(to_rank, name, lock)
+            stream.flush = lambda: None
+        self._shell.display_pub.publish = _print_plain
+
+    # In the rank, on its publishing thread.
+
+    def _read(self, from_child: socket.socket) -> None:
+        with self._reading:
+            self._write_what_came(from_child)
+
+    def _write_what_came(self, from_child: socket.socket) -> None:
+        if (child := self._children.get(from_child)) is None:
+            return
+        try:
+            data = from_child.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._write_begun_lines(child)
+            self._thread.io_loop.remove_handler(from_child)
+            del self._children[from_child]
+            from_child.close()
+            return
+        child.received += data
+        if b"\n" not in data:
+            return
+        *messages, child.received = child.received.split(b"\n")
+        for message in messages:
+            name, text = json.loads(message)
+            lines, newline, begun = (child.begun_lines[name] + text).rpartition("\n")
+            child.begun_lines[name] = begun
+            if newline:
+                self._writes[name](lines + newline)
+        if any(child.begun_lines.values()):
+            self._thread.io_loop.call_later(_HALF_LINE_S, self._write_begun_lines, child)
+
+    def _write_begun_lines(self, child: _Child) -> None:
+        for name, begun in child.begun_lines.items():
+            if begun:
+                child.begun_lines[name] = ""
+                self._writes[name](begun)
+
+    # On any other thread of the rank.
+
+    def _has_news(self) -> bool:
+        """Whether a child has printed something that is not read yet, or has ended."""
+        poll = select.poll()
+        with self._reading:
+            for from_child in list(self._children):
+                poll.register(from_child, select.POLLIN)
+            return bool(poll.poll(0))
+
+    def drain(self) -> None:
+        """Write what children have printed so far."""
+        if not self._children or threading.current_thread() is self._thread.thread:
+            return
+        is_read = threading.Event()
+
+        def read_all() -> None:
+            for from_child, child in list(self._children.items()):
+                self._read(from_child)
+                self._write_begun_lines(child)
+            is_read.set()
+
+        self._thread.schedule(read_all)
+        is_read.wait(_DRAIN_PATIENCE_S)
+
+
+def _write_to(to_rank: socket.socket, name: str, lock: AbstractContextManager[bool]) -> Callable[[str], int]:
+    """Return the `write` of a stream in a forked child."""
+
+    def write(text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text)}")
+        # The rank has ended, or the child has closed all descriptors: nobody is left to read it.
+        with suppress(OSError), lock:
+            to_rank.sendall(json.dumps([name, text]).encode() + b"\n")
+        return len(text)
+
+    return write
+
+
+def _print_plain(data: dict[str, Any], *_: Any, **__: Any) -> None:
+    """Show the text of what a forked child displays, which has no way to a page."""
+    print(data.get("text/plain", ""))  # noqa: T201 - the cell's output
