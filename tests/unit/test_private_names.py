@@ -314,6 +314,7 @@ OF_ITS_SUBCLASSES = {
     "_connect",
     "_context",
     "_extract_metadata",
+    "_futures",
     "_handle_execute_reply",
     "_make_io_loop",
 }
