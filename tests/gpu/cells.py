@@ -46,9 +46,7 @@ def pull_and_push(place: Place) -> None:
         for name, work in times.items():
             taken_s = [_seconds(work) for _ in range(_NUM_TIMES)]
             place.figure(name, 1e3 * statistics.median(taken_s), "ms")
-        on_rank("z = y.to(device)")
-        same = cluster.execute("cluster_said = torch.equal(z.cpu(), y); print(cluster_said)")
-        assert same == {0: "True\n"}, same
+        # A cell has put another tensor there.
         cluster.push(y=pulled)
         said = cluster.execute("print(torch.equal(y.to(device), x), y.device.type)")
         assert said == {0: "True cpu\n"}, f"the pushed tensor differs: {said}"
