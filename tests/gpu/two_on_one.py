@@ -9,8 +9,9 @@ from checks import Place, check
 
 @check(
     "two ranks share one GPU over gloo: the sums are right, and DDP trains with equal weights",
-    slice=1,
+    slice=2,
     page="devices",
+    shows=("engine/group", "machine/transports.py"),
     seldom=False,
 )
 def two_ranks_with_gloo(place: Place) -> None:
@@ -36,8 +37,9 @@ def two_ranks_with_gloo(place: Place) -> None:
 
 @check(
     "memory_limit='0.5' gives each of two ranks on a GPU a quarter of its memory, and refuses more",
-    slice=1,
+    slice=2,
     page="devices",
+    shows=("engine/memory/limit.py", "machine/devices.py"),
     seldom=False,
 )
 def memory_shares(place: Place) -> None:
@@ -67,8 +69,9 @@ def memory_shares(place: Place) -> None:
 
 @check(
     "the panel, the table and the report show two ranks on one device, each with its own memory",
-    slice=1,
+    slice=2,
     page="devices",
+    shows=("ui/run", "run_folder/recorder.py"),
     seldom=False,
 )
 def panel_with_two_ranks_on_one_device(place: Place) -> None:
@@ -80,6 +83,7 @@ def panel_with_two_ranks_on_one_device(place: Place) -> None:
         "num_phantoms": 8,
         "steps": 12,
         "val_every": 0,
+        "work_out_result": False,
         "runs_dir": str(place.folder),
     }
     with place.cluster(ranks=2, backend="gloo") as cluster:
