@@ -134,7 +134,7 @@ SLICE ?= 1 2 3
 ONLY ?=
 REHEARSE ?=
 
-gpu: ## run what needs a GPU, with the Python at hand and no network, in slices of nine minutes: SLICE=1, 2 or 3
+gpu: ## show on a GPU what was not shown of this code, with the Python at hand, in slices of 200 s: SLICE=1, 2 or 3
 	@failed=0; for slice in $(SLICE); do \
 		$(PYTHON) tests/gpu $$slice $(ONLY) $(if $(REHEARSE),--rehearse) || failed=1; done; exit $$failed
 
@@ -144,7 +144,7 @@ gpu-wheels: $(FOR_DEVELOPMENT) ## collect in .whl what such a machine lacks, for
 # Folders with what came back from such a machine.
 FROM ?=
 
-gpu-pages: ## write what `make gpu` found into docs/; FROM names folders in which results came back
+gpu-pages: ## add what `make gpu` found to tests/gpu/shown.json and docs/; FROM names folders that came back
 	@$(PYTHON) docs/generate_gpu.py $(FROM)
 
 wheel: $(FOR_DEVELOPMENT) ## build the wheel and the sdist into dist/, and check both

@@ -1,74 +1,73 @@
-"""Writes what `make gpu` found into the sections about GPUs of docs/benchmarks.md, devices.md, faults.md and
-training.md.
+"""Writes what was shown on a GPU into the sections about GPUs of docs/benchmarks.md, devices.md, faults.md
+and training.md.
 
     python docs/generate_gpu.py [FOLDER ...]
 
-A folder has slice1.json, slice2.json, ... as a GPU machine left them. They are added to those in
-tests/_artifacts/gpu, in which a check that was run again replaces its earlier record. Without any results the
-sections say that nothing was run on a GPU.
+A folder has slice1.json, slice2.json, ... as `make gpu` leaves them. Their records are added to those in
+tests/gpu/shown.json, in which a check that was run again replaces its earlier record; without a folder those
+of tests/_artifacts/gpu are added, if there are some.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(1, str(DOCS.parent / "tests" / "gpu"))
+
+import checks  # noqa: E402 - a module of that folder
+
 RESULTS = DOCS.parent / "tests" / "_artifacts" / "gpu"
 PAGES = ("benchmarks", "devices", "faults", "training")
 START, END = "<!-- gpu start -->", "<!-- gpu end -->"
 _NOTHING = "Not run on a GPU yet. [gpu.md](gpu.md) says how, and the rows come from there."
 _HEADING = "## On a GPU"
+Record = Mapping[str, Any]
 
 
-def merged(earlier: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
-    """One slice of two: each check as the newer one has it, unless it was not run there."""
-    checks = dict(newer["checks"])
-    for name, record in earlier["checks"].items():
-        if checks.get(name, record)["status"] == "not run":
-            checks[name] = record
-    return {**newer, "checks": checks}
-
-
-def collect(folders: Sequence[Path]) -> None:
-    """Add the slices in these folders to those in RESULTS.
+def collect(folders: Sequence[Path]) -> dict[str, Record]:
+    """Return the records of shown.json with those of the slices in these folders, in the order of the checks.
+    A check that is no longer there is left out.
 
     Raises:
         SystemExit: a folder has no slice, or has one of a rehearsal.
     """
+    records: dict[str, Record] = dict(checks.shown())
     for folder in folders:
         paths = sorted(folder.glob("slice*.json"))
         if not paths:
             raise SystemExit(f"{folder} has no slice1.json or the like")
         for path in paths:
-            newer = json.loads(path.read_text())
-            if newer["rehearsal"]:
+            found = json.loads(path.read_text())
+            if found["rehearsal"]:
                 raise SystemExit(f"{path} is of a rehearsal on CPU ranks, and says nothing about a GPU")
-            kept = RESULTS / path.name
-            if kept.exists() and kept.resolve() != path.resolve():
-                newer = merged(json.loads(kept.read_text()), newer)
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(newer, indent=1) + "\n")
+            for name, record in found["checks"].items():
+                if record["status"] != "not run":
+                    # The log of a failure is for whoever mends it.
+                    kept = {key: value for key, value in record.items() if key != "log"}
+                    records[name] = kept | {"machine": found["machine"]}
+    return {name: records[name] for name in checks.load() if name in records}
 
 
-def section(page: str, slices: Iterable[Mapping[str, Any]]) -> str:
-    """The section of one page, with a row for each of its checks."""
-    rows, sources = [], []
-    for found in slices:
-        of_page = {name: record for name, record in found["checks"].items() if record["page"] == page}
-        run = [record for record in of_page.values() if record["status"] != "not run"]
-        sources += [(_machine(found["machine"]), record["commit"], record["date"]) for record in run]
-        rows += [_row(record) for record in of_page.values()]
-    if not sources:
+def section(page: str, records: Mapping[str, Record]) -> str:
+    """Return the section of one page: a row for each of its checks that was run, and what the others would
+    show."""
+    of_page = [check for check in checks.load().values() if check.page == page]
+    rows = [_row(check.claim, records[check.name]) for check in of_page if check.name in records]
+    if not rows:
         return f"{_HEADING}\n\n{_NOTHING}"
-    measured = "\n".join(
-        f"{machine}; commit {commit}, {date}; `make gpu`" for machine, commit, date in dict.fromkeys(sources)
+    machines = dict.fromkeys(
+        _machine(records[check.name]["machine"]) for check in of_page if check.name in records
     )
-    head = "| what is to hold | outcome | figures |\n|---|---|---|"
-    return "\n".join([_HEADING, "", measured, "", head, *rows])
+    measured = "\n".join(f"{machine}; `make gpu`" for machine in machines)
+    head = "| what is to hold | outcome | figures | when, and of which commit |\n|---|---|---|---|"
+    left = [_in_a_cell(check.claim) for check in of_page if check.name not in records]
+    missing = [f"Not run on a GPU yet: {'; '.join(left)}.", ""] if left else []
+    return "\n".join([_HEADING, "", measured, "", *missing, head, *rows])
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
@@ -78,12 +77,12 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return f"{machine['gpu']}, driver {machine['driver']}, {libraries}, Python {machine['python']}, {machine['cores']} cores"
 
 
-def _row(record: Mapping[str, Any]) -> str:
+def _row(claim: str, record: Record) -> str:
     outcome = {"failed": "**failed**"}.get(record["status"], record["status"])
     if record["reason"]:
         outcome += f": {_in_a_cell(record['reason'].splitlines()[0])}"
     figures = "; ".join(_figure(name, figure) for name, figure in record["figures"].items())
-    return f"| {_in_a_cell(record['claim'])} | {outcome} | {figures} |"
+    return f"| {_in_a_cell(claim)} | {outcome} | {figures} | {record['date']}, {record['commit']} |"
 
 
 def _figure(name: str, figure: Mapping[str, Any]) -> str:
@@ -114,17 +113,19 @@ def section_of(text: str) -> str:
 
 
 def main(folders: Sequence[str]) -> None:
-    collect([Path(folder) for folder in folders])
-    slices = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("slice*.json"))]
+    """Add to shown.json what the folders have, and write the sections."""
+    own = [RESULTS] if not folders and any(RESULTS.glob("slice*.json")) else []
+    records = collect([*map(Path, folders), *own])
+    checks.SHOWN.write_text(json.dumps(records, indent=1) + "\n")
     for page in PAGES:
         path = DOCS / f"{page}.md"
-        path.write_text(with_section(path.read_text(), section(page, slices)))
+        path.write_text(with_section(path.read_text(), section(page, records)))
     counts: dict[str, int] = {}
-    for found in slices:
-        for record in found["checks"].values():
-            counts[record["status"]] = counts.get(record["status"], 0) + 1
-    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    sys.stdout.write(f"{told or 'nothing was run on a GPU'}\n")
+    for record in records.values():
+        counts[record["status"]] = counts.get(record["status"], 0) + 1
+    told = [f"{count} {status}" for status, count in sorted(counts.items())]
+    told += [f"{len(checks.load()) - len(records)} not run"]
+    sys.stdout.write(f"{', '.join(told)}\n")
 
 
 if __name__ == "__main__":

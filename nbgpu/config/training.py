@@ -17,6 +17,7 @@ from nbgpu.config.settings import Settings, control, shape_of_model, steered
 
 _LEAST_WARMUP_STEPS = 10
 _WINDOW = re.compile(r"(\d+):(\d+)")
+_NUM_IN_SMOKE_TEST = 8
 MAX_PROFILED_STEPS = 100
 """A step adds some thousands of events to a trace, and a browser must be able to show them."""
 
@@ -510,6 +511,11 @@ class TrainConfig(
         Where it is not, every chart gives the two an axis of its own each, and says this.
         """
         return ""
+
+    def num_evaluated(self, num_samples: int) -> int:
+        """The number of samples that a validation or a result takes, where it would take so many: in a smoke
+        test a few, which show whether it can be computed."""
+        return min(num_samples, _NUM_IN_SMOKE_TEST) if self.smoke_test else num_samples
 
     @property
     def left_to_data(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.engine.model import precision, randomness
-from nbgpu.engine.training import ending, smoke
+from nbgpu.engine.training import ending
 from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.minimiser import Minimiser
 from nbgpu.engine.training.trainer import Trainer
@@ -238,7 +238,6 @@ def train(trainer: Loop, mended: str = "") -> RunState:
             randomness.of_run(trainer.config),
             _own_heap(trainer.device),
             precision.kernels(trainer.config),
-            smoke.anomalies(trainer.config),
         ):
             state = trainer.run(mended)
     except Exception as error:

@@ -56,6 +56,8 @@ class Job:
     torchrun: psutil.Process
     stamps: Path
     """When rank 0 computed each loss, by the monotonic clock, as float64 after float64."""
+    output: Path
+    """What its ranks print."""
 
     def send(self, number: signal.Signals) -> None:
         for process in self.torchrun.children(recursive=True):
@@ -64,12 +66,12 @@ class Job:
     def times_s(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.fromfile(self.stamps) if self.stamps.exists() else np.empty(0)
 
-    def warm_up(self) -> None:
+    def warm_up(self, name: str) -> None:
         """Waits for the first steps, and stops it."""
         give_up_s = time.monotonic() + _START_PATIENCE_S
         while len(self.times_s()) < NUM_WARM_UP_STEPS:
             if not self.torchrun.is_running() or time.monotonic() > give_up_s:
-                raise RuntimeError(f"{' '.join(self.torchrun.cmdline())} does not train")
+                raise RuntimeError(f"{name} does not train:\n{self.output.read_text()}")
             time.sleep(0.1)
         self.send(signal.SIGSTOP)
 
@@ -89,16 +91,23 @@ Start = Callable[[Path], Sequence[str]]
 
 
 def in_turns(
-    starts: Mapping[str, Start], num_turns: int = NUM_TURNS, turn_s: float = _TURN_S
+    starts: Mapping[str, Start],
+    num_turns: int = NUM_TURNS,
+    turn_s: float = _TURN_S,
+    note: Callable[[Mapping[str, Sequence[float]]], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Steps per second of each, turn by turn."""
+    """Steps per second of each, turn by turn; `note` is told after each turn what there is so far."""
     rates: dict[str, list[float]] = {name: [] for name in starts}
     with ExitStack() as stack:
+        # All of them start at the same time, because most of a start is waiting for files.
         jobs = {name: stack.enter_context(_running(start)) for name, start in starts.items()}
+        for name, job in jobs.items():
+            job.warm_up(name)
         for turn in range(num_turns):
             # Forth and back, so that neither is always the first.
             for name in list(jobs)[:: -1 if turn % 2 else 1]:
                 rates[name].append(jobs[name].steps_per_second(turn_s))
+            note(rates)
     return rates
 
 
@@ -111,12 +120,7 @@ def _running(start: Start) -> Iterator[Job]:
             command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            job = Job(process, Path(folder, "stamps"))
-            try:
-                job.warm_up()
-            except RuntimeError as error:
-                raise RuntimeError(f"{error}:\n{Path(folder, 'output').read_text()}") from error
-            yield job
+            yield Job(process, Path(folder, "stamps"), Path(folder, "output"))
         finally:
             for member in (*process.children(recursive=True), process):
                 member.kill()
@@ -159,6 +163,7 @@ def by_hand(
 def in_blocks(start: Start, block_steps: int, seconds: float) -> tuple[list[float], list[float]]:
     """Steps per second of the even and the odd blocks of one run, neighbours beside each other."""
     with _running(start) as job:
+        job.warm_up("it")
         job.send(signal.SIGCONT)
         time.sleep(seconds)
         times_s = job.times_s()

@@ -37,7 +37,7 @@ def rehearsed(
 def test_named_checks_leave_their_records_and_those_of_others_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    code, found = rehearsed(1, "picker", folder=tmp_path / "here", OUT=str(out), COMMIT="abc1234")
+    code, found = rehearsed(2, "picker", folder=tmp_path / "here", OUT=str(out), COMMIT="abc1234")
     assert code == 0
     assert found["rehearsal"]
     assert found["commit"] == "abc1234"
@@ -46,13 +46,14 @@ def test_named_checks_leave_their_records_and_those_of_others_stay(tmp_path: Pat
     assert (picker["status"], picker["reason"], picker["page"]) == ("passed", "", "devices")
     assert picker["figures"] == {"offered": {"value": "no GPU", "unit": ""}}
     assert picker["seconds"] > 0
+    assert len(picker["code"]) == 16
     assert found["checks"]["doctor"]["status"] == "not run"
     # What comes back from a borrowed machine is a few plain files in one folder.
-    assert sorted(path.name for path in out.iterdir()) == ["slice1.json", "slice1.log"]
-    assert json.loads((out / "slice1.json").read_text()) == found
-    assert "==== picker: passed after" in (out / "slice1.log").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["slice2.json", "slice2.log"]
+    assert json.loads((out / "slice2.json").read_text()) == found
+    assert "==== picker: passed after" in (out / "slice2.log").read_text()
 
-    code, found = rehearsed(1, "doctor", folder=tmp_path / "here", seconds=1)
+    code, found = rehearsed(2, "doctor", folder=tmp_path / "here", seconds=1)
     assert code == 0
     assert found["checks"]["doctor"]["reason"] == "the slice's time was over"
     assert found["checks"]["picker"]["status"] == "passed"
@@ -70,13 +71,13 @@ def test_a_check_that_is_cut_off_keeps_its_figures_and_the_next_one_runs(tmp_pat
     (copy / "checks.py").write_text(f'{text[:begin]}MODULES = ("mine",)\n{text[end:]}')
     (copy / "mine.py").write_text(
         "import os, signal, time\nfrom checks import Skipped, check\n"
-        "@check('hangs', slice=1, page='faults', timeout_s=1)\n"
+        "@check('hangs', slice=1, page='faults', shows=(), timeout_s=1)\n"
         "def hangs(place):\n    place.figure('half', 0.5, 's')\n    time.sleep(600)\n"
-        "@check('dies', slice=1, page='faults')\n"
+        "@check('dies', slice=1, page='faults', shows=())\n"
         "def dies(place):\n    place.figure('pid', os.getpid())\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "@check('fails', slice=1, page='faults', alone=True)\n"
+        "@check('fails', slice=1, page='faults', shows=(), alone=True)\n"
         "def fails(place):\n    print('said before')\n    assert place.size(1, 2) == 1, 'it is two'\n"
-        "@check('lacks', slice=1, page='faults')\n"
+        "@check('lacks', slice=1, page='faults', shows=())\n"
         "def lacks(place):\n    raise Skipped('there is no tape drive')\n"
     )
     command = [

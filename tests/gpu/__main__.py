@@ -1,13 +1,14 @@
 """Shows what nbgpu does on a GPU: `make gpu SLICE=1`.
 
-    python tests/gpu SLICE [NAME ...] [--rehearse] [--seconds 530] [--jobs N] [--folder FOLDER]
+    python tests/gpu SLICE [NAME ...] [--rehearse] [--seconds 200] [--jobs N] [--folder FOLDER]
     python tests/gpu --list
 
-It needs the checkout, the packages that `make gpu-wheels` collects, and no network. A slice ends within its
-seconds, whatever happens: each check runs in a process of its own with a timeout of its own, a failure of one
-never stops the others, and the results are written after each. They are in tests/_artifacts/gpu, as
-slice1.json and slice1.log, and in $OUT as well where that is set. Checks of which only some are named replace
-their own records alone. `--rehearse` runs the checks on CPU ranks, with small sizes.
+It needs the checkout, the packages that `make gpu-wheels` collects, and no network. Without names a slice
+runs what shown.json lacks, and then what it has of older code. It ends within its seconds, whatever happens:
+each check runs in a process of its own with a timeout of its own, a failure of one never stops the others,
+and the results are written after each figure. They are in tests/_artifacts/gpu, as slice1.json and
+slice1.log, and in $OUT as well where that is set. `make gpu-pages` adds them to shown.json. `--rehearse` runs
+the checks on CPU ranks, with small sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,13 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
-from checks import REHEARSAL_PATIENCE, REPOSITORY, Check, about_machine, commit, load, there_is_a_gpu
+from checks import REHEARSAL_PATIENCE, REPOSITORY, Check, about_machine, commit, load, shown, there_is_a_gpu
 
 ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
 NUM_SLICES = 3
-JOBS = {2: 2}
+JOBS = {3: 2}
 """Where it is not 4: NCCL's kernels take the whole GPU while they wait for the other rank."""
-_LEAST_S = 15.0
+_LEAST_S = 10.0
 """A check is not begun if less of the slice's time is left."""
 _ENDING_S = 5.0
 """What a check that was stopped gets to end its ranks in."""
@@ -68,11 +69,16 @@ class Slice:
                 "claim": check.claim,
                 "page": check.page,
             }
+        # As it is now, whatever is changed while the checks run.
+        self._code = {check.name: check.code for check in checks}
         self.write()
 
     def note(self, check: Check, record: dict[str, Any], log: str) -> None:
         """Keep what came of a check, and its log."""
+        if record["status"] == "not run" and self._found["checks"][check.name]["status"] != "not run":
+            return
         record["commit"], record["date"] = self._found["commit"], datetime.now(UTC).strftime("%Y-%m-%d")
+        record["code"] = self._code[check.name]
         if record["status"] == "failed":
             record["log"] = log[-6000:]
         self._found["checks"][check.name] |= record
@@ -186,9 +192,11 @@ def run(
     if unknown:
         raise SystemExit(f"slice {number} has no check {', '.join(unknown)}. See: python tests/gpu --list")
     kept = Slice(number, of_slice, folder, rehearsal)
-    left = [c for c in of_slice if (not names or c.name in names) and not (quick and c.seldom)]
-    # Those that may run side by side first, so that many are done early.
-    left.sort(key=lambda check: check.alone)
+    known = {} if rehearsal else shown()
+    left = [c for c in of_slice if c.name in names] if names else _in_order(of_slice, known)
+    left = [check for check in left if not (quick and check.seldom)]
+    if not names and len(left) < len(of_slice) and not quick:
+        print(f"{len(of_slice) - len(left)} of {len(of_slice)} have shown this very code already", flush=True)
     running: list[Running] = []
     failed, num_done, num_all = 0, 0, len(left)
     try:
@@ -228,6 +236,13 @@ def run(
     return failed
 
 
+def _in_order(checks: Sequence[Check], known: Mapping[str, Mapping[str, Any]]) -> list[Check]:
+    """What is to be shown: first what never passed, then what passed with older code."""
+    left = [check for check in checks if not check.is_current(known.get(check.name, {}))]
+    passed = {name for name, record in known.items() if record["status"] in ("passed", "skipped")}
+    return sorted(left, key=lambda check: check.name in passed)
+
+
 def _may_begin(check: Check, running: Sequence[Running], jobs: int) -> bool:
     if check.alone or any(r.check.alone for r in running):
         return not running
@@ -240,9 +255,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these checks of the slice")
     parser.add_argument("--rehearse", action="store_true", help="on CPU ranks, with small sizes")
     parser.add_argument("--quick", action="store_true", help="leave out what takes long in a rehearsal")
-    parser.add_argument("--seconds", type=float, default=530.0, help="the slice ends by then (default: 530)")
+    parser.add_argument("--seconds", type=float, help="the slice ends by then (default: 200, 3600 rehearsed)")
     parser.add_argument(
-        "--jobs", type=int, help="checks that run side by side (default: 4, and 2 in slice 2)"
+        "--jobs", type=int, help="checks that run side by side (default: 4, and 2 in slice 3)"
     )
     parser.add_argument("--folder", type=Path, help="where the results go")
     parser.add_argument("--list", action="store_true", help="list the checks")
@@ -265,7 +280,7 @@ def main() -> None:
             given.slice,
             given.names,
             rehearsal=given.rehearse,
-            seconds=given.seconds,
+            seconds=given.seconds or (3600.0 if given.rehearse else 200.0),
             jobs=given.jobs or JOBS.get(given.slice, 4),
             folder=folder.resolve(),
             quick=given.quick,

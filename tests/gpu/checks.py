@@ -7,12 +7,14 @@ small sizes.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +22,22 @@ from typing import Any, Literal, TypeVar
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODULES = (
-    "machine",
-    "cells",
-    "memory",
-    "runs",
-    "marked",
-    "two_on_one",
-    "nccl",
-    "recipes",
     "speed",
+    "first_use",
+    "memory",
+    "nccl",
     "kernels",
+    "recipes",
+    "runs",
+    "cells",
+    "machine",
+    "two_on_one",
+    "marked",
 )
-"""The modules with checks, in the order in which a slice runs theirs."""
+"""The modules with checks. A slice runs those of its own that were never shown, and then those whose code has
+changed, in this order: what is worth most comes first."""
+SHOWN = Path(__file__).with_name("shown.json")
+"""What was shown, on which GPU, when and of which code; `make gpu-pages` adds to it."""
 
 REHEARSAL_PATIENCE = 5
 """How many times as long a rehearsal may take, which has no seconds to lose."""
@@ -55,11 +61,28 @@ class Check:
     slice: int
     page: Page
     """The page of docs/ that shows the outcome."""
+    shows: tuple[str, ...]
+    """The files and folders of nbgpu whose code it shows."""
     timeout_s: float
     alone: bool
     """Whether nothing else may run beside it, because it measures time or the device's memory."""
     seldom: bool
     """Whether a quick rehearsal leaves it out, because it takes long on CPU ranks."""
+
+    @property
+    def code(self) -> str:
+        """A digest of the code that it shows, which needs no git: a borrowed machine has a copy."""
+        digest = hashlib.sha256()
+        for root in self.shows:
+            path = (REPOSITORY / "nbgpu" / root).resolve()
+            assert path.exists(), f"{self.name}: there is no nbgpu/{root}"
+            for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+                digest.update(f"{file.relative_to(REPOSITORY)}\n".encode() + file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def is_current(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record shows this code. A check that failed has shown nothing."""
+        return record.get("status") in ("passed", "skipped") and record.get("code") == self.code
 
 
 CHECKS: dict[str, Check] = {}
@@ -70,7 +93,8 @@ def check(
     *,
     slice: int,
     page: Page,
-    timeout_s: float = 120.0,
+    shows: Sequence[str],
+    timeout_s: float = 25.0,
     alone: bool = False,
     seldom: bool = True,
     name: str = "",
@@ -80,7 +104,7 @@ def check(
     def declared(function: Callable[[Place], None]) -> Callable[[Place], None]:
         called = name or function.__name__
         assert called not in CHECKS, f"two checks are called {called}"
-        CHECKS[called] = Check(called, claim, function, slice, page, timeout_s, alone, seldom)
+        CHECKS[called] = Check(called, claim, function, slice, page, tuple(shows), timeout_s, alone, seldom)
         return function
 
     return declared
@@ -90,7 +114,15 @@ def load() -> dict[str, Check]:
     """Import all modules with checks; return the checks by name, in order."""
     for name in MODULES:
         importlib.import_module(name)
-    return CHECKS
+    # One module may import another.
+    in_order = sorted(CHECKS.values(), key=lambda check: MODULES.index(check.function.__module__))
+    return {check.name: check for check in in_order}
+
+
+def shown() -> dict[str, dict[str, Any]]:
+    """The records of what was shown, by the names of the checks."""
+    records: dict[str, dict[str, Any]] = json.loads(SHOWN.read_text()) if SHOWN.exists() else {}
+    return records
 
 
 class Place:
@@ -197,8 +229,6 @@ def about_machine(rehearsal: bool) -> Mapping[str, Any]:
         "print(json.dumps({'torch': torch.__version__, 'cuda': c, 'cudnn': torch.backends.cudnn.version(), "
         "'nccl': '.'.join(map(str, torch.cuda.nccl.version())) if c else None}))"
     )
-    import json
-
     done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
     about |= json.loads(done.stdout)
     if rehearsal:

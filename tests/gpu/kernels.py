@@ -35,9 +35,10 @@ def _beside_cpu(place: Place, work: Callable[[str], Any], name: str) -> tuple[An
 
 @check(
     "lithography: images by Abbe and by SOCS equal the CPU's, forward and backward; times beside the CPU and a copy",
-    slice=3,
+    slice=1,
     page="benchmarks",
-    timeout_s=150,
+    shows=("recipes/lithography/imaging.py", "recipes/lithography/pupil.py"),
+    timeout_s=60,
     alone=True,
     seldom=False,
 )
@@ -91,9 +92,14 @@ def lithography(place: Place) -> None:
 
 @check(
     "microstructure: loss and gradient of a volume equal the CPU's; times beside the CPU and a copy",
-    slice=3,
+    slice=1,
     page="benchmarks",
-    timeout_s=150,
+    shows=(
+        "recipes/microstructure/losses.py",
+        "recipes/microstructure/measure.py",
+        "recipes/microstructure/objective.py",
+    ),
+    timeout_s=60,
     alone=True,
     seldom=False,
 )

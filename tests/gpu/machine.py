@@ -11,7 +11,13 @@ from typing import Any
 from checks import Place, check, nvidia_smi
 
 
-@check("`nbgpu doctor` finds nothing that does not work", slice=1, page="devices", seldom=False)
+@check(
+    "`nbgpu doctor` finds nothing that does not work",
+    slice=2,
+    page="devices",
+    shows=("host", "machine/gpus", "machine/devices.py"),
+    seldom=False,
+)
 def doctor(place: Place) -> None:
     done = place.python("-m", "nbgpu.cli", "doctor", "--json", "--runs-dir", str(place.folder))
     findings: list[dict[str, str]] = json.loads(done.stdout)["findings"]
@@ -27,7 +33,13 @@ def doctor(place: Place) -> None:
         assert "2 processes formed a group" in by_check["gloo"]
 
 
-@check("the picker of devices offers the GPU, by name and UUID", slice=1, page="devices", seldom=False)
+@check(
+    "the picker of devices offers the GPU, by name and UUID",
+    slice=2,
+    page="devices",
+    shows=("ui/devices", "machine/gpus"),
+    seldom=False,
+)
 def picker(place: Place) -> None:
     from nbgpu.ui.controls.control_panel import _Controls
 
@@ -57,8 +69,10 @@ def picker(place: Place) -> None:
 
 @check(
     "utilization and memory in a run's records are those of nvidia-smi",
-    slice=1,
+    slice=2,
     page="devices",
+    shows=("machine/gpus", "run_folder/recorder.py"),
+    timeout_s=40,
     alone=True,
     seldom=False,
 )
@@ -137,6 +151,14 @@ def copy_bytes_per_s(device: str, num_bytes: int) -> float:
     return 2 * num_bytes / seconds_of(lambda: target.copy_(source), device)
 
 
+def product_flops(device: str, edge: int) -> float:
+    """The operations per second of a product of two square bf16 matrices."""
+    import torch
+
+    a, b = (torch.randn(edge, edge, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * edge**3 / seconds_of(lambda: a @ b, device)
+
+
 def seconds_of(work: Any, device: str, num_repeats: int = 10) -> float:
     """The median of the seconds that some work takes on a device, after two times to warm up."""
     import torch
@@ -161,16 +183,12 @@ def seconds_of(work: Any, device: str, num_repeats: int = 10) -> float:
 
 @check(
     "the ceilings of the GPU: a copy in its memory and a product of bf16 matrices",
-    slice=3,
+    slice=1,
     page="benchmarks",
+    shows=(),
     alone=True,
     seldom=False,
 )
 def ceilings(place: Place) -> None:
-    import torch
-
     place.figure("copy", copy_bytes_per_s(place.device, place.size(2**32, 2**24)) / 1e9, "GB/s")
-    edge = place.size(8192, 256)
-    a, b = (torch.randn(edge, edge, device=place.device, dtype=torch.bfloat16) for _ in range(2))
-    product_s = seconds_of(lambda: a @ b, place.device)
-    place.figure("bf16 product", 2 * edge**3 / product_s / 1e12, "TFLOP/s")
+    place.figure("bf16 product", product_flops(place.device, place.size(8192, 256)) / 1e12, "TFLOP/s")

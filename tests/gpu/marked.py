@@ -1,27 +1,39 @@
-"""The tests that are marked `gpu`, one check for each file with such tests."""
+"""The tests that are marked `gpu`, one check for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 from checks import REPOSITORY, Place, Skipped, check
 
 _MARK = "pytest.mark." + "gpu"
-FILES = sorted(
-    path.relative_to(REPOSITORY)
-    for path in (REPOSITORY / "tests").rglob("test_*.py")
-    if _MARK in path.read_text()
-)
-_TAKE_MUCH_MEMORY = {"test_memory_on_a_gpu"}
 
 
-def _tests_in(path: str) -> Callable[[Place], None]:
-    def run_tests(place: Place) -> None:
+def marked_tests() -> Iterator[tuple[Path, str]]:
+    """Yield the files and names of the tests that are marked, one by one or all of a file."""
+    for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        if _MARK not in text:
+            continue
+        body = ast.parse(text).body
+        all_are = any(isinstance(node, ast.Assign) and _MARK in ast.unparse(node) for node in body)
+        for node in body:
+            if not (isinstance(node, ast.FunctionDef) and node.name.startswith("test_")):
+                continue
+            if all_are or any(_MARK in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield path.relative_to(REPOSITORY), node.name
+
+
+def _test(path: Path, name: str) -> Callable[[Place], None]:
+    def run_test(place: Place) -> None:
         report = place.folder / "report.xml"
         # The warnings of this machine's versions are not what the tests are about.
         options = ["-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        done = place.python("-m", "pytest", path, *options, timeout_s=270, OMP_NUM_THREADS="1")
+        test = f"{path}::{name}"
+        done = place.python("-m", "pytest", test, *options, timeout_s=60, OMP_NUM_THREADS="1")
         assert report.exists(), f"{done.stdout}{done.stderr}"[-3000:]
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
         skipped = [case for case in cases if case.find("skipped") is not None]
@@ -40,15 +52,15 @@ def _tests_in(path: str) -> Callable[[Place], None]:
         if len(skipped) == len(cases):
             raise Skipped("; ".join(reasons) or "there is no such test in it")
 
-    return run_tests
+    return run_test
 
 
-for _path in FILES:
+for _path, _name in marked_tests():
     check(
-        f"the tests with the mark `gpu` in {_path} pass",
-        slice=2 if "nccl" in _path.name or "transports" in _path.name else 1,
+        f"{_path}: {_name.removeprefix('test_').replace('_', ' ')}",
+        slice=3 if "nccl" in _path.name or "transports" in _path.name else 2,
         page="faults" if "faults" in _path.parts else "training",
-        timeout_s=280,
-        alone=_path.stem in _TAKE_MUCH_MEMORY,
-        name=f"marked_{_path.stem.removeprefix('test_')}",
-    )(_tests_in(str(_path)))
+        shows=("engine",),
+        timeout_s=60,
+        name=f"marked_{_name.removeprefix('test_')}",
+    )(_test(_path, _name))

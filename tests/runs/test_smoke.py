@@ -27,15 +27,18 @@ LONG: dict[str, Any] = {
 
 PATCH = """
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
-_good = Autoencoder.loss, Autoencoder.validate
-anomalies = []
+_good = Autoencoder.loss, Autoencoder.validate, Autoencoder.result
+anomalies, anomalies_in_result = [], []
 def _loss(self, model, batch):
     anomalies.append(torch.is_anomaly_enabled())
     {in_loss}
     return _good[0](self, model, batch)
 def _validate(self, model, batch):
     return {{name: value * ({times}) for name, value in _good[1](self, model, batch).items()}}
-Autoencoder.loss, Autoencoder.validate = _loss, _validate
+def _result(self, model, device):
+    anomalies_in_result.append(torch.is_anomaly_enabled())
+    return _good[2](self, model, device)
+Autoencoder.loss, Autoencoder.validate, Autoencoder.result = _loss, _validate, _result
 """
 DRIFT = "[p.data.add_(1e-6 * rank) for p in list(model.parameters())[:1]]"
 
@@ -44,7 +47,7 @@ DRIFT = "[p.data.add_(1e-6 * rank) for p in list(model.parameters())[:1]]"
 def patched(cluster2: nbgpu.Cluster) -> Iterator[Any]:
     """Makes the recipe on the ranks another one for a test."""
     yield lambda in_loss="pass", times="1": cluster2.execute(PATCH.format(in_loss=in_loss, times=times))
-    cluster2.execute("Autoencoder.loss, Autoencoder.validate = _good")
+    cluster2.execute("Autoencoder.loss, Autoencoder.validate, Autoencoder.result = _good")
 
 
 @pytest.mark.long
@@ -65,6 +68,8 @@ def test_it_is_short_and_says_what_it_looked_at(
     assert saved == "step-00000003 was written and read back, to the last bit"
     assert not checkpoint_files.damage(run.checkpoint("best"))
     assert cluster2.pull("anomalies", rank=1) == [True] * 6
+    assert cluster2.pull("anomalies_in_result", rank=0) == [False]
+    assert run.result()["note"].startswith("A smoke test's result, of a few samples after three steps")
     assert cluster2.execute("print(torch.is_anomaly_enabled())")[1] == "False\n"
 
 

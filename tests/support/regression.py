@@ -5,7 +5,8 @@ by step.
 
 With FOLDER the runs' folders stay there, as 0, 1, 2, ..., so that later ones can go on from them (`resume`).
 The samples of step s are always the same: rank r takes its share of them, whatever their number is.
-REGRESSION_DEVICE=cuda:0 in the environment has all processes share that GPU, over gloo.
+REGRESSION_DEVICE=cuda:0 in the environment has all processes share that GPU, over gloo or, with
+REGRESSION_BACKEND=nccl, over NCCL.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
         devices.inventory()[:1] * world_size if device.type == "cuda" else map(devices.cpu, range(world_size))
     )
     of_ranks = tuple(described)
-    member = Membership(rank, world_size, rank, device, "gloo")
+    backend = os.environ.get("REGRESSION_BACKEND", "gloo")
+    member = Membership(rank, world_size, rank, device, backend)
     store = dist.FileStore(f"{folder}/meeting", member.world_size)  # type: ignore[attr-defined]
     group.form(member, store)
     for index, (settings, norm) in enumerate(runs):

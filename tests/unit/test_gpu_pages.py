@@ -1,4 +1,4 @@
-"""The sections about GPUs, as they are written from what a machine with a GPU left behind."""
+"""The sections about GPUs, as they are written from what a machine with a GPU left, and what it runs."""
 
 from __future__ import annotations
 
@@ -11,39 +11,61 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY
 
-SAMPLE = Path(__file__).with_name("gpu_sample.json")
-"""A slice of a rehearsal, as it was recorded."""
+MACHINE = {
+    "python": "3.12.3",
+    "cores": 16,
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "cudnn": 91900,
+    "nccl": "2.28.9",
+    "gpu": "NVIDIA H200",
+    "driver": "580.159.03",
+}
+PASSED: dict[str, Any] = {
+    "status": "passed",
+    "reason": "",
+    "figures": {"offered": {"value": 2, "unit": "GPUs"}, "equal": {"value": True, "unit": ""}},
+    "seconds": 3.2,
+    "commit": "abc1234",
+    "date": "2026-11-25",
+    "log": "much",
+}
+FAILED = PASSED | {"status": "failed", "reason": "AssertionError: off by 3\nmore", "figures": {}}
+NOT_RUN = {"status": "not run", "reason": "the slice's time was over", "figures": {}, "seconds": 0.0}
+
+
+def module(path: str) -> ModuleType:
+    """A module of the repository that is no package's."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem.strip("_"), REPOSITORY / path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
 @pytest.fixture
 def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """docs/generate_gpu.py, with pages and results in a folder of the test's own."""
-    spec = importlib.util.spec_from_file_location("generate_gpu", REPOSITORY / "docs/generate_gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    made = module("docs/generate_gpu.py")
     docs = tmp_path / "docs"
     docs.mkdir()
-    for page in module.PAGES:
+    for page in made.PAGES:
         (docs / f"{page}.md").write_text(
-            f"# {page}\n\nbefore\n\n{module.START}\nfrom before\n{module.END}\n\nafter\n"
+            f"# {page}\n\nbefore\n\n{made.START}\nfrom before\n{made.END}\n\nafter\n"
         )
-    monkeypatch.setattr(module, "DOCS", docs)
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
-    return module
+    monkeypatch.setattr(made, "DOCS", docs)
+    monkeypatch.setattr(made, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(made.checks, "SHOWN", tmp_path / "shown.json")
+    return made
 
 
-def came_back(folder: Path, **checks: dict[str, Any]) -> Path:
-    """A folder with the recorded slice as if it were of a GPU, with some records changed."""
-    found = json.loads(SAMPLE.read_text())
-    found |= {"rehearsal": False, "commit": "abc1234"}
-    found["machine"] |= {"gpu": "NVIDIA H200", "driver": "580.159.03", "cuda": "13.0", "nccl": "2.28.9"}
-    for name, changed in checks.items():
-        found["checks"][name] |= changed
+def came_back(folder: Path, rehearsal: bool = False, **checks: dict[str, Any]) -> str:
+    """A folder as `make gpu` leaves it."""
     folder.mkdir()
+    found = {"slice": 1, "rehearsal": rehearsal, "machine": MACHINE, "commit": "abc1234", "checks": checks}
     (folder / "slice1.json").write_text(json.dumps(found))
-    return folder
+    return str(folder)
 
 
 def test_without_results_the_pages_say_that_nothing_was_run(generate: ModuleType) -> None:
@@ -56,62 +78,75 @@ def test_without_results_the_pages_say_that_nothing_was_run(generate: ModuleType
         assert lines[-3:] == [generate.END, "", "after"]
 
 
-def test_a_page_has_a_row_for_each_of_its_checks_and_says_where_they_ran(
+def test_a_page_has_what_was_run_with_machine_and_commit_and_names_the_rest(
     generate: ModuleType, tmp_path: Path
 ) -> None:
-    failed = {"status": "failed", "reason": "AssertionError: off by 3\nmore", "figures": {}}
-    folder = came_back(
-        tmp_path / "back",
-        picker={**failed, "commit": "abc1234", "date": "2026-11-25"},
-        memory_shares={"status": "not run", "reason": "the slice's time was over", "figures": {}},
-    )
-    generate.main([str(folder)])
-    checks = json.loads((folder / "slice1.json").read_text())["checks"]
+    folder = came_back(tmp_path / "back", picker=PASSED, doctor=FAILED, memory_shares=NOT_RUN, gone=PASSED)
+    generate.main([folder])
     page = (generate.DOCS / "devices.md").read_text()
     assert "from before" not in page
-    assert "NVIDIA H200, driver 580.159.03, torch " in page
-    assert "(CUDA 13.0, cuDNN " in page
-    assert "; commit abc1234, 20" in page
-    rows = {
-        line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")
-    }
-    of_page = [record for record in checks.values() if record["page"] == "devices"]
-    assert len(rows) == len(of_page) + 1
-    assert rows[checks["picker"]["claim"]].split(" | ")[1] == "**failed**: AssertionError: off by 3"
-    assert rows[checks["memory_shares"]["claim"]].split(" | ")[1] == "not run: the slice's time was over"
-    assert " | passed | findings 'ok' " in rows[checks["doctor"]["claim"]]
-    # A page of which nothing was run says so, whatever was run for others.
-    assert "Not run on a GPU yet." not in page
+    assert "NVIDIA H200, driver 580.159.03, torch 2.11.0+cu130 (CUDA 13.0, cuDNN 91900, NCCL 2.28.9)" in page
+    claims = {name: check.claim for name, check in generate.checks.load().items()}
+    rows = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in page.splitlines()}
+    assert rows[claims["picker"]] == ["passed", "offered 2 GPUs; equal yes", "2026-11-25, abc1234 |"]
+    assert rows[claims["doctor"]][0] == "**failed**: AssertionError: off by 3"
+    (left,) = (line for line in page.splitlines() if line.startswith("Not run on a GPU yet: "))
+    assert claims["memory_shares"] in left
+    assert claims["picker"] not in left
+    assert "Not run on a GPU yet. " in (generate.DOCS / "faults.md").read_text()
+    assert list(generate.checks.shown()) == ["doctor", "picker"]
+    assert "much" not in generate.checks.SHOWN.read_text()
 
 
 def test_a_check_that_was_repeated_replaces_its_record_and_no_other(
     generate: ModuleType, tmp_path: Path
 ) -> None:
-    failed = {"status": "failed", "reason": "AssertionError: off by 3", "figures": {}}
-    first = came_back(tmp_path / "first", picker=failed)
-    not_run = {"status": "not run", "reason": "", "figures": {}}
-    names = json.loads(SAMPLE.read_text())["checks"]
-    repeated = came_back(tmp_path / "repeated", **{name: not_run for name in names if name != "picker"})
-    generate.main([str(first), str(repeated)])
-    kept = json.loads((generate.RESULTS / "slice1.json").read_text())["checks"]
-    assert kept["picker"]["status"] == "passed"
-    assert kept["doctor"]["status"] == "passed"
+    generate.main([came_back(tmp_path / "first", picker=FAILED, doctor=PASSED)])
+    generate.main([came_back(tmp_path / "repeated", picker=PASSED, doctor=NOT_RUN)])
+    kept = generate.checks.shown()
+    assert {name: record["status"] for name, record in kept.items()} == {
+        "doctor": "passed",
+        "picker": "passed",
+    }
     assert "failed" not in (generate.DOCS / "devices.md").read_text()
 
 
 def test_a_rehearsal_never_gets_into_the_pages(generate: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "rehearsal"
-    folder.mkdir()
-    (folder / "slice1.json").write_text(SAMPLE.read_text())
     with pytest.raises(SystemExit, match="is of a rehearsal on CPU ranks"):
-        generate.main([str(folder)])
+        generate.main([came_back(tmp_path / "rehearsal", rehearsal=True, picker=PASSED)])
     with pytest.raises(SystemExit, match="has no slice1"):
         generate.main([str(tmp_path)])
-    assert not generate.RESULTS.exists()
+    assert not generate.checks.SHOWN.exists()
 
 
-def test_the_committed_pages_have_the_section(generate: ModuleType) -> None:
+def test_the_committed_pages_are_those_of_what_was_shown() -> None:
+    """`make gpu-pages` writes them, also when a check is new."""
+    generate = module("docs/generate_gpu.py")
     for page in generate.PAGES:
         text = (REPOSITORY / "docs" / f"{page}.md").read_text()
         assert text.count(generate.START) == text.count(generate.END) == 1
-        assert generate.section_of(text).startswith("## On a GPU\n")
+        assert generate.section_of(text) == generate.section(page, generate.checks.shown())
+
+
+def test_a_slice_runs_what_was_never_shown_and_then_what_has_changed_since(generate: ModuleType) -> None:
+    runner = module("tests/gpu/__main__.py")
+    checks = [
+        generate.checks.load()[name] for name in ("picker", "doctor", "memory_shares", "plan", "nccl_stop")
+    ]
+    picker, _, shares, _, stop = checks
+    known = {
+        "picker": {"status": "passed", "code": picker.code},
+        "doctor": {"status": "passed", "code": "of another day"},
+        "memory_shares": {"status": "failed", "code": shares.code},
+        "nccl_stop": {"status": "skipped", "code": stop.code},
+    }
+    assert [check.name for check in runner._in_order(checks, known)] == ["memory_shares", "plan", "doctor"]
+    assert len({check.code for check in checks}) == len(checks)
+
+
+def test_each_slice_has_checks_that_name_the_code_they_show(generate: ModuleType) -> None:
+    checks = generate.checks.load().values()
+    assert {check.slice for check in checks} == {1, 2, 3}
+    assert all(len(check.code) == 16 for check in checks)
+    assert all(check.timeout_s <= 200 for check in checks)
+    assert {check.name for check in checks if not check.shows} == {"ceilings"}

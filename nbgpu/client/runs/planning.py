@@ -130,11 +130,6 @@ def for_search(config: TrainConfig) -> TrainConfig:
     """
     if "batch_size" in config.UNUSED:
         raise ConfigError(f"the recipe {config.recipe!r} has no batches, and so no largest one that fits")
-    if config.strategy == "fsdp":
-        raise ConfigError(
-            "find_batch_size does not know strategy='fsdp': each rank has the whole model in its tries, and a part of it "
-            "in the run. cluster.plan(..., strategy='fsdp', batch_size=N).fits is an estimate for one size"
-        )
     fields = type(config).model_fields
     return config.changed(**{name: fields[name].default for name in _FOUND_BY_SEARCH})
 

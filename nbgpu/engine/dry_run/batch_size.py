@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from nbgpu.config import train_config
+from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.dry_run.steps import DryRun, without_exchange
-from nbgpu.engine.group import exchange, group, torch_settings
+from nbgpu.engine.group import exchange, group, torch_private, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import onednn
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.budget import SPARE_BYTES
 from nbgpu.engine.model import precision, randomness
+from nbgpu.engine.model.strategy import Sharded
 from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
@@ -56,10 +62,13 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         _bounded(member.device),
         ExitStack() as held,
     ):
-        dry_run = DryRun(config, member.device, by_name.load(config))
+        recipe = by_name.load(config)
+        spread = (
+            held.enter_context(_sharded(config, recipe, member.device)) if config.strategy == "fsdp" else None
+        )
+        dry_run = DryRun(config, member.device, recipe, spread=spread)
         if member.device.type == "cpu":
             # The data are in the same memory.
-            recipe = dry_run.recipe
             loaders = together(lambda: recipe.build_loaders(member.rank, member.world_size))
             held.callback(loaders.close)
         search = _Search(dry_run, member.device)
@@ -143,6 +152,32 @@ class _Search:
         memory.free()
         memory_limit.tighten(SPARE_BYTES)
         return {"why": why, "peak_bytes": peak_bytes}
+
+
+@contextmanager
+def _sharded(
+    config: TrainConfig, recipe: Recipe, device: torch.device
+) -> Iterator[Callable[[nn.Module], Sharded]]:
+    """Return, inside the context, a function that shards a model as FSDP does, with all memory that this
+    takes, and exchanges nothing: a rank that runs out of memory lets no other one wait."""
+    apart = torch_private.make_fake_group()
+    mesh = DeviceMesh.from_group(apart, device.type)
+    copies: list[Tensor] = []
+
+    def shard(model: nn.Module) -> Sharded:
+        blocks = list(recipe.blocks(model))
+        if device.type == "cpu":
+            of_parts = [sum(p.nbytes for p in block.parameters()) for block in blocks]
+            rest_bytes = sum(p.nbytes for p in model.parameters()) - sum(of_parts)
+            # gloo has a copy of what it gathers, and one of what it scatters.
+            copies.append(torch.empty(2 * max([rest_bytes, *of_parts]), dtype=torch.uint8))
+        return Sharded(config, model, blocks, mesh)
+
+    try:
+        yield shard
+    finally:
+        copies.clear()
+        dist.destroy_process_group(apart)
 
 
 def _bounded(device: torch.device) -> Any:

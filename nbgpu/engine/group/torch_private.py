@@ -402,6 +402,14 @@ def init_fake_group(rank: int, world_size: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=fake.FakeStore())
 
 
+def make_fake_group() -> dist.ProcessGroup:
+    """Make such a group of all ranks beside the one that they have. A collective."""
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
+    made = dist.new_group(backend="fake")
+    assert isinstance(made, dist.ProcessGroup), "this rank is among all ranks"
+    return made
+
+
 def nccl_model(gpu: str, gpus_per_node: int, has_nvlink: bool) -> Callable[[str, int, int], float] | None:
     """Return torch's model of NCCL: seconds for an operation, its bytes, and the number of ranks.
 

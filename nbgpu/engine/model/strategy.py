@@ -16,16 +16,17 @@ from typing import Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.config import TrainConfig
-from nbgpu.engine.group import ddp_objects, exchange, torch_private
+from nbgpu.engine.group import ddp_objects, exchange, group, torch_private
 from nbgpu.engine.model import bucket_hooks
 from nbgpu.engine.model.bucket_hooks import BucketHook
 from nbgpu.engine.model.transfers import Transfers
+from nbgpu.errors import ConfigError
 
 _SYNC_BUFFERS = "forward_sync_buffers"
 if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
@@ -102,7 +103,18 @@ def spread(
         case "ddp":
             return Replicated(config, model, device, hook, num_warmup_steps, bucket_order)
         case "fsdp":
-            return Sharded(config, model, blocks, device)
+            return Sharded(config, model, blocks, _mesh_of_all_ranks(device))
+
+
+def _mesh_of_all_ranks(device: torch.device) -> DeviceMesh:
+    """Return the mesh that FSDP shards over; ConfigError if torch would crash with it."""
+    if device.type == "cuda" and dist.get_world_size() > 1 and group.membership().backend == "gloo":
+        # pytorch/pytorch 152645: gloo takes the addresses of a GPU for those of the host.
+        raise ConfigError(
+            "strategy='fsdp' on several GPU ranks needs NCCL: with gloo, which these ranks use, torch crashes in FSDP's "
+            "all_gather. Take strategy='ddp', or give each rank a GPU of its own and leave backend='auto'"
+        )
+    return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
 class Alone:
@@ -199,9 +211,8 @@ class Sharded:
     bucket_order: Sequence[int] = ()
 
     def __init__(
-        self, config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], device: torch.device
+        self, config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh
     ) -> None:
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
         for block in blocks:
             fully_shard(block, mesh=mesh, offload_policy=offload)

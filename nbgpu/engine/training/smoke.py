@@ -20,12 +20,19 @@ from nbgpu.engine.workload.recipe import Batch, Loaders
 from nbgpu.text.ranks import count_of_ranks
 
 _MAX_NAMES = 5
+RESULT_NOTE = (
+    "A smoke test's result, of a few samples after three steps: it shows that a result can be computed."
+)
 
 
 @contextmanager
 def anomalies(config: TrainConfig) -> Iterator[None]:
     """Make a backward pass that gives NaN name the operation, with the line of its forward pass, inside the
-    context."""
+    context.
+
+    Only steps belong inside: torch keeps the whole stack of every operation with a gradient, and looks at the
+    files of all its frames, so that a fit of a result's baseline would take minutes where files are slow.
+    """
     if not config.smoke_test:
         yield
         return

@@ -297,7 +297,7 @@ class Trainer(Loop):
             if self.command == "stop" or ends:
                 return
             self._steer()
-            with self._profiler.step(self.step + 1):
+            with self._profiler.step(self.step + 1), smoke.anomalies(self.config):
                 self._train_step()
 
     def _steer(self) -> None:
@@ -513,6 +513,8 @@ class Trainer(Loop):
                     if isinstance(recipe, Evaluated)
                     else recipe.result(self._model, self.device)
                 )
+            if self._smoke is not None:
+                result["note"] = f"{smoke.RESULT_NOTE} {result.get('note', '')}".rstrip()
             self._event("result", self.config.title, weights=weights, **result)
         if failure is not None:
             raise failure

@@ -242,6 +242,7 @@ class Autoencoder:
     def _held_out_patches(self, items: Sequence[Item], num_volumes: int) -> Tensor:
         patch = self.config.patch
         max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
+        max_patches = self.config.num_evaluated(max_patches)
         decode = Decode(self._steps())
         patches = [torch.empty(0, self.config.num_image_channels, *patch)]
         for item in items[:max_patches]:
@@ -255,6 +256,7 @@ class Autoencoder:
         """Return the patches to which baselines are fitted, (N, C, p, q, r), the same for every world
         size."""
         limit = max(2, min(MAX_BASELINE_PATCHES, MAX_BASELINE_VALUES // math.prod(self.config.patch)))
+        limit = self.config.num_evaluated(limit)
         draw = self._draw()
         decode = Decode(self._steps())
         # A few volumes are decoded a second time, and each gives several rounds of patches if needed.

@@ -67,7 +67,8 @@ class Diffusion:
         self._inspect(rank, world_size, are_read_anyhow=inspection.are_read_anyhow(config))
         parts = self.parts()
         batches = []
-        numbers = range(min(len(parts.validation), config.val_cases))[rank::world_size]
+        num_cases = config.num_evaluated(min(len(parts.validation), config.val_cases))
+        numbers = range(num_cases)[rank::world_size]
         for start in range(0, len(numbers), config.batch_size):
             chosen = numbers[start : start + config.batch_size]
             data = self.decoded([parts.validation[number] for number in chosen], with_masks=True)
@@ -206,7 +207,7 @@ class Diffusion:
 
     def samples_of_result(self) -> Sequence[int]:
         """Return the numbers of the held-out cases that the result is about."""
-        return range(min(len(self.parts().reported), 2 * self.config.val_cases))
+        return range(self.config.num_evaluated(min(len(self.parts().reported), 2 * self.config.val_cases)))
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
@@ -270,7 +271,7 @@ class Diffusion:
         }
 
     def _baselines(self, training: Sequence[Item], condition: Tensor) -> dict[str, Tensor]:
-        num_cases = max(1, _MAX_BASELINE_VOXELS // self.config.edge**3)
+        num_cases = self.config.num_evaluated(max(1, _MAX_BASELINE_VOXELS // self.config.edge**3))
         data = self.decoded(training[:num_cases])
         quadratic = VoxelwiseQuadratic(zip(data["condition"].split(1), data["target"].split(1), strict=True))
         return {

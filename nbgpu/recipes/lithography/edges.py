@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ _SAMPLES_PER_PIXEL = 8
 """Samples per pixel along a line across an edge."""
 _LINES_PER_PIXEL = 4
 """Lines per pixel of the grid on which contours are traced."""
+_ROUNDING = 1e-9
+"""Distance, in pixels, within which a site lies on a side between pixels."""
 _BESIDE_NM = 0.01
 """Half the distance between the two points that are tested to see what lies on either side of an edge."""
 
@@ -175,8 +178,7 @@ def placement_errors_nm(
     """
     num = int(np.ceil(reach_nm / pixel_nm * _SAMPLES_PER_PIXEL))
     ways = np.linspace(-reach_nm, reach_nm, 2 * num + 1)
-    places = sites.points_nm[:, None, :] + ways[:, None] * sites.normals[:, None, :]
-    values = _Smooth(image, pixel_nm)(places)
+    values = _Smooth(image, pixel_nm).across(sites, ways)
     before, after = values[:, :-1], values[:, 1:]
     falls = (before > threshold) & (after <= threshold)
     share = np.divide(before - threshold, before - after, out=np.zeros_like(before), where=falls)
@@ -254,6 +256,47 @@ class _Smooth:
             self._coefficients, rows_and_columns, order=3, mode="grid-wrap", prefilter=False
         )
         return np.asarray(values)
+
+    def across(self, sites: Sites, ways_nm: np.ndarray) -> np.ndarray:
+        """Return the values (K, J) at the given distances (J,) from sites (K,), along their normals."""
+        places, ways = sites.points_nm / self._pixel_nm, ways_nm / self._pixel_nm
+        values = np.empty((len(sites), len(ways)))
+        is_left = np.ones(len(sites), dtype=bool)
+        for axis, outward in product((0, 1), (1.0, -1.0)):
+            # Lines from sides between pixels have their points at the same places of the pixels.
+            is_side = np.abs(places[:, axis] - np.rint(places[:, axis])) < _ROUNDING
+            chosen = (sites.normals[:, axis] == outward) & is_side
+            lines = places[chosen][:, [1 - axis, axis]]
+            coefficients = self._coefficients if axis == 0 else self._coefficients.T
+            values[chosen] = _along_lines(coefficients, lines, outward * ways)
+            is_left &= ~chosen
+        points = sites.points_nm[is_left, None, :] + ways_nm[:, None] * sites.normals[is_left, None, :]
+        values[is_left] = self(points)
+        return values
+
+
+def _along_lines(coefficients: np.ndarray, starts: np.ndarray, ways: np.ndarray) -> np.ndarray:
+    """Return the values (K, J) of a periodic spline at distances (J,) along its second axis.
+
+    Args:
+        coefficients: the spline's, (H, W).
+        starts: where the lines start (K, 2), in pixels; along the second axis between two pixels.
+        ways: the distances (J,), in pixels.
+    """
+    height, width = coefficients.shape
+    rows = np.floor(starts[:, :1] - 0.5).astype(np.intp) + np.arange(-1, 3)
+    window = np.arange(np.floor(ways.min() - 0.5) - 1, np.floor(ways.max() - 0.5) + 3, dtype=np.intp)
+    columns = np.rint(starts[:, 1:]).astype(np.intp) + window
+    near = coefficients[(rows % height)[:, :, None], (columns % width)[:, None, :]]
+    on_lines = np.einsum("kr,krl->kl", _cubic_spline(starts[:, :1] - 0.5 - rows), near)
+    return np.asarray(on_lines @ _cubic_spline(ways - 0.5 - window[:, None]))
+
+
+def _cubic_spline(distances: np.ndarray) -> np.ndarray:
+    """Return the cubic B-spline at distances from its middle."""
+    size = np.abs(distances)
+    inner = 2 / 3 - size**2 * (1 - size / 2)
+    return np.asarray(np.where(size < 1, inner, np.clip(2 - size, 0, None) ** 3 / 6))
 
 
 def _straight(ends: np.ndarray, margin: int) -> np.ndarray:

@@ -25,6 +25,22 @@ REACH_NM = 100.0
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What images are measured against, for each of several masks."""
+
+    images: Tensor
+    """The true images, (N, 1, H, W)."""
+    latent: Tensor
+    """The true images in the resist, (N, H, W)."""
+    sides: list[Sites]
+    """The pixel sides at edges of the design."""
+    contest: list[Sites]
+    """The sites at which the contest counts violations."""
+    placements_nm: list[np.ndarray]
+    """The placement errors of the true images at the pixel sides."""
+
+
+@dataclass(frozen=True)
 class Measures:
     """Measures of images (N, 1, H, W), over their inner pixels.
 
@@ -50,7 +66,18 @@ class Measures:
         """Return the intersection over union of what two sets of images print, per sample: (N,)."""
         return iou(self.printed(found), self.printed(true))
 
-    def errors(self, found: Tensor, true: Tensor, designs: Tensor) -> dict[str, float]:
+    def reference(self, true: Tensor, designs: Tensor) -> Reference:
+        """Return what images of masks with these true images and designs, both (N, 1, H, W), are measured
+        against."""
+        latent = self._latent(true)
+        sides, contest = (
+            [self._inside(sites(design, self.pixel_nm), design) for design in designs[:, 0]]
+            for sites in (pixel_sites, contest_sites)
+        )
+        placements_nm = [self._placement(image, sites) for image, sites in zip(latent, sides, strict=True)]
+        return Reference(true, latent, sides, contest, placements_nm)
+
+    def errors(self, found: Tensor, reference: Reference) -> dict[str, float]:
         """Return the errors of images against the true ones, and what they print against the designs.
 
         `edge_nm` is the mean distance, normal to the designs' edges, between the edges that both images
@@ -61,14 +88,14 @@ class Measures:
         15 nm from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of
         the doses 0.98 and 1.02 and not with the other.
         """
-        difference = self.inner(found - true)
-        latent, wanted = (self.resist.latent(images, self.pixel_nm)[:, 0] for images in (found, true))
-        edges, violations = self._edges(latent, wanted, designs[:, 0])
-        widths, cds_lost = self._widths(latent, wanted)
+        difference = self.inner(found - reference.images)
+        latent = self._latent(found)
+        edges, violations = self._edges(latent, reference)
+        widths, cds_lost = self._widths(latent, reference.latent)
         return {
             "mse": float(f"{float(difference.square().mean()):.3g}"),
             "mae": round(float(difference.abs().mean()), 5),
-            "iou": round(float(self.iou(found, true).mean()), 4),
+            "iou": round(float(self.iou(found, reference.images).mean()), 4),
             "cd_nm": _mean(widths),
             "cds_lost": cds_lost,
             "edge_nm": _mean(edges[~np.isnan(edges).any(axis=1)] @ [1.0, -1.0]),
@@ -77,26 +104,22 @@ class Measures:
             "dose_band_nm2": round(float(np.mean([self._band_nm2(image) for image in latent]))),
         }
 
-    def num_sites(self, designs: Tensor) -> tuple[int, int]:
-        """Return the number of pixel sides at edges of the designs, and that of the contest's sites."""
-        return (
-            sum(len(self._inside(pixel_sites(design, self.pixel_nm), design)) for design in designs[:, 0]),
-            sum(len(self._inside(contest_sites(design, self.pixel_nm), design)) for design in designs[:, 0]),
-        )
+    def _latent(self, images: Tensor) -> Tensor:
+        return self.resist.latent(images, self.pixel_nm)[:, 0]
 
     def _inside(self, sites: Sites, design: Tensor) -> Sites:
         low = self.margin * self.pixel_nm
         return sites.inside(low, (design.shape[-1] - self.margin) * self.pixel_nm) if self.margin else sites
 
-    def _edges(self, latent: Tensor, wanted: Tensor, designs: Tensor) -> tuple[np.ndarray, int]:
+    def _edges(self, latent: Tensor, reference: Reference) -> tuple[np.ndarray, int]:
         """Return the placement errors of both sets of images, (K, 2), NaN where nothing prints near, and the
         number of violations of the first."""
         errors, violations = [np.empty((0, 2))], 0
-        for first, second, design in zip(latent, wanted, designs, strict=True):
-            sites = self._inside(pixel_sites(design, self.pixel_nm), design)
-            errors.append(np.stack([self._placement(image, sites) for image in (first, second)], axis=1))
-            of_contest = self._placement(first, self._inside(contest_sites(design, self.pixel_nm), design))
-            violations += int((~(np.abs(of_contest) <= EPE_LIMIT_NM)).sum())
+        for image, sides, contest, true in zip(
+            latent, reference.sides, reference.contest, reference.placements_nm, strict=True
+        ):
+            errors.append(np.stack([self._placement(image, sides), true], axis=1))
+            violations += int((~(np.abs(self._placement(image, contest)) <= EPE_LIMIT_NM)).sum())
         return np.concatenate(errors), violations
 
     def _band_nm2(self, latent: Tensor) -> float:

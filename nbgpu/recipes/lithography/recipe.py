@@ -38,7 +38,7 @@ from nbgpu.recipes.lithography.baselines import (
 )
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
-from nbgpu.recipes.lithography.measures import Measures
+from nbgpu.recipes.lithography.measures import Measures, Reference
 from nbgpu.recipes.lithography.network import AerialNetwork
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
@@ -107,10 +107,11 @@ class Lithography:
         parts = self._parts()
         look = Compose([Look(config.size, config.pixel)])
         inspection.require(config, parts.everything[rank::world_size], look)
-        share = self._decoded(parts.validation[rank::world_size])
+        share = parts.validation[rank::world_size]
+        held_out = self._decoded(share[: config.num_evaluated(len(share))])
         val = [
-            {name: share[name][i : i + config.batch_size] for name in share}
-            for i in range(0, len(share["mask"]), config.batch_size)
+            {name: held_out[name][i : i + config.batch_size] for name in held_out}
+            for i in range(0, len(held_out["mask"]), config.batch_size)
         ]
         both = ("mask", "aerial")
         draw = Draw(both, augment=augmentation(config, both, (self._field, self._field)))
@@ -240,18 +241,18 @@ class Lithography:
         Return `table`, `note` and `images`; `Measures.errors` says what the columns are.
         """
         parts = self._parts()
-        training, held_out = parts.training, parts.reported
-        data = self._decoded(held_out[:_MAX_IN_RESULT])
+        most = self.config.num_evaluated(_MAX_IN_RESULT)
+        training, held_out = parts.training[:most], parts.reported[:most]
+        data = self._decoded(held_out)
         mask, true = data["mask"], data["aerial"]
-        known = held_out[:_MAX_IN_RESULT]
-        design = self._designs(known, mask)
-        prints = [load_print(item["printed"], self.config.size) for item in known if "printed" in item]
+        design = self._designs(held_out, mask)
+        prints = [load_print(item["printed"], self.config.size) for item in held_out if "printed" in item]
         if not len(mask):
             return {"table": {}, "note": "Nothing was held out (val_fraction=0): no result.", "images": {}}
         batches = torch.split(mask, self.config.batch_size)
         weights_dtype = next(model.parameters()).dtype
         found = torch.cat([_image(model, batch.to(device, weights_dtype)).float().cpu() for batch in batches])
-        fitted = self._decoded(training[:_MAX_IN_RESULT])
+        fitted = self._decoded(training)
         sigma = best_blur(fitted["mask"], fitted["aerial"])
         outputs = {"network": found, "mask blurred and squared": blurred(mask, sigma).square()}
         simulated = "aerial" not in held_out[0]
@@ -263,7 +264,8 @@ class Lithography:
         elif simulated:
             outputs[f"SOCS, {num_systems(self.config)} kernels"] = socs_images(self.config, mask)
         outputs["simulated images" if simulated else "given images"] = true
-        table = {name: self.measures.errors(output, true, design) for name, output in outputs.items()}
+        reference = self.measures.reference(true, design)
+        table = {name: self.measures.errors(output, reference) for name, output in outputs.items()}
         for name, output in outputs.items() if prints else ():
             mine = self.measures.printed(output)
             table[name]["printed_iou"] = round(float(iou(mine, torch.stack(prints)).mean()), 4)
@@ -275,10 +277,10 @@ class Lithography:
         if other == COMPACT_RESIST:
             note += (
                 f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
-                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._in_words(design)}"
+                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._in_words(reference)}"
             )
         else:
-            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._in_words(design)}"
+            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._in_words(reference)}"
         if simulated and not self._learns_resist:
             note += (
                 f" SOCS knows the lens: its {num_systems(self.config)} complex kernels have as many numbers for each pixel as "
@@ -357,9 +359,9 @@ class Lithography:
         ]
         return torch.stack(designs) if designs else masks
 
-    def _in_words(self, design: Tensor) -> str:
+    def _in_words(self, reference: Reference) -> str:
         """Return what the columns of the table mean, with their units and numbers of sites."""
-        num_sides, num_sites = self.measures.num_sites(design)
+        num_sides, num_sites = (sum(map(len, sites)) for sites in (reference.sides, reference.contest))
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "
             f"edges of the designs, epe_violations of {num_sites} sites (more than 15 nm off, as in the ICCAD 2013 contest), "

@@ -13,7 +13,6 @@ overall brightness of a volume carries no information either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp
 from typing import NamedTuple
 
@@ -65,12 +64,9 @@ _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 """In days; the first for a patient with the mean danger."""
 
 
-@dataclass(frozen=True)
-class Patient:
-    """One generated patient."""
+class Outcome(NamedTuple):
+    """What is known of a generated patient."""
 
-    image: Tensor
-    """(1, 24, 24, 16) in Hounsfield units."""
     time: float
     """In days."""
     event: bool
@@ -78,26 +74,49 @@ class Patient:
     """The true log hazard; no prediction can be better."""
 
 
-def patient(seed: int, index: int) -> Patient:
-    """Generate a patient of the cohort of a seed, the same on every call."""
+class _Drawn(NamedTuple):
+    """The random choices for one patient."""
+
+    organ: NDArray[np.float64]
+    """The semi-axes, in voxels."""
+    kinds: list[_Kind]
+    middles: list[NDArray[np.float64]]
+    """Those of the lesions, in voxels from the middle of the volume."""
+    offset: float
+    noise: NDArray[np.float64]
+    """Of standard deviation 1, one for each voxel."""
+    outcome: Outcome
+
+
+def image(seed: int, index: int) -> Tensor:
+    """Generate the volume of a patient of the cohort of a seed, (1, 24, 24, 16) in Hounsfield units, the same
+    on every call."""
+    organ, kinds, middles, offset, noise, _ = _drawn(seed, index)
+    inside = np.clip(organ.min() * (1 - _distance(organ)) + 0.5, 0, 1)
+    tissue = _OUTSIDE + (_TISSUE - _OUTSIDE) * inside + offset
+    voxels = tissue + _NOISE * noise + _LESION * _lesions(kinds, middles)
+    return torch.from_numpy(voxels.astype(np.float32))[None]
+
+
+def outcome(seed: int, index: int) -> Outcome:
+    """Generate what is known of a patient beside the volume, most of whose work is the voxels'."""
+    return _drawn(seed, index).outcome
+
+
+def _drawn(seed: int, index: int) -> _Drawn:
     rng = np.random.default_rng([seed, index])
     organ = rng.uniform(0.9, 1.0) * np.array(_ORGAN)
     num_lesions = int(rng.integers(_NUM_LESIONS[0], _NUM_LESIONS[1] + 1))
     shares = rng.dirichlet(len(_KINDS) * (_EVENNESS,))
     kinds = [_KINDS[number] for number in rng.choice(len(_KINDS), size=num_lesions, p=shares)]
-    lesions = _lesions(rng, organ, kinds)
+    middles = _middles(rng, organ, kinds)
     log_hazard = _HAZARD_PER_DANGER * (float(np.mean([kind.danger for kind in kinds])) - _MEAN_DANGER)
-    inside = np.clip(organ.min() * (1 - _distance(organ)) + 0.5, 0, 1)
-    tissue = _OUTSIDE + (_TISSUE - _OUTSIDE) * inside + rng.normal(0, _OFFSET)
-    image = rng.normal(tissue, _NOISE) + _LESION * lesions
+    offset = rng.normal(0, _OFFSET)
+    noise = rng.standard_normal(SIZE)
     until_event = rng.exponential(_MEAN_TIME * exp(-log_hazard))
     until_lost = rng.exponential(_MEAN_FOLLOW_UP)
-    return Patient(
-        torch.from_numpy(image.astype(np.float32))[None],
-        min(until_event, until_lost),
-        until_event <= until_lost,
-        log_hazard,
-    )
+    known = Outcome(min(until_event, until_lost), until_event <= until_lost, log_hazard)
+    return _Drawn(organ, kinds, middles, offset, noise, known)
 
 
 _AXES = [
@@ -115,9 +134,9 @@ def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = No
     return np.asarray(np.sqrt(squares))
 
 
-def _lesions(rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]) -> NDArray[np.float64]:
-    """Return the share of lesion in each voxel: balls with soft edges, some of them hollow."""
-    found = np.zeros(SIZE)
+def _middles(
+    rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]
+) -> list[NDArray[np.float64]]:
     middles: list[NDArray[np.float64]] = []
     for kind in kinds:
         for _ in range(_NUM_TRIES):
@@ -126,6 +145,13 @@ def _lesions(rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_
             if all(np.linalg.norm(middle - other) >= _APART for other in middles):
                 break
         middles.append(middle)
+    return middles
+
+
+def _lesions(kinds: list[_Kind], middles: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the share of lesion in each voxel: balls with soft edges, some of them hollow."""
+    found = np.zeros(SIZE)
+    for kind, middle in zip(kinds, middles, strict=True):
         distance = _distance(np.ones(3), middle)
         shell = np.clip(kind.radius + 0.5 - distance, 0, 1)
         if kind.hollow:

@@ -15,7 +15,7 @@ from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.parts import Part, Parts, split
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
-from nbgpu.recipes.survival.cohort import patient
+from nbgpu.recipes.survival.cohort import Outcome, outcome
 from nbgpu.recipes.survival.files import read_table
 from nbgpu.recipes.survival.metrics import Flags, Floats
 
@@ -111,9 +111,8 @@ def _generated(config: SurvivalConfig) -> Patients:
 
 
 @lru_cache(maxsize=4)
-def _outcomes(seed: int, num_patients: int) -> list[tuple[float, bool, float]]:
-    patients = (patient(seed, index) for index in range(num_patients))
-    return [(one.time, one.event, one.log_hazard) for one in patients]
+def _outcomes(seed: int, num_patients: int) -> list[Outcome]:
+    return [outcome(seed, index) for index in range(num_patients)]
 
 
 def _scale(training: Floats, config: SurvivalConfig) -> Scale:

@@ -13,8 +13,7 @@ import numpy as np
 from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import header_problem
-from nbgpu.recipes.survival import metrics
-from nbgpu.recipes.survival.cohort import patient
+from nbgpu.recipes.survival import cohort, metrics
 from nbgpu.recipes.survival.files import read_new
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.patients import Scale
@@ -50,7 +49,7 @@ def new_patients(config: SurvivalConfig, scale: Scale, data: str) -> tuple[list[
 def _generated(num_known: int, seed: int) -> list[Item]:
     """Return generated patients that a run with `num_known` of them has not seen."""
     numbers = range(num_known, num_known + _NUM_GENERATED)
-    outcomes = {number: patient(seed, number) for number in numbers}
+    outcomes = {number: cohort.outcome(seed, number) for number in numbers}
     return [
         {
             "name": f"patient {number}",

@@ -12,7 +12,7 @@ from torch import Tensor
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import load_volume
 from nbgpu.errors import DataError
-from nbgpu.recipes.survival.cohort import patient
+from nbgpu.recipes.survival import cohort
 from nbgpu.recipes.survival.voxel_size import at_voxel_size
 
 
@@ -38,7 +38,7 @@ class Prepare(Transform):
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         image = (
-            patient(self.seed, item["generated"]).image if "generated" in item else load_volume(item["image"])
+            cohort.image(self.seed, item["generated"]) if "generated" in item else load_volume(item["image"])
         )
         num_bad = int((~image.isfinite()).sum())
         if num_bad:

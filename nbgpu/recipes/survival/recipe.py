@@ -82,7 +82,8 @@ class Survival:
         """
         config = self.config
         inspection.require_share(config, self._patients.items, self._steps(), rank, world_size)
-        held_out = list(self._decoded(self._patients.parts.validation[rank::world_size]))
+        share = self._patients.parts.validation[rank::world_size]
+        held_out = list(self._decoded(share[: config.num_evaluated(len(share))]))
         draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
         spreads = config.spread_events and config.dataset_kind != "smart"
         loader = SampleLoader(
@@ -234,11 +235,12 @@ class Survival:
         patients = self._patients
         if not (reported := patients.parts.reported):
             return []
-        return [*(patients.items[number] for number in self._fitted_on()), *reported]
+        fitted_on = (patients.items[number] for number in self._fitted_on())
+        return [*fitted_on, *reported[: self.config.num_evaluated(len(reported))]]
 
     def _fitted_on(self, most: int = _MAX_FITTED) -> list[int]:
         shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
-        return [int(number) for number in shuffled[:most]]
+        return [int(number) for number in shuffled[: self.config.num_evaluated(most)]]
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[Item]

@@ -157,6 +157,8 @@ def test_a_smoke_test_of_files_is_short() -> None:
     config = settled(train_config("survival", smoke_test=True, data=__file__), CPU)
     assert isinstance(config, TrainConfig)
     assert (config.steps, config.epochs, config.val_every, config.val_every_epochs) == (3, None, 3, 0)
+    assert [config.num_evaluated(number) for number in (3, 1400)] == [3, 8]
+    assert config.changed(smoke_test=False).num_evaluated(1400) == 1400
     assert config.lr == 1e-4
 
 

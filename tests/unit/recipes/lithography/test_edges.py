@@ -12,11 +12,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nbgpu.recipes.lithography.edges import Cut, pixel_sites, placement_errors_nm, polygon_sites, stretches_nm
+from nbgpu.recipes.lithography.edges import (
+    Cut,
+    Sites,
+    contest_sites,
+    pixel_sites,
+    placement_errors_nm,
+    polygon_sites,
+    stretches_nm,
+)
 from nbgpu.recipes.lithography.imaging import abbe
 from nbgpu.recipes.lithography.overlay import overlay
 from nbgpu.recipes.lithography.pupil import Optics
 from nbgpu.recipes.lithography.rasterise import Polygon, rasterised
+from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.sources import Source
 
 NUM_PIXELS, PIXEL_NM = 64, 20.0
@@ -82,6 +91,22 @@ def test_a_circle_that_prints_too_large_is_so_along_each_normal() -> None:
     pixels = (away < 300).double()
     coarse = placement_errors_nm(-away, -309.0, pixel_sites(pixels, PIXEL_NM), PIXEL_NM)
     assert abs(float(np.nanmean(coarse)) - 9) < PIXEL_NM
+
+
+@pytest.mark.parametrize("pixel_nm", [25.0, 7.3])
+def test_sites_on_sides_between_pixels_give_what_sites_beside_them_give(pixel_nm: float) -> None:
+    """The former are evaluated together, and the latter, a millionth of a nanometre away, one by one."""
+    coarse = torch.rand(12, 20, generator=torch.Generator().manual_seed(0)) > 0.5
+    design = coarse.double().repeat_interleave(4, 0).repeat_interleave(4, 1)
+    image = blurred(design[None, None], 1.7)[0, 0]
+    for sites in (pixel_sites(design, pixel_nm), contest_sites(design, pixel_nm)):
+        beside = Sites(sites.points_nm + 1e-6, sites.normals)
+        together, one_by_one = (
+            placement_errors_nm(image, 0.5, some, pixel_nm, reach_nm=40.0) for some in (sites, beside)
+        )
+        assert {*map(tuple, sites.normals)} == {(1, 0), (-1, 0), (0, 1), (0, -1)}
+        assert np.isfinite(together).sum() > 100
+        np.testing.assert_allclose(together, one_by_one, atol=1e-5)
 
 
 def test_only_the_outline_of_polygons_that_touch_and_overlap_has_sites() -> None:

@@ -110,14 +110,14 @@ def _bars(widths: list[int]) -> Tensor:
 def test_lost_edges_and_widths_are_counted_and_not_passed_over() -> None:
     measures = Measures(Resist(0.0), 10.0)
     true, found = _bars([8, 8, 8]), _bars([8, 10, -40])
-    designs = (true > 0).float()
-    errors = measures.errors(found, true, designs)
+    reference = measures.reference(true, designs=(true > 0).float())
+    errors = measures.errors(found, reference)
     # The second bar is a pixel wider on either side; the third does not print.
     assert errors["edge_nm"] == pytest.approx(5.0, abs=0.1)
     assert errors["edges_lost"] == 2 * 32
     assert errors["cd_nm"] == pytest.approx(10.0, abs=0.1)
     assert errors["cds_lost"] == 1
-    nothing = measures.errors(true, true, designs)
+    nothing = measures.errors(true, reference)
     assert (nothing["edges_lost"], nothing["cds_lost"], nothing["edge_nm"]) == (0, 0, 0)
 
 
@@ -130,10 +130,8 @@ def test_violations_are_counted_at_the_contests_sites() -> None:
     assert sorted(map(tuple, sites.points_nm.tolist())) == sorted(ends + sides)
     assert {tuple(normal) for normal in sites.normals.tolist()} == {(1, 0), (-1, 0), (0, 1), (0, -1)}
     measures = Measures(Resist(0.0), 10.0)
-    wanted = (_bars([8]) > 0).float()
-    counts = [
-        measures.errors(_bars([width]), _bars([8]), wanted)["epe_violations"] for width in (8, 10, 12, -40)
-    ]
+    reference = measures.reference(_bars([8]), designs=(_bars([8]) > 0).float())
+    counts = [measures.errors(_bars([width]), reference)["epe_violations"] for width in (8, 10, 12, -40)]
     # Edges of 320 nm have 7 sites each; 10 nm off is none, 20 nm are, and so is what does not print.
     assert counts == [0, 0, 14, 14]
 

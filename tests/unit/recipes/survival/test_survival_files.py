@@ -10,12 +10,13 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import torch
 
 from nbgpu.config import SurvivalConfig, train_config
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
-from nbgpu.recipes.survival.cohort import SIZE, patient
+from nbgpu.recipes.survival.cohort import SIZE, image, outcome
 from nbgpu.recipes.survival.files import Table, read_table
 from nbgpu.recipes.survival.recipe import Survival
 
@@ -163,16 +164,17 @@ def test_files_are_read_without_torch() -> None:
 
 
 def test_the_generated_cohort_is_what_it_says() -> None:
-    cohort = [patient(0, index) for index in range(300)]
-    assert cohort[7].image.equal(patient(0, 7).image)
-    assert not cohort[7].image.equal(patient(1, 7).image)
-    assert cohort[0].image.shape == (1, *SIZE)
+    cohort = [outcome(0, index) for index in range(300)]
+    volumes = [image(0, index) for index in range(300)]
+    assert volumes[7].equal(image(0, 7))
+    assert not volumes[7].equal(image(1, 7))
+    assert volumes[0].shape == (1, *SIZE)
     scores = np.array([one.log_hazard for one in cohort])
     times, events = np.array([one.time for one in cohort]), np.array([one.event for one in cohort])
     assert metrics.c_index(scores, times, events) == pytest.approx(0.85, abs=0.04)
     assert 0.5 < events.mean() < 0.7
     # Neither brightness nor the amount of lesions tells much.
-    images = np.array([one.image[0].numpy() for one in cohort])
+    images = torch.cat(volumes).numpy()
     medians = np.median(images, axis=(1, 2, 3))[:, None, None, None]
     for useless in (images.mean(axis=(1, 2, 3)), (images > medians + 200).sum(axis=(1, 2, 3))):
         assert metrics.c_index(useless, times, events) == pytest.approx(0.5, abs=0.1)
