@@ -75,6 +75,8 @@ torch._C._distributed_c10d
     _dump_nccl_trace_json
     get_debug_level
     set_debug_level_from_env
+torch:Tensor
+    _version
 torch._C._distributed_c10d:ProcessGroup
     _allgather_base
     _get_backend
@@ -98,8 +100,12 @@ torch.distributed.fsdp:FSDPModule
     _get_fsdp_state(self)
 torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam
     _module_info
+torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup
+    _all_gather_result
 torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
     _auto_reshard_after_forward
+    _is_root
+    _state_ctx
     _fsdp_param_group
     _fsdp_param_groups
     _mp_policy

@@ -11,10 +11,11 @@ number of a generation, so that it may come several times, late, or early.
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from nbgpu.engine.group import (
     flight_recorder,
     meeting,
+    own_groups,
     peers,
     simulated_link,
     sockets,
@@ -70,6 +72,10 @@ _MAKING_PATIENCE_S = 0.1
 waiting."""
 
 _membership: Membership | None = None
+_number = 0
+"""The number that torch gave the default group."""
+_next_number = 0
+"""A number that is greater than that of every group so far."""
 _bytes_before_cell = 0
 _alone: Membership | None = None
 """The membership of a rank that is alone in its group, until that group ends."""
@@ -120,10 +126,12 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
         flight_recorder.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
-    torch_private.count_groups_from_zero()
+    torch_private.count_groups_from(0)
+    next_number = 0
     with sockets.group_in_the_making():
         if store is not None:
-            _meet(store, member)
+            number, next_number = _meet(store, member)
+            torch_private.count_groups_from(number)
             meets_in = store
         else:
             meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
@@ -134,6 +142,8 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             world_size=member.world_size,
             timeout=member.timeout if store is None else _connect_timeout(member),
         )
+    # No new group takes the name under which something still looks for one that has ended.
+    torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
     if store is not None:
         _let_collectives_wait(member.timeout)
     _refuse_given_up()
@@ -145,16 +155,32 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     _membership = member
 
 
-def _meet(store: dist.Store, member: Membership) -> None:  # type: ignore[name-defined]
+def _meet(store: dist.Store, member: Membership) -> tuple[int, int]:  # type: ignore[name-defined]
     """Wait until all ranks have joined this generation; DistStoreError if it is given up before that.
 
     This wait may take long, and `give_up` ends it. gloo's own wait for a peer's connection cannot be ended,
     so that it must not begin before all ranks are there. For the same reason a rank that waited here connects
     once all are there, even if the generation has been given up meanwhile: the others may be connecting
     already.
+
+    Returns:
+        The number of the default group, which is its name, and the one from which later groups are counted.
+        Meshes and DTensors look for the group by its name, which stays where all ranks are those of before.
     """
-    store.set(f"nbgpu/here/{member.rank}", "")
-    store.wait([f"nbgpu/here/{rank}" for rank in range(member.world_size)], member.timeout)
+    keys = [f"nbgpu/here/{rank}" for rank in range(member.world_size)]
+    before = None if _membership is None else [_membership.world_size, _number, _next_number]
+    store.set(keys[member.rank], json.dumps(before))
+    store.wait(keys, member.timeout)
+    answers = [json.loads(answer) for answer in store.multi_get(keys)]
+    next_number = max((answer[2] for answer in answers if answer), default=0)
+    if all(answer and answer[0] == member.world_size for answer in answers):
+        return max(answer[1] for answer in answers), next_number
+    return next_number, next_number
+
+
+def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, Any]]:
+    """Make the person's groups again; see `own_groups.make_again`. A collective."""
+    return own_groups.make_again(before, _connect_timeout(membership()))
 
 
 def _connect_timeout(member: Membership) -> timedelta:
@@ -222,19 +248,30 @@ def note_connections() -> None:
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(make_group).bind(*args, **kwargs).arguments
             with sockets.noted_as_groups():
                 made = make_group(*args, **kwargs)
+            _note_number(given)
             # A group of the person's own; of the default one `form` has more to say.
             if dist.is_initialized():
+                own_groups.note(given)
                 _refuse_given_up()
                 sockets.refuse_other_users()
-                given = inspect.signature(make_group).bind(*args, **kwargs).arguments
                 _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
             return made
 
         return make_group_and_note
 
     torch_private.wrap_making_of_groups(noting)
+
+
+def _note_number(arguments: Mapping[str, Any]) -> None:
+    """Note the number of a group, unless it has a name that torch has made of its ranks."""
+    global _number, _next_number
+    if (name := str(arguments["group_name"])).isdecimal():
+        _next_number = max(_next_number, int(name) + 1)
+        if not arguments["global_ranks_in_group"]:
+            _number = int(name)
 
 
 def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
@@ -337,7 +374,7 @@ def prepare_cell() -> None:
 def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
     """Form the group again, in place of the one that this process may have.
 
-    Every rank calls this function.
+    Every rank calls this function. Whoever has a group that has ended lets go of it with `let_go`.
     """
     global _alone
     _alone = None
@@ -348,7 +385,14 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
     if dist.is_initialized():  # unless the person's own code has ended it
         groups = torch_private.living_groups()
         dist.destroy_process_group()
-        # gloo does not notice that a send was cut in the middle, as it is where another rank's process was
-        # stopped: a thread of the group waits for it, and the group's own end waits for that thread.
-        threading.Thread(target=groups.clear, name="nbgpu-end-of-group", daemon=True).start()
+        let_go(groups)
     form(member, store, generation)
+
+
+def let_go(groups: list[Any]) -> None:
+    """Empty a list of groups that have ended, on a thread of its own.
+
+    gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
+    a thread of the group waits for it, and the group's own end waits for that thread.
+    """
+    threading.Thread(target=groups.clear, name="nbgpu-end-of-group", daemon=True).start()

@@ -23,7 +23,7 @@ from nbgpu.engine.frames import (
     num_left_out_in_words,
     own_part,
 )
-from nbgpu.engine.ipykernel import cell_names, script_lines
+from nbgpu.engine.ipykernel import cell_names, ended_groups, script_lines
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
 
@@ -63,9 +63,11 @@ def _make_presentable(result: Any) -> None:
 
 
 def _presentable(error: BaseException) -> BaseException:
-    """Return the error, or a stand-in if its `__str__` fails: ipykernel would fail on it and never reply."""
+    """Return the error, or a stand-in: where its `__str__` fails, because ipykernel would fail on it and
+    never reply, and where torch tells of a group that has ended."""
     try:
-        str(error)
+        if message := ended_groups.about(error):
+            return RuntimeError(message).with_traceback(error.__traceback__)
     except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
         like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
         message = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"

@@ -1,0 +1,90 @@
+"""The groups that a person has made, which are made again under their names once the default group is formed
+again.
+
+Meshes, DTensors and torch's functional collectives keep the name of a group, so that they go on with the new
+one. Whoever keeps the group itself is given the new one (`variables/references.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from nbgpu.engine.group import exchange, torch_private, torch_settings
+
+_FAKE = "fake"
+_arguments: dict[str, Mapping[str, Any]] = {}
+"""By the name of a group: the arguments that torch made it with."""
+
+
+@dataclass(frozen=True)
+class OwnGroup:
+    """A group that a person has made, of which this rank is a member."""
+
+    group: Any
+    arguments: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Its name and its ranks, as all its members say them."""
+        return f"{self.arguments['group_name']} {list(self.arguments['global_ranks_in_group'])}"
+
+
+def note(arguments: Mapping[str, Any]) -> None:
+    """Note the arguments with which torch makes a group."""
+    if arguments["global_ranks_in_group"]:
+        _arguments[arguments["group_name"]] = arguments
+
+
+def living() -> list[OwnGroup]:
+    """Return the person's groups of this rank that have not ended."""
+    own = []
+    for group in torch_private.living_groups():
+        arguments = _arguments.get(group.group_name)
+        if arguments is not None and arguments["backend"] != _FAKE:
+            own.append(OwnGroup(group, arguments))
+    return own
+
+
+@torch_settings.as_at_the_beginning()
+def make_again(before: list[OwnGroup], connect_timeout: timedelta) -> list[tuple[Any, Any]]:
+    """Make the groups again that all their ranks have had. A collective over the default group.
+
+    Args:
+        before: the person's groups of this rank when the default group ended.
+        connect_timeout: the time for the members to connect; a group of the person's may have less.
+
+    Returns:
+        The group that has ended and the one in its place, for each that was made again.
+    """
+    _arguments.clear()
+    mine = {own.key: own for own in before}
+    theirs = exchange.gather({key: list(own.arguments["global_ranks_in_group"]) for key, own in mine.items()})
+    ranks_of = {key: ranks for keys in theirs for key, ranks in keys.items()}
+    made: dict[str, Any] = {}
+    problems = []
+    # In one order on all ranks, because a rank waits for the other members of one group at a time.
+    for key in sorted(ranks_of):
+        if key in mine and all(key in theirs[rank] for rank in ranks_of[key]):
+            try:
+                made[key] = _make_again(mine[key].arguments, connect_timeout)
+            except Exception:  # noqa: BLE001 - the default group is there all the same; this one is named as ended
+                problems.append(key)
+    failed = {key for keys in exchange.gather(problems) for key in keys}
+    for key in failed & made.keys():
+        dist.destroy_process_group(made.pop(key))
+    return [(mine[key].group, group) for key, group in made.items()]
+
+
+def _make_again(arguments: Mapping[str, Any], connect_timeout: timedelta) -> Any:
+    timeout = arguments["timeout"]
+    can_change = torch_private.can_change_timeout()
+    waits = max(timeout, connect_timeout) if can_change else timeout
+    group = torch_private.make_group({**arguments, "timeout": waits})
+    if can_change:
+        torch_private.change_timeout(timeout, group)
+    return group
