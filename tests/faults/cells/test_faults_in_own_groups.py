@@ -156,6 +156,7 @@ def test_shards_of_two_steps_are_named_once(notebook: Kernel) -> None:
     assert "the parts of" not in done.stderr
 
 
+@pytest.mark.long
 def test_what_a_dead_rank_had_is_named_then_and_where_it_is_used(notebook: Kernel) -> None:
     others = "others = dist.new_group(list(range(world_size - 1)))"
     assert notebook.run(f"%%distributed\n{MAKE}\n{others}\nown").status == "ok"
