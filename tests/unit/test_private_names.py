@@ -109,6 +109,8 @@ torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
     _fsdp_param_group
     _fsdp_param_groups
     _mp_policy
+torch.distributed.tensor.debug
+    _clear_sharding_prop_cache()
 torch.nn.modules.batchnorm
     _BatchNorm
 torch.nn.modules.module
@@ -157,6 +159,7 @@ ROOMS = {
 streams."""
 
 ONLY_IN_SOME_VERSIONS = {
+    "_reconfigure",
     "_mesh_resources",
     "_dump_nccl_trace_json",
     "_fsdp_param_group",

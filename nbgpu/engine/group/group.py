@@ -71,7 +71,12 @@ _MAKING_PATIENCE_S = 0.1
 """How long a rank that is to be freed may still connect to its peers: cut off halfway, it would keep them
 waiting."""
 
+IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
+"""With 1 in the environment of the kernel, gloo's groups are formed again in place. It takes torch 2.14."""
+
 _membership: Membership | None = None
+_formed: tuple[Any, Any] | None = None
+"""The default group that `form` has made, and its store."""
 _number = 0
 """The number that torch gave the default group."""
 _next_number = 0
@@ -119,29 +124,34 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
         ConnectionError: a process of another user, or on another host one that is no rank, took a rank's
             place.
     """
-    global _membership
+    global _membership, _formed
     _begin(generation, store)
     if store is not None:
         stay_on_loopback()
         flight_recorder.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
-    torch_private.count_groups_from(0)
-    next_number = 0
+    number = next_number = 0
     with sockets.group_in_the_making():
         if store is not None:
-            number, next_number = _meet(store, member)
-            torch_private.count_groups_from(number)
+            number, next_number, is_in_place = _meet(store, member)
             meets_in = store
         else:
+            is_in_place = False
             meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
-        dist.init_process_group(
-            torch_backend(member.backend),
-            store=meets_in,
-            rank=member.rank,
-            world_size=member.world_size,
-            timeout=member.timeout if store is None else _connect_timeout(member),
-        )
+        if is_in_place:
+            _form_in_place(member, meets_in, generation)
+        else:
+            _end_group()
+            torch_private.count_groups_from(number)
+            dist.init_process_group(
+                torch_backend(member.backend),
+                store=meets_in,
+                rank=member.rank,
+                world_size=member.world_size,
+                timeout=member.timeout if store is None else _connect_timeout(member),
+            )
+            _formed = (dist.group.WORLD, meets_in)
     # No new group takes the name under which something still looks for one that has ended.
     torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
     if store is not None:
@@ -155,7 +165,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     _membership = member
 
 
-def _meet(store: dist.Store, member: Membership) -> tuple[int, int]:  # type: ignore[name-defined]
+def _meet(store: dist.Store, member: Membership) -> tuple[int, int, bool]:  # type: ignore[name-defined]
     """Wait until all ranks have joined this generation; DistStoreError if it is given up before that.
 
     This wait may take long, and `give_up` ends it. gloo's own wait for a peer's connection cannot be ended,
@@ -166,21 +176,59 @@ def _meet(store: dist.Store, member: Membership) -> tuple[int, int]:  # type: ig
     Returns:
         The number of the default group, which is its name, and the one from which later groups are counted.
         Meshes and DTensors look for the group by its name, which stays where all ranks are those of before.
+        And whether all ranks form the group again in place.
     """
     keys = [f"nbgpu/here/{rank}" for rank in range(member.world_size)]
-    before = None if _membership is None else [_membership.world_size, _number, _next_number]
+    before = (
+        None if _membership is None else [_membership.world_size, _number, _next_number, _can_form_in_place()]
+    )
     store.set(keys[member.rank], json.dumps(before))
     store.wait(keys, member.timeout)
     answers = [json.loads(answer) for answer in store.multi_get(keys)]
     next_number = max((answer[2] for answer in answers if answer), default=0)
     if all(answer and answer[0] == member.world_size for answer in answers):
-        return max(answer[1] for answer in answers), next_number
-    return next_number, next_number
+        return max(answer[1] for answer in answers), next_number, all(answer[3] for answer in answers)
+    return next_number, next_number, False
+
+
+def _can_form_in_place() -> bool:
+    """Whether the default group is the one that `form` has made, and can be formed again as the same
+    object."""
+    return (
+        os.environ.get(IN_PLACE_VARIABLE) == "1"
+        and _formed is not None
+        and _formed[0] is dist.group.WORLD
+        and membership().backend == "gloo"
+        and torch_private.can_reconfigure(dist.group.WORLD)
+    )
+
+
+def _form_in_place(member: Membership, store: meeting.Store, generation: int) -> None:
+    """Form the default group again as the same object, so that nothing that holds it needs the new one."""
+    global _formed
+    assert _formed is not None, "`_can_form_in_place` has looked"
+    (group, its_store), _formed = _formed, None  # a forming that fails is not tried a second time
+    its_store.follow(store)
+    store.set(f"nbgpu/handle/{member.rank}", torch_private.reconfigure_handle(group))
+    handles = store.multi_get([f"nbgpu/handle/{rank}" for rank in range(member.world_size)])
+    with sockets.noted_as_groups():
+        torch_private.reconfigure(
+            group, generation, [handle.decode() for handle in handles], _connect_timeout(member)
+        )
+    _formed = group, its_store
+
+
+def _end_group() -> None:
+    """End the group that this process may have."""
+    if dist.is_initialized():  # unless the person's own code has ended it
+        groups = torch_private.living_groups()
+        dist.destroy_process_group()
+        let_go(groups)
 
 
 def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, Any]]:
     """Make the person's groups again; see `own_groups.make_again`. A collective."""
-    return own_groups.make_again(before, _connect_timeout(membership()))
+    return own_groups.make_again(before, _generation, _connect_timeout(membership()))
 
 
 def _connect_timeout(member: Membership) -> timedelta:
@@ -382,10 +430,8 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
         if not _is_cut:
             # Nothing may wait in the old group for ever, such as a thread of the person's own.
             _cut()
-    if dist.is_initialized():  # unless the person's own code has ended it
-        groups = torch_private.living_groups()
-        dist.destroy_process_group()
-        let_go(groups)
+    if not _can_form_in_place():
+        _end_group()
     form(member, store, generation)
 
 

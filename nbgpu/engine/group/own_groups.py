@@ -7,14 +7,14 @@ one. Whoever keeps the group itself is given the new one (`variables/references.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from nbgpu.engine.group import exchange, torch_private, torch_settings
+from nbgpu.engine.group import exchange, sockets, torch_private, torch_settings
 
 _FAKE = "fake"
 _arguments: dict[str, Mapping[str, Any]] = {}
@@ -29,9 +29,14 @@ class OwnGroup:
     arguments: Mapping[str, Any]
 
     @property
+    def ranks(self) -> list[int]:
+        """The numbers of its ranks."""
+        return list(self.arguments["global_ranks_in_group"])
+
+    @property
     def key(self) -> str:
         """Its name and its ranks, as all its members say them."""
-        return f"{self.arguments['group_name']} {list(self.arguments['global_ranks_in_group'])}"
+        return f"{self.arguments['group_name']} {self.ranks}"
 
 
 def note(arguments: Mapping[str, Any]) -> None:
@@ -51,40 +56,57 @@ def living() -> list[OwnGroup]:
 
 
 @torch_settings.as_at_the_beginning()
-def make_again(before: list[OwnGroup], connect_timeout: timedelta) -> list[tuple[Any, Any]]:
+def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedelta) -> list[tuple[Any, Any]]:
     """Make the groups again that all their ranks have had. A collective over the default group.
 
     Args:
         before: the person's groups of this rank when the default group ended.
+        generation: the number of this forming of the default group.
         connect_timeout: the time for the members to connect; a group of the person's may have less.
 
     Returns:
-        The group that has ended and the one in its place, for each that was made again.
+        The group that has ended and the one in its place, for each that was made again. They are the same
+        object where the default group was formed again in place.
     """
     _arguments.clear()
+    living_now = torch_private.living_groups()
     mine = {own.key: own for own in before}
-    theirs = exchange.gather({key: list(own.arguments["global_ranks_in_group"]) for key, own in mine.items()})
-    ranks_of = {key: ranks for keys in theirs for key, ranks in keys.items()}
+    theirs = exchange.gather(
+        {
+            key: (own.ranks, torch_private.reconfigure_handle(own.group) if own.group in living_now else "")
+            for key, own in mine.items()
+        }
+    )
+    ranks_of = {key: ranks for keys in theirs for key, (ranks, _) in keys.items()}
     made: dict[str, Any] = {}
     problems = []
     # In one order on all ranks, because a rank waits for the other members of one group at a time.
-    for key in sorted(ranks_of):
-        if key in mine and all(key in theirs[rank] for rank in ranks_of[key]):
+    for key, ranks in sorted(ranks_of.items()):
+        if key in mine and all(key in theirs[rank] for rank in ranks):
+            handles = [theirs[rank][key][1] for rank in ranks]
             try:
-                made[key] = _make_again(mine[key].arguments, connect_timeout)
+                made[key] = _make_again(mine[key], handles, generation, connect_timeout)
             except Exception:  # noqa: BLE001 - the default group is there all the same; this one is named as ended
                 problems.append(key)
     failed = {key for keys in exchange.gather(problems) for key in keys}
-    for key in failed & made.keys():
-        dist.destroy_process_group(made.pop(key))
+    ended = [made.pop(key) for key in failed & made.keys()]
+    ended += [own.group for key, own in mine.items() if key not in made]
+    for group in ended:
+        if group in torch_private.living_groups():
+            dist.destroy_process_group(group)
     return [(mine[key].group, group) for key, group in made.items()]
 
 
-def _make_again(arguments: Mapping[str, Any], connect_timeout: timedelta) -> Any:
-    timeout = arguments["timeout"]
+def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_timeout: timedelta) -> Any:
+    if all(handles):
+        with sockets.noted_as_groups():
+            torch_private.reconfigure(own.group, generation, handles, connect_timeout)
+        note(own.arguments)
+        return own.group
+    timeout = own.arguments["timeout"]
     can_change = torch_private.can_change_timeout()
     waits = max(timeout, connect_timeout) if can_change else timeout
-    group = torch_private.make_group({**arguments, "timeout": waits})
+    group = torch_private.make_group({**own.arguments, "timeout": waits})
     if can_change:
         torch_private.change_timeout(timeout, group)
     return group

@@ -113,6 +113,29 @@ def change_timeout(timeout: timedelta, group: Any = None) -> None:
     distributed_c10d._set_pg_timeout(timeout, group)
 
 
+def can_reconfigure(group: Any) -> bool:
+    """Whether a group can be formed again in place, which takes torch 2.14."""
+    return hasattr(dist, "_reconfigure") and bool(group.supports_reconfigure)
+
+
+def reconfigure_handle(group: Any) -> str:
+    """Return what the other ranks need of this one to form the group again in place."""
+    handle: str = group.get_reconfigure_handle()
+    return handle
+
+
+def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timedelta) -> None:
+    """Form a group again in place. A collective over its ranks.
+
+    Args:
+        group: one that can be reconfigured.
+        number: of this forming, unique for the group.
+        handles: what `reconfigure_handle` gave on each rank, in order.
+        timeout: the time for the ranks to connect.
+    """
+    dist._reconfigure(number, list(handles), group, timeout).wait()  # type: ignore[attr-defined]
+
+
 def num_collectives(group: Any) -> int:
     """Return how many collectives this rank has begun in a group."""
     number: int = group._get_sequence_number_for_group()
@@ -208,6 +231,18 @@ def reset_sharded(module: nn.Module) -> None:
             # FSDP would wait for what it gathers, in a group that has ended.
             group._all_gather_result = None
     module.reset_iter_state()  # type: ignore[operator]
+
+
+def forget_layouts() -> None:
+    """Have DTensor work out again how results are cut, which it keeps with the mesh of the first operands:
+    an equal mesh that was made later would be taken for one whose groups have ended.
+
+    Nothing happens where this torch cannot forget them.
+    """
+    # Without this import there is no DTensor.
+    if "torch.distributed.tensor" in sys.modules:
+        debug = import_module("torch.distributed.tensor.debug")
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 def num_changes(tensor: torch.Tensor) -> int:

@@ -288,7 +288,7 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
         references.replace(pairs)
         # Where a rank was replaced, it has no part of what belonged to all ranks.
         moved = {new.group_name for _, new in pairs}
-        sharded.reset_models()
+        sharded.reset()
         lost = [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
         lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
         lost += replicas.move(variables, healthy, ended[0])

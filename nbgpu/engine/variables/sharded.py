@@ -14,8 +14,10 @@ _reported: dict[str, list[int]] = {}
 """By name: by how many changes each rank was ahead when its parts were last compared."""
 
 
-def reset_models() -> None:
-    """Have every model forget the step that was cut short, and free the weights that it gathered."""
+def reset() -> None:
+    """Have every model forget the step that was cut short, and free the weights that it gathered; have
+    DTensors forget the meshes of groups that have ended."""
+    torch_private.forget_layouts()
     for model in _models():
         torch_private.reset_sharded(model)
 
