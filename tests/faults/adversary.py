@@ -26,6 +26,7 @@ from queue import Empty
 import faults
 import psutil
 import pytest
+from grouped import IMPORTS, THINGS
 from kernel import Done, Kernel, kernel
 from leaks import MARKER, session_marker
 from soak import HUNG_S, cluster_folders
@@ -86,6 +87,11 @@ WAITS = {
     "plain Python": "sum(range(1000))",
 }
 
+WITH_TORCHS_SETTINGS = """
+if torch.is_inference_mode_enabled(): raise RuntimeError('an inference mode is open')
+torch.set_default_dtype(torch.float32); torch.set_default_device('cpu'); torch.set_grad_enabled(True)"""
+"""As the things on a group need them, whatever other steps have left behind."""
+
 WHERE = re.compile(rf" on all ranks$| on rank \d+$| in ({'|'.join(WAITS)})$| ?rank \d+")
 """What of a step's name says where it happened."""
 
@@ -116,13 +122,14 @@ class Adversary:
         for act in self.chance.choices(
             [
                 self.leave_behind,
+                self.hang_on_a_group,
                 self.blow,
                 self.stand_still,
                 self.cut_short,
                 self.cut_twice,
                 self.begin_again,
             ],
-            [6, 5, 1, 1, 1, 1],
+            [6, 3, 5, 1, 1, 1, 1],
             k=self.chance.choice([1, 2, 2]),
         ):
             name, ended = act()
@@ -139,6 +146,23 @@ class Adversary:
         lines = "\n".join(f"    {part}" for part in line.split("\n"))
         self.run(f"%%distributed\nif {True if where is None else f'rank == {where}'}:\n{lines}")
         return f"{name} on {'all ranks' if where is None else f'rank {where}'}", set()
+
+    def hang_on_a_group(self) -> tuple[str, set[int]]:
+        """Two things on a group, and something that ends a cell; where all ranks live, both work on."""
+        pair = self.chance.sample(sorted(THINGS), 2)
+        makes = "\n".join(THINGS[name].make for name in pair)
+        made = self.run(f"%%distributed\n{WITH_TORCHS_SETTINGS}\n{IMPORTS}\n{makes}")
+        if "an inference mode is open" in made.error:
+            return "nothing, in an inference mode", set()
+        assert made.status == "ok", f"{pair}: {made.error}"
+        name, ended = self.blow()
+        if not ended:
+            # A Stop that was late hits this wait.
+            self.run("import time\ntime.sleep(1.0)")
+            checks = ", ".join(THINGS[thing].check for thing in pair)
+            done = self.run(f"%%distributed\n{WITH_TORCHS_SETTINGS}\n{checks}")
+            assert done.said(*range(NUM_RANKS)) == [["(True, True)"]] * NUM_RANKS, f"{pair}, {name}: {done}"
+        return f"{pair[0]} and {pair[1]}, {name}", ended
 
     def blow(self) -> tuple[str, set[int]]:
         """Something ends a cell: a rank that raises or dies, all that raise, or Stop."""

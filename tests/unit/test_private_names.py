@@ -75,6 +75,8 @@ torch._C._distributed_c10d
     _dump_nccl_trace_json
     get_debug_level
     set_debug_level_from_env
+torch:Tensor
+    _version
 torch._C._distributed_c10d:ProcessGroup
     _allgather_base
     _get_backend
@@ -102,11 +104,17 @@ torch.distributed.fsdp:FSDPModule
     _get_fsdp_state(self)
 torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam
     _module_info
+torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup
+    _all_gather_result
 torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState
     _auto_reshard_after_forward
+    _is_root
+    _state_ctx
     _fsdp_param_group
     _fsdp_param_groups
     _mp_policy
+torch.distributed.tensor.debug
+    _clear_sharding_prop_cache()
 torch.nn.modules.batchnorm
     _BatchNorm
 torch.nn.modules.module
@@ -157,6 +165,7 @@ ROOMS = {
 streams."""
 
 ONLY_IN_SOME_VERSIONS = {
+    "_reconfigure",
     "_mesh_resources",
     "_dump_nccl_trace_json",
     "_fsdp_param_group",

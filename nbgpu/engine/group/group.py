@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +32,7 @@ from nbgpu.engine.group import (
     collective_timeout,
     flight_recorder,
     meeting,
+    own_groups,
     peers,
     simulated_link,
     sockets,
@@ -87,8 +89,16 @@ waiting."""
 
 _RELEASE_EVERY_S = 1.0
 """How often a group that has ended is looked at, until nothing else holds it."""
+IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
+"""With 1 in the environment of the kernel, gloo's groups are formed again in place. It takes torch 2.14."""
 
 _membership: Membership | None = None
+_formed: tuple[Any, Any] | None = None
+"""The default group that `form` has made, and its store."""
+_number = 0
+"""The number that torch gave the default group."""
+_next_number = 0
+"""A number that is greater than that of every group so far."""
 _bytes_before_cell = 0
 _alone: Membership | None = None
 """The membership of a rank that is alone in its group, until that group ends."""
@@ -138,27 +148,36 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
         ConnectionError: a process of another user, or on another host one that is no rank, took a rank's
             place.
     """
-    global _membership
+    global _membership, _formed
     _begin(generation, store)
     if store is not None:
         stay_on_loopback()
         flight_recorder.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
-    torch_private.count_groups_from_zero()
+    number = next_number = 0
     with sockets.group_in_the_making():
         if store is not None:
-            _meet(store, member)
+            number, next_number, is_in_place = _meet(store, member)
             meets_in = store
         else:
+            is_in_place = False
             meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
-        dist.init_process_group(
-            torch_backend(member.backend),
-            store=meets_in,
-            rank=member.rank,
-            world_size=member.world_size,
-            timeout=member.timeout if store is None else _connect_timeout(member),
-        )
+        if is_in_place:
+            _form_in_place(member, meets_in, generation)
+        else:
+            _end_group()
+            torch_private.count_groups_from(number)
+            dist.init_process_group(
+                torch_backend(member.backend),
+                store=meets_in,
+                rank=member.rank,
+                world_size=member.world_size,
+                timeout=member.timeout if store is None else _connect_timeout(member),
+            )
+            _formed = (dist.group.WORLD, meets_in)
+    # No new group takes the name under which something still looks for one that has ended.
+    torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
     if store is not None:
         collective_timeout.begin(
             member.timeout_s, member.rank, store, functools.partial(_give_up_late, generation)
@@ -173,16 +192,70 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     _membership = member
 
 
-def _meet(store: dist.Store, member: Membership) -> None:  # type: ignore[name-defined]
+def _meet(store: dist.Store, member: Membership) -> tuple[int, int, bool]:  # type: ignore[name-defined]
     """Wait until all ranks have joined this generation; DistStoreError if it is given up before that.
 
     This wait may take long, and `give_up` ends it. gloo's own wait for a peer's connection cannot be ended,
     so that it must not begin before all ranks are there. For the same reason a rank that waited here connects
     once all are there, even if the generation has been given up meanwhile: the others may be connecting
     already.
+
+    Returns:
+        The number of the default group, which is its name, and the one from which later groups are counted.
+        Meshes and DTensors look for the group by its name, which stays where all ranks are those of before.
+        And whether all ranks form the group again in place.
     """
-    store.set(f"nbgpu/here/{member.rank}", "")
-    store.wait([f"nbgpu/here/{rank}" for rank in range(member.world_size)], member.timeout)
+    keys = [f"nbgpu/here/{rank}" for rank in range(member.world_size)]
+    before = (
+        None if _membership is None else [_membership.world_size, _number, _next_number, _can_form_in_place()]
+    )
+    store.set(keys[member.rank], json.dumps(before))
+    store.wait(keys, member.timeout)
+    answers = [json.loads(answer) for answer in store.multi_get(keys)]
+    next_number = max((answer[2] for answer in answers if answer), default=0)
+    if all(answer and answer[0] == member.world_size for answer in answers):
+        return max(answer[1] for answer in answers), next_number, all(answer[3] for answer in answers)
+    return next_number, next_number, False
+
+
+def _can_form_in_place() -> bool:
+    """Whether the default group is the one that `form` has made, and can be formed again as the same
+    object."""
+    return (
+        os.environ.get(IN_PLACE_VARIABLE) == "1"
+        and _formed is not None
+        and _formed[0] is dist.group.WORLD
+        and membership().backend == "gloo"
+        and torch_private.can_reconfigure(dist.group.WORLD)
+    )
+
+
+def _form_in_place(member: Membership, store: meeting.Store, generation: int) -> None:
+    """Form the default group again as the same object, so that nothing that holds it needs the new one."""
+    global _formed
+    assert _formed is not None, "`_can_form_in_place` has looked"
+    (group, its_store), _formed = _formed, None  # a forming that fails is not tried a second time
+    its_store.follow(store)
+    store.set(f"nbgpu/handle/{member.rank}", torch_private.reconfigure_handle(group))
+    handles = store.multi_get([f"nbgpu/handle/{rank}" for rank in range(member.world_size)])
+    with sockets.noted_as_groups():
+        torch_private.reconfigure(
+            group, generation, [handle.decode() for handle in handles], _connect_timeout(member)
+        )
+    _formed = group, its_store
+
+
+def _end_group() -> None:
+    """End the group that this process may have."""
+    if dist.is_initialized():  # unless the person's own code has ended it
+        groups = torch_private.living_groups()
+        dist.destroy_process_group()
+        let_go(groups)
+
+
+def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, Any]]:
+    """Make the person's groups again; see `own_groups.make_again`. A collective."""
+    return own_groups.make_again(before, _generation, _connect_timeout(membership()))
 
 
 def _connect_timeout(member: Membership) -> timedelta:
@@ -263,13 +336,17 @@ def note_connections() -> None:
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
             if not dist.is_initialized():  # the default group, of which `form` has more to say
                 with sockets.noted_as_groups():
-                    return make_group(*args, **kwargs)
+                    made = make_group(*args, **kwargs)
+                _note_number(inspect.signature(make_group).bind(*args, **kwargs).arguments)
+                return made
             bound = inspect.signature(make_group).bind(*args, **kwargs)
             given = bound.arguments
             timeout_s = _timeout_s(given.get("timeout"))
+            own_groups.note({**given, "timeout": timedelta(seconds=timeout_s)})
             given["timeout"] = collective_timeout.behind_the_clock(timeout_s)
             with sockets.noted_as_groups():
                 made = make_group(*bound.args, **bound.kwargs)
+            _note_number(given)
             collective_timeout.allow(given["group_name"], timeout_s)
             _refuse_given_up()
             sockets.refuse_other_users()
@@ -286,6 +363,15 @@ def _timeout_s(given: timedelta | None) -> float:
     if given is None or given in torch_private.default_timeouts():
         return membership().timeout_s
     return given.total_seconds()
+
+
+def _note_number(arguments: Mapping[str, Any]) -> None:
+    """Note the number of a group, unless it has a name that torch has made of its ranks."""
+    global _number, _next_number
+    if (name := str(arguments["group_name"])).isdecimal():
+        _next_number = max(_next_number, int(name) + 1)
+        if not arguments["global_ranks_in_group"]:
+            _number = int(name)
 
 
 def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
@@ -412,7 +498,7 @@ def prepare_cell() -> None:
 def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
     """Form the group again, in place of the one that this process may have.
 
-    Every rank calls this function.
+    Every rank calls this function. Whoever has a group that has ended lets go of it with `let_go`.
     """
     global _alone
     _alone = None
@@ -420,21 +506,22 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
         if not _is_cut:
             # Nothing may wait in the old group for ever, such as a thread of the person's own.
             _cut()
-    if dist.is_initialized():  # unless the person's own code has ended it
-        groups = torch_private.living_groups()
-        dist.destroy_process_group()
-        threading.Thread(target=_release, args=[groups], name="nbgpu-end-of-group", daemon=True).start()
-        del groups  # or this frame would be the last to hold them
+    if not _can_form_in_place():
+        _end_group()
     form(member, store, generation)
 
 
-def _release(groups: list[Any]) -> None:
-    """Release groups that have ended once nothing else holds them, so that they are destroyed on this thread.
+def let_go(groups: list[Any]) -> None:
+    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them.
 
     gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
     Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
     """
+    threading.Thread(target=_release, args=[groups], name="nbgpu-end-of-group", daemon=True).start()
+
+
+def _release(groups: list[Any]) -> None:
     alone = 2  # the list's reference, and that of the argument of getrefcount
     while groups:
         time.sleep(_RELEASE_EVERY_S)

@@ -146,6 +146,12 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
     deleteKey = delete_key
     getNumKeys = num_keys
 
+    def follow(self, newer: Store) -> None:
+        """Take the keys of a newer generation from now on, for a group that is formed again in place and
+        keeps its store."""
+        self._generation, self._place = newer._generation, newer._place
+        self._is_given_up = False
+
     def give_up(self) -> None:
         """End this generation for everybody: whoever waits in it gets DistStoreError at once.
 

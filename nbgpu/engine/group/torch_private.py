@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -46,13 +46,30 @@ def living_groups() -> list[Any]:
     return list(distributed_c10d._world.pg_map)
 
 
-def count_groups_from_zero() -> None:
-    """Let the next group have the number 0.
+def count_groups_from(number: int) -> None:
+    """Let the next group have this number.
 
-    torch numbers its groups, and ranks meet under the number. It keeps that of a forming that failed on one
-    rank only, which would never meet the others again.
+    torch numbers its groups, and ranks meet under the number, which is the group's name. It keeps that of a
+    forming that failed on one rank only, which would never meet the others again.
     """
-    distributed_c10d._world.group_count = 0
+    distributed_c10d._world.group_count = number
+
+
+def num_groups_made() -> int:
+    """Return the number of the next group."""
+    number: int = distributed_c10d._world.group_count
+    return number
+
+
+def make_group(arguments: Mapping[str, Any]) -> Any:
+    """Make a group, of which this rank is a member, with the arguments that `wrap_making_of_groups` has seen,
+    in the store of the default group that there is now."""
+    assert dist.group.WORLD is not None, "there is a default group"
+    _, store = distributed_c10d._world.pg_map[dist.group.WORLD]
+    made, _ = distributed_c10d._new_process_group_helper(**{**arguments, "store": store})
+    ranks = arguments["global_ranks_in_group"]
+    distributed_c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
+    return made
 
 
 def wrap_making_of_groups(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -153,9 +170,32 @@ def can_change_timeout() -> bool:
     return hasattr(distributed_c10d, "_set_pg_timeout") and not compares_collectives()
 
 
-def change_timeout(timeout: timedelta) -> None:
-    """Change the timeout of the default group. Call where `can_change_timeout`."""
-    distributed_c10d._set_pg_timeout(timeout)
+def change_timeout(timeout: timedelta, group: Any = None) -> None:
+    """Change the timeout of a group, by default the default one. Call where `can_change_timeout`."""
+    distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def can_reconfigure(group: Any) -> bool:
+    """Whether a group can be formed again in place, which takes torch 2.14."""
+    return hasattr(dist, "_reconfigure") and bool(group.supports_reconfigure)
+
+
+def reconfigure_handle(group: Any) -> str:
+    """Return what the other ranks need of this one to form the group again in place."""
+    handle: str = group.get_reconfigure_handle()
+    return handle
+
+
+def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timedelta) -> None:
+    """Form a group again in place. A collective over its ranks.
+
+    Args:
+        group: one that can be reconfigured.
+        number: of this forming, unique for the group.
+        handles: what `reconfigure_handle` gave on each rank, in order.
+        timeout: the time for the ranks to connect.
+    """
+    dist._reconfigure(number, list(handles), group, timeout).wait()  # type: ignore[attr-defined]
 
 
 def num_collectives(group: Any) -> int:
@@ -342,6 +382,44 @@ def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
     mesh = state()._fsdp_param_group.mesh_info.mesh
     assert isinstance(mesh, DeviceMesh)
     return mesh
+
+
+def can_reset_sharded() -> bool:
+    """Whether a sharded model can go on after a step that was cut short, which takes torch 2.13."""
+    return hasattr(import_module("torch.distributed.fsdp").FSDPModule, "reset_iter_state")
+
+
+def reset_sharded(module: nn.Module) -> None:
+    """Have a sharded model forget a step that was cut short, and free the weights that it gathered.
+
+    Nothing happens for a part of such a model, for one that has had no step, and where this torch cannot
+    reset it.
+    """
+    state = module._get_fsdp_state()  # type: ignore[operator]
+    if state._is_root is not True or not can_reset_sharded():
+        return
+    for part in state._state_ctx.all_states:
+        for group in part._fsdp_param_groups:
+            # FSDP would wait for what it gathers, in a group that has ended.
+            group._all_gather_result = None
+    module.reset_iter_state()  # type: ignore[operator]
+
+
+def forget_layouts() -> None:
+    """Have DTensor work out again how results are cut, which it keeps with the mesh of the first operands:
+    an equal mesh that was made later would be taken for one whose groups have ended.
+
+    Nothing happens where this torch cannot forget them.
+    """
+    # Without this import there is no DTensor.
+    if "torch.distributed.tensor" in sys.modules:
+        debug = import_module("torch.distributed.tensor.debug")
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
+
+
+def num_changes(tensor: torch.Tensor) -> int:
+    """Return how often a tensor, or what it is a view of, was changed in place."""
+    return tensor._version
 
 
 @dataclass(frozen=True)

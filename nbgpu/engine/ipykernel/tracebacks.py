@@ -28,7 +28,7 @@ from nbgpu.engine.frames import (
     own_part,
 )
 from nbgpu.engine.group import collective_timeout
-from nbgpu.engine.ipykernel import cell_names, script_lines
+from nbgpu.engine.ipykernel import cell_names, ended_groups, script_lines
 from nbgpu.engine.memory import dev_shm
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
@@ -113,11 +113,13 @@ def _make_presentable(result: Any) -> None:
 
 
 def _presentable(error: BaseException) -> BaseException:
-    """Return the error; one that says more where a collective took too long, or a stand-in if its `__str__`
-    fails: ipykernel would fail on it and never reply."""
+    """Return the error; one that says more where a collective took too long; or a stand-in: where its
+    `__str__` fails, because ipykernel would fail on it and never reply, and where torch tells of a group that
+    has ended."""
     error = collective_timeout.explain(error)
     try:
-        str(error)
+        if message := ended_groups.about(error):
+            return RuntimeError(message).with_traceback(error.__traceback__)
     except Exception as failure:  # noqa: BLE001 - whatever the person's __str__ raises
         like_it: type[Exception] = type(type(error).__name__, (Exception,), {})
         message = f"(what it says cannot be shown: its __str__ raised {type(failure).__name__})"

@@ -205,32 +205,49 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     """
     import torch.distributed as dist
 
-    from nbgpu.engine.group import group, simulated_link
-    from nbgpu.engine.variables import library_objects, replicas, user_groups
+    from nbgpu.engine.group import group, own_groups, simulated_link
+    from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
 
-    global _taken
+    global _taken, _last_cell_failed
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
     variables = _shell().user_ns
     of_libraries = []
+    is_resized = _taken is not None and _taken.world_size != new_seat.world_size
     if _taken is not None and _taken != new_seat:
         why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
         resizing.follow(_taken, new_seat, _shell())
-        if _taken.world_size != new_seat.world_size:
+        if is_resized:
             of_libraries = library_objects.how_to_make_again(variables)
         _taken = new_seat
     taken = _take(new_seat)
-    lost = [f"{why}: {line}" for line in [*user_groups.how_to_make_again(variables), *of_libraries]]
-    before = dist.group.WORLD
+    owned = user_groups.owned(variables)
+    # With another number of ranks no group of the person's can be as it was.
+    own = [] if is_resized else own_groups.living()
+    ended: list[Any] = [dist.group.WORLD]
+    name_before = None if ended[0] is None else ended[0].group_name
     store = _store(taken, generation)
     torchrun_variables.publish_master(taken, store)
     group.form_again(_membership(taken), store, generation)
     torchrun_variables.set_master(store)
     simulated_link.begin(Path(taken.folder), generation)
-    global _last_cell_failed
     _last_cell_failed = False
     with simulated_link.not_simulated():
-        return lost + replicas.move(variables, healthy, before)
+        pairs = group.make_own_groups_again(own)
+        now: Any = dist.group.WORLD
+        if now.group_name == name_before:
+            pairs.append((ended[0], now))
+        references.replace(pairs)
+        # Where a rank was replaced, it has no part of what belonged to all ranks.
+        moved = {new.group_name for _, new in pairs}
+        sharded.reset()
+        lost = [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
+        lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
+        lost += replicas.move(variables, healthy, ended[0])
+    ended += [old for old, _ in pairs]
+    del own, pairs, owned
+    group.let_go(ended)
+    return lost
 
 
 _last_cell_failed = False

@@ -21,12 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbgpu.engine.group import ddp_objects, exchange, torch_private, torch_settings
-from nbgpu.engine.ipykernel import kept_failure
+from nbgpu.engine.ipykernel import ended_groups, kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
 from nbgpu.engine.variables import ddp_attachments
 from nbgpu.errors import ConfigError
+from nbgpu.text.ranks import named_ranks
 
+_DIFFERENT_SHAPES = "whose parameters differ in shape between the ranks"
 _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
 
@@ -60,26 +62,24 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     _agree_on_the_next_number()
     source = min(healthy, default=0)
     everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
-    moved: list[DistributedDataParallel] = []
+    groups = exchange.gather({key: _ranks_of_group(arguments_of[mine[key]]) for key in everywhere})
+    on_all: list[DistributedDataParallel] = []
+    moved = set()
     for value in variables.values():
         if isinstance(value, Optimizer):
             ddp_attachments.on_new_group(value, before)
     for key in everywhere:
         ddp = mine[key]
         arguments = arguments_of[ddp]
-        if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
+        if not all(theirs[key] for theirs in groups):
             lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
             continue
-        differ = _differ(list(ddp.module.parameters()))
-        if differ == "in shape":
-            lines.append(f"{key}, whose parameters differ in shape between the ranks: make it again")
+        problem = _make_equal(ddp, [theirs[key] for theirs in groups], healthy)
+        if problem.startswith(_DIFFERENT_SHAPES):
+            lines.append(f"{key}, {problem}: make it again")
             continue
-        if differ:
-            for parameter in ddp.module.parameters():
-                dist.broadcast(parameter.detach(), source)
-            lines.append(
-                f"the parameters of {key} differed between the ranks: all have those of rank {source} now"
-            )
+        if problem:
+            lines.append(f"the parameters of {key} {problem}")
         order = exchange.gather(torch_private.bucket_order(ddp))[source]
         problem, attachments = _initialise_again(ddp, arguments, order)
         seen = exchange.gather([problem, attachments.name_of_hook])
@@ -90,8 +90,59 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
         elif said := ddp_attachments.register_hook(ddp, attachments, before):
             lines.append(f"{key}: {said}")
-        moved.append(ddp)
-    return lines + _share_optimizers(variables, moved, source)
+        moved.add(key)
+        if all(len(theirs[key]) == dist.get_world_size() for theirs in groups):
+            on_all.append(ddp)
+    for key in mine.keys() - moved:
+        ended_groups.note(key, mine[key], f"{key} = DistributedDataParallel(...) on all ranks")
+    return lines + _share_optimizers(variables, on_all, source)
+
+
+def _ranks_of_group(arguments: Mapping[str, Any]) -> list[int]:
+    """Return the ranks of the group for which a DDP object was made; none if that group has ended."""
+    mesh = arguments.get("device_mesh")
+    if mesh is not None and torch_private.root_of(mesh) is not None:
+        return []  # DDP has changed the module's parameters for the larger mesh
+    try:
+        group = arguments.get("process_group") if mesh is None else mesh.get_group()
+        return sorted(dist.get_process_group_ranks(group))
+    except (KeyError, RuntimeError, ValueError):  # torch no longer has the group
+        return []
+
+
+def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healthy: Sequence[int]) -> str:
+    """Give all ranks of an object's group the same parameters. A collective over all ranks.
+
+    Args:
+        ddp: the object.
+        groups: by rank: the ranks of the group of its object.
+        healthy: the ranks whose state is trusted.
+
+    Returns:
+        What was not as it should be; empty if all was well.
+    """
+    parameters = list(ddp.module.parameters())
+    seen = _seen_on_every_rank(parameters)
+    problems = {}
+    for ranks in map(tuple, groups):
+        differ = _differ([seen[rank] for rank in ranks])
+        if differ == "in shape":
+            return _DIFFERENT_SHAPES
+        if differ:
+            problems[ranks] = min([rank for rank in healthy if rank in ranks] or ranks)
+    ranks = tuple(groups[dist.get_rank()])
+    if ranks in problems:
+        group = None if len(ranks) == len(groups) else ddp.process_group
+        for parameter in parameters:
+            dist.broadcast(parameter.detach(), problems[ranks], group)
+    if not problems:
+        return ""
+    if len(ranks) == len(groups):
+        return f"differed between the ranks: all have those of rank {problems[ranks]} now"
+    named = "; ".join(
+        f"{named_ranks(theirs)} have those of rank {source} now" for theirs, source in problems.items()
+    )
+    return f"differed between the ranks of its group: {named}. Make its optimizer again"
 
 
 def _initialise_again(
@@ -160,9 +211,17 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
     return everywhere, lines
 
 
-def _differ(tensors: Sequence[Tensor]) -> str:
-    """Return '' if all ranks have equal tensors, otherwise 'in shape' or 'in value'. A collective."""
-    gathered = exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
+def _seen_on_every_rank(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return the shapes and the sums of every rank's tensors, by rank. A collective."""
+    return exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
+
+
+def _differ(gathered: Sequence[Any]) -> str:
+    """Return '' if some ranks' tensors are equal, otherwise 'in shape' or 'in value'.
+
+    Args:
+        gathered: what `_seen_on_every_rank` returns for these ranks.
+    """
     if any(shapes != gathered[0][0] for shapes, _ in gathered):
         return "in shape"
     # Compared as text, because NaN is equal to nothing.
@@ -212,7 +271,9 @@ def _share_optimizers(
         settings = [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in groups]
         in_order = sorted(tensors)
         seen = exchange.gather([in_order, str(settings), str(sorted(values.items()))])
-        if all(other == seen[0] for other in seen) and not _differ([tensors[key] for key in in_order]):
+        if all(other == seen[0] for other in seen) and not _differ(
+            _seen_on_every_rank([tensors[key] for key in in_order])
+        ):
             continue
         tensors = dict(exchange.broadcast_tensors(tensors, source, moved[0].device))
         theirs, values = exchange.broadcast([settings, values], source)

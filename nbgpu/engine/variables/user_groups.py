@@ -1,14 +1,15 @@
-"""The person's variables that belong to a process group that ends, and the line that makes each again.
+"""The person's variables that belong to a process group, and the line that makes each again.
 
-DDP objects are moved to the new group (replicas.py). Meshes, groups and sharded objects refer to the old
-group in more places than can be reached, so that nbgpu only lists them.
+After a failure the groups are made again under their names (own_groups.py), and what belongs to them goes on.
+Where that cannot be, as after a change of the number of ranks, the line is said: once when the group has
+ended, and again in place of torch's message where the variable is used.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -18,56 +19,86 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nbgpu.engine.group import torch_private
+from nbgpu.engine.ipykernel import ended_groups
+
+_Line = tuple[str, Iterable[Any]]
+"""The line that makes a variable again, and the groups to which it belongs."""
 
 
-def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
-    """Return a line for each variable that belongs to a current process group, in the order in which to make
-    them again.
+_NEVER_MOVED = ""
+"""Stands for the name of a group, for what does not go on with a group that is made again."""
 
-    Variables of groups that ended earlier were listed then, and are left out.
-    """
-    # IPython keeps values of cells in `_` and `_8`, which nobody makes again.
-    variables = {name: value for name, value in variables.items() if not re.fullmatch(r"_+\d*", name)}
-    meshes = {name: value for name, value in variables.items() if isinstance(value, DeviceMesh)}
-    groups = [line for name, value in variables.items() if (line := _of_group(name, value))]
-    # Whole meshes come first, because parts are taken from them.
-    whole = [
-        _of_mesh(name, mesh, meshes)
-        for name, mesh in meshes.items()
-        if _lives(mesh) and not torch_private.root_of(mesh)
-    ]
-    parts = [
-        _of_mesh(name, mesh, meshes)
-        for name, mesh in meshes.items()
-        if _lives(mesh) and torch_private.root_of(mesh)
-    ]
-    modules = [value for value in variables.values() if isinstance(value, nn.Module)]
+
+@dataclass(frozen=True)
+class Owned:
+    """A variable that belongs to process groups."""
+
+    name: str
+    value: Any
+    line: str
+    """The line that makes it again."""
+    groups: frozenset[str]
+    """The names of its groups."""
+
+
+def owned(variables: Mapping[str, Any]) -> list[Owned]:
+    """Return each variable that belongs to a current process group, in the order in which to make them
+    again."""
+    # IPython keeps the values of cells under names such as _7.
+    named = {name: value for name, value in variables.items() if not name.startswith("_")}
+    meshes = {name: value for name, value in named.items() if isinstance(value, DeviceMesh)}
+    modules = [value for value in named.values() if isinstance(value, nn.Module)]
     inner = {id(module) for whole_one in modules for module in whole_one.modules() if module is not whole_one}
-    models = [
-        line
-        for name, value in variables.items()
-        if id(value) not in inner and (line := _of_sharded_model(name, value, meshes))
+    finders: list[Callable[[str, Any], _Line | None]] = [
+        _of_group,
+        # Whole meshes come first, because parts are taken from them.
+        lambda name, value: _of_mesh(name, value, meshes, is_part=False),
+        lambda name, value: _of_mesh(name, value, meshes, is_part=True),
+        lambda name, value: None if id(value) in inner else _of_sharded_model(name, value, meshes),
+        lambda name, value: _of_tensor(name, value, meshes),
+        _of_optimizer,
     ]
-    tensors = [line for name, value in variables.items() if (line := _of_tensor(name, value, meshes))]
-    optimizers = [line for name, value in variables.items() if (line := _of_optimizer(name, value))]
-    return [*groups, *whole, *parts, *models, *tensors, *optimizers]
+    return [
+        Owned(name, value, line, frozenset(getattr(group, "group_name", _NEVER_MOVED) for group in groups))
+        for find in finders
+        for name, value in named.items()
+        if (found := find(name, value)) is not None
+        for line, groups in [found]
+    ]
 
 
-def _of_group(name: str, value: Any) -> str | None:
+def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
+    """Return the line that makes a variable again, for each whose groups are not all there again.
+
+    Args:
+        before: what belonged to the groups that have ended.
+        moved: the names of the groups that were made again.
+    """
+    gone = [thing for thing in before if not thing.groups <= set(moved)]
+    for thing in gone:
+        ended_groups.note(thing.name, thing.value, thing.line)
+    return [thing.line for thing in gone]
+
+
+def _of_group(name: str, value: Any) -> _Line | None:
     if not isinstance(value, dist.ProcessGroup) or value not in torch_private.living_groups():
         return None
     if value is dist.group.WORLD:
-        return f"{name} = dist.group.WORLD"
-    return f"{name} = dist.new_group({dist.get_process_group_ranks(value)})"
+        return f"{name} = dist.group.WORLD", [value]
+    return f"{name} = dist.new_group({dist.get_process_group_ranks(value)})", [value]
 
 
-def _of_mesh(name: str, mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> str:
-    root = torch_private.root_of(mesh)
-    if root is None or mesh.mesh_dim_names is None:
-        return f"{name} = {_call(mesh)}"
-    names = mesh.mesh_dim_names
+def _of_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_part: bool) -> _Line | None:
+    if not isinstance(value, DeviceMesh) or not (groups := _groups_of(value)):
+        return None
+    root = torch_private.root_of(value)
+    if (root is not None) != is_part:
+        return None
+    if root is None or value.mesh_dim_names is None:
+        return f"{name} = {_call(value)}", groups
+    names = value.mesh_dim_names
     part = repr(names[0]) if len(names) == 1 else repr(tuple(names))
-    return f"{name} = {_named(root, meshes) or _call(root)}[{part}]"
+    return f"{name} = {_named(root, meshes) or _call(root)}[{part}]", groups
 
 
 def _call(mesh: DeviceMesh) -> str:
@@ -77,18 +108,19 @@ def _call(mesh: DeviceMesh) -> str:
     return f"dist.device_mesh.init_device_mesh({mesh.device_type!r}, {shape}{names})"
 
 
-def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> str | None:
+def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     if fsdp is None or not isinstance(value, fsdp.FSDPModule):
         return None
     assert isinstance(value, nn.Module)
     mesh = _mesh_of_model(value)
-    if mesh is None or not _lives(mesh):
+    if mesh is None or not (groups := _groups_of(mesh)):
         return None
-    return (
+    line = (
         f"{name} = fully_shard({name}, mesh={_named(mesh, meshes) or _call(mesh)}) of the model built again; "
         f"{name}.parameters() still holds this rank's shards, to_local() gives them"
     )
+    return line, [*groups, *_needs_to_be_reset()]
 
 
 def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
@@ -102,22 +134,31 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
     return None
 
 
-def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> str | None:
+def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     mesh = _mesh_of(value)
-    if mesh is None or not _lives(mesh):
+    if mesh is None or not (groups := _groups_of(mesh)):
         return None
     made_on = _named(mesh, meshes) or _call(mesh)
     size = f"shape={tuple(value.shape)}, stride={tuple(value.stride())}"
     placements = ", ".join(map(repr, value.placements))
-    return f"{name} = DTensor.from_local({name}.to_local(), {made_on}, [{placements}], {size})"
+    return f"{name} = DTensor.from_local({name}.to_local(), {made_on}, [{placements}], {size})", groups
 
 
-def _of_optimizer(name: str, value: Any) -> str | None:
+def _of_optimizer(name: str, value: Any) -> _Line | None:
     if not isinstance(value, torch.optim.Optimizer):
         return None
-    if not any((mesh := _mesh_of(tensor)) is not None and _lives(mesh) for tensor in _parameters(value)):
+    meshes = [mesh for tensor in _parameters(value) if (mesh := _mesh_of(tensor)) is not None]
+    if not (groups := [group for mesh in meshes for group in _groups_of(mesh)]):
         return None
-    return f"{name} = torch.optim.{type(value).__name__}(...) over the parameters of the model made again"
+    return f"{name} = torch.optim.{type(value).__name__}(...) over the parameters of the model made again", [
+        *groups,
+        *_needs_to_be_reset(),
+    ]
+
+
+def _needs_to_be_reset() -> list[None]:
+    """Return one more thing that a sharded model needs than its groups, where this torch does not have it."""
+    return [] if torch_private.can_reset_sharded() else [None]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
@@ -135,13 +176,14 @@ def _mesh_of(value: Any) -> DeviceMesh | None:
     return mesh
 
 
-def _lives(mesh: DeviceMesh) -> bool:
-    """Whether the groups of a mesh still exist."""
+def _groups_of(mesh: DeviceMesh) -> list[Any]:
+    """Return the groups of a mesh; none where they have ended."""
     try:
         groups = mesh.get_all_groups()
     except (RuntimeError, ValueError, KeyError):  # torch no longer has its groups
-        return False
-    return any(group in torch_private.living_groups() for group in groups)
+        return []
+    living = torch_private.living_groups()
+    return groups if all(group in living for group in groups) else []
 
 
 def _named(mesh: DeviceMesh, meshes: Mapping[str, DeviceMesh]) -> str | None:

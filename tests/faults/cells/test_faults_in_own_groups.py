@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import faults
 import launching
+import leaks
 import pytest
 from kernel import Kernel, kernel
 from rows import Measured, row
@@ -37,6 +38,15 @@ all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 """
 STEP = "model(torch.randn(4, 8)).sum().backward()"
 
+USE = f"""
+for _ in range(2): optimizer.zero_grad(); {STEP}; optimizer.step()
+total = torch.ones(1)
+dist.all_reduce(total, group=own)
+moved = torch.ones(1)
+dist.all_reduce(moved, group=mesh.get_group('shard'))
+(int(total), total.item() == moved.item(), table.full_tensor().sum().item(), len(optimizer.state) == 4)
+"""
+
 WAITS = {
     "new_group": "dist.all_reduce(torch.ones(10), group=own)",
     "a DeviceMesh": "dist.all_reduce(torch.ones(10), group=mesh.get_group('shard'))",
@@ -59,7 +69,8 @@ WHEN = {
 
 @pytest.fixture(scope="module", params=[2, 3])
 def notebook(request: pytest.FixtureRequest) -> Iterator[Kernel]:
-    with kernel() as started:
+    # A rank that takes the place of a dead one is no leak.
+    with kernel() as started, leaks.holding_family_of(started.manager.provisioner.pid):
         started.run("%load_ext nbgpu")
         assert started.run(f"%nbgpu start {launching.flags(request.param)}").status == "ok"
         yield started
@@ -90,31 +101,90 @@ def test_in_what_the_person_made(notebook: Kernel, measured: Measured, waits: st
     measured.ended(done.error)
     assert done.error.startswith("on rank 1:")
     assert done.error.count("on rank") == 1, "the freed ranks are no failures"
-    size = num_ranks(notebook)
-    for line in (
-        f"own = dist.new_group({list(range(size))})",
-        "mesh = dist.device_mesh.init_device_mesh("
-        f"'cpu', {(1, size)}, mesh_dim_names=('replicate', 'shard'))",
-        "part = mesh['shard']",
-        "model = fully_shard(model, mesh=part)",
-        "table = DTensor.from_local(table.to_local(), part, [Shard(dim=0)], shape=(6, 2), stride=(2, 1))",
-        "optimizer = torch.optim.AdamW(...)",
-    ):
-        assert line in done.stderr
+    assert "make it again" not in done.stderr
     check_sum(notebook)
     assert set(ranks_say(notebook, KEPT)) == {"True"}
+    assert set(ranks_say(notebook, USE)) == {str((num_ranks(notebook), True, 66.0, True))}
 
-    # The lines do what they say, and what has been made again is not named again.
-    lines = [
-        line.partition(": ")[2] for line in done.stderr.splitlines() if "= dist." in line or "mesh[" in line
-    ]
-    tensor = next(line for line in done.stderr.splitlines() if "from_local" in line).partition(": ")[2]
-    again = "\n".join([*lines, tensor])
-    assert set(ranks_say(notebook, f"{again}\ntable.full_tensor().sum().item()")) == {"66.0"}
-    notebook.run("%%distributed\nmodel = optimizer = layer = None")
-    done = notebook.run(f"%%distributed\n{faults.at(0, 'raise')}\ndist.barrier(own)", timeout_s=BOUND_S)
-    assert "own = dist.new_group" in done.stderr
-    assert "fully_shard" not in done.stderr
+
+def test_what_keeps_a_group_has_the_new_one(notebook: Kernel) -> None:
+    make = """
+class Keeper: pass
+own = dist.new_group()
+keeper, listed, paired = Keeper(), [own], (own, 1)
+keeper.group = own
+def of_closure(group): return lambda: group
+closure = of_closure(own)
+def default(group=own): return group
+"""
+    assert notebook.run(f"%%distributed\n{make}").status == "ok"
+    for bad in (0, 1):
+        notebook.run(f"%%distributed\n{faults.at(bad, 'raise')}\ndist.barrier(own)", timeout_s=BOUND_S)
+    use = """
+kept = [own, keeper.group, listed[0], paired[0], closure(), default()]
+ones = torch.ones(len(kept))
+for group, one in zip(kept, ones.split(1), strict=True): dist.all_reduce(one, group=group)
+set(ones.tolist()) == {world_size}"""
+    assert set(ranks_say(notebook, use)) == {"True"}
+
+
+def test_ddp_on_groups_of_ones_own_goes_on_in_each(notebook: Kernel) -> None:
+    size = num_ranks(notebook)
+    make = """
+halves = [dist.new_group([0]), dist.new_group(list(range(1, world_size)))]
+half = halves[min(rank, 1)]
+torch.manual_seed(min(rank, 1))
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=half)
+kept = ddp.module.weight.item()
+"""
+    assert notebook.run(f"%%distributed\n{make}").status == "ok"
+    done = notebook.run(f"%%distributed\n{faults.at(0, 'raise')}\ndist.barrier()", timeout_s=BOUND_S)
+    assert done.stderr.splitlines()[1:] == []
+    gradient = "ddp(torch.full((1, 1), float(rank))).sum().backward(); ddp.module.weight.grad.item()"
+    said = ranks_say(notebook, f"{gradient}, kept == ddp.module.weight.item()")
+    mean = sum(range(1, size)) / (size - 1)
+    assert said == ["(0.0, True)", *[f"({mean}, True)"] * (size > 1)], said
+
+
+def test_shards_of_two_steps_are_named_once(notebook: Kernel) -> None:
+    make = f"{MAKE}\n{STEP}"
+    assert notebook.run(f"%%distributed\n{make}").status == "ok"
+    uneven = "if rank == 1: optimizer.step(); raise ValueError('on purpose')\ndist.barrier()"
+    done = notebook.run(f"%%distributed\n{uneven}", timeout_s=BOUND_S)
+    assert "the parts of model are not of one step on all ranks: load the last checkpoint" in done.stderr
+    done = notebook.run(f"%%distributed\n{faults.at(0, 'raise')}\ndist.barrier()", timeout_s=BOUND_S)
+    assert "the parts of" not in done.stderr
+
+
+@pytest.mark.long
+def test_what_a_dead_rank_had_is_named_then_and_where_it_is_used(notebook: Kernel) -> None:
+    others = "others = dist.new_group(list(range(world_size - 1)))"
+    assert notebook.run(f"%%distributed\n{MAKE}\n{others}\nown").status == "ok"
+    kill = "import os\nif rank == world_size - 1: os.kill(os.getpid(), 9)\ndist.barrier()"
+    done = notebook.run(f"%%distributed\n{kill}", timeout_s=2 * BOUND_S)
+    for line in (
+        "make it again: own = dist.new_group",
+        "make it again: part = mesh['shard']",
+        "make it again: model = fully_shard(model, mesh=part)",
+        "make it again: table = DTensor.from_local(table.to_local(), part, [Shard(dim=0)], shape=(6, 2)",
+        "make it again: optimizer = torch.optim.AdamW(...)",
+    ):
+        assert done.stderr.count(line) == 1
+    assert "others = " not in done.stderr
+    assert "make it again: _" not in done.stderr
+    sentence = "RuntimeError: this belonged to a process group that has ended; make it again"
+    lived = "if rank < world_size - 1:\n    "
+    for use, line in (
+        ("dist.barrier(own)", "own = dist.new_group"),
+        ("model(torch.randn(4, 8))", "model = fully_shard(model, mesh=part)"),
+        ("table.full_tensor()", "table = DTensor.from_local"),
+    ):
+        done = notebook.run(f"%%distributed\n{lived}{use}", timeout_s=BOUND_S)
+        assert f"{sentence}: {line}" in done.error
+        assert "Process group <" not in done.error
+        assert "make it again" not in done.stderr
+    use = f"total = torch.ones(1)\n{lived}dist.all_reduce(total, group=others)\nint(total)"
+    assert set(ranks_say(notebook, use)) == {"1", str(num_ranks(notebook) - 1)}
 
 
 @row(

@@ -33,7 +33,7 @@ def test_meshes_are_named_without_torchs_table_of_them(monkeypatch: pytest.Monke
     variables = {"_": mesh, "mesh": mesh, "_3": mesh, "part": mesh["b"]}
     whole = "mesh = dist.device_mesh.init_device_mesh('cpu', (1, 1), mesh_dim_names=('a', 'b'))"
     monkeypatch.delattr(device_mesh, "_mesh_resources")
-    assert user_groups.how_to_make_again(variables) == [whole, "part = mesh['b']"]
+    assert [thing.line for thing in user_groups.owned(variables)] == [whole, "part = mesh['b']"]
 
 
 @pytest.mark.usefixtures("group")

@@ -1,0 +1,58 @@
+"""What a cell says where it uses a variable whose process group has ended, in place of torch's message."""
+
+from __future__ import annotations
+
+from traceback import walk_tb
+from typing import Any
+from weakref import ref
+
+from nbgpu.engine.frames import is_library
+
+_NO_SUCH_GROUP = (
+    "is not initialized in the world group map",
+    "Could not resolve the process group",
+    "Invalid process group specified",
+)
+"""What torch says where somebody uses a group that has ended."""
+_CUT = ("Socket closed", "Connection closed by peer")
+"""What gloo says then, and also in a group that another rank has left."""
+
+_SENTENCE = "this belonged to a process group that has ended; make it again"
+_noted: dict[str, tuple[ref[Any], str]] = {}
+"""By name: a variable whose group has ended, and the line that makes it again."""
+
+
+def note(name: str, value: Any, line: str) -> None:
+    """Note a variable whose group has ended.
+
+    Args:
+        name: the variable's.
+        value: the variable's.
+        line: the line that makes it again.
+    """
+    _noted[name] = ref(value), line
+
+
+def about(error: BaseException) -> str:
+    """Return what to say in place of torch's message; empty where the error is another one."""
+    if not isinstance(error, Exception):
+        return ""
+    is_certain = any(text in str(error) for text in _NO_SUCH_GROUP)
+    if not is_certain and not any(text in str(error) for text in _CUT):
+        return ""
+    lines: dict[str, None] = {}
+    for frame, _ in walk_tb(error.__traceback__):
+        code = frame.f_code
+        if is_library(code.co_filename):
+            continue
+        for name in (*code.co_names, *code.co_varnames, *code.co_freevars):
+            value, line = _noted.get(name, (None, ""))
+            if value is not None and value() is not None and value() is _seen_from(frame, name):
+                lines[line] = None
+    if lines:
+        return f"{_SENTENCE}: {'; '.join(lines)}"
+    return _SENTENCE if is_certain else ""
+
+
+def _seen_from(frame: Any, name: str) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))

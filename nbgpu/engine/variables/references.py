@@ -1,0 +1,105 @@
+"""Put one object in the place of another wherever Python keeps it: in variables, attributes, containers and
+closures."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from types import CellType, FrameType, FunctionType
+from typing import Any
+
+_DEPTH = 3
+"""Tuples within tuples are made again up to this depth."""
+
+
+def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Put the second object of each pair wherever the first one is.
+
+    Left alone are the variables of functions that still run, what only C++ keeps, and what was there before
+    this process was forked.
+    """
+    pending = [(old, new) for old, new in pairs if old is not None and old is not new]
+    for _ in range(_DEPTH):
+        if not pending:
+            return
+        new_of = {id(old): new for old, new in pending}
+        olds = [old for old, _ in pending]
+        # The containers of this function hold the objects too.
+        ours = {id(thing) for thing in (pairs, pending, new_of, olds, *pairs, *pending)}
+        tuples = []
+        for holder in list(_holders(olds)):
+            if id(holder) in ours or isinstance(holder, FrameType):
+                continue
+            if type(holder) is tuple or hasattr(holder, "_fields"):
+                again = tuple.__new__(type(holder), (new_of.get(id(item), item) for item in holder))
+                tuples.append((holder, again))
+            else:
+                _replace_in(holder, new_of)
+        pending = tuples
+
+
+def _holders(objects: Sequence[Any]) -> Iterator[Any]:
+    """Yield whatever refers to one of these objects."""
+    yield from gc.get_referrers(*objects)
+    # The garbage collector looks into no dict or tuple whose values can be in no cycle, as those of a group.
+    wanted = set(map(id, objects))
+    seen = set()
+    for thing in gc.get_referents(*gc.get_objects()):
+        if (
+            (type(thing) is dict or type(thing) is tuple)
+            and id(thing) not in seen
+            and not gc.is_tracked(thing)
+        ):
+            seen.add(id(thing))
+            items = chain(thing, thing.values()) if type(thing) is dict else thing
+            if not wanted.isdisjoint(map(id, items)):
+                yield thing
+
+
+def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
+    if isinstance(holder, dict):
+        _replace_in_dict(holder, new_of)
+    elif isinstance(holder, list | deque):
+        for index, item in enumerate(holder):
+            if id(item) in new_of:
+                holder[index] = new_of[id(item)]
+    elif isinstance(holder, set):
+        for item in [item for item in holder if id(item) in new_of]:
+            holder.discard(item)
+            holder.add(new_of[id(item)])
+    elif isinstance(holder, CellType):
+        holder.cell_contents = new_of[id(holder.cell_contents)]
+    elif isinstance(holder, FunctionType):
+        if id(holder.__defaults__) in new_of:
+            holder.__defaults__ = new_of[id(holder.__defaults__)]
+    else:
+        # Python keeps the attributes of most objects without a dict until somebody asks for it.
+        attributes = getattr(holder, "__dict__", None)
+        if isinstance(attributes, dict):
+            _replace_in_dict(attributes, new_of)
+        for kind in type(holder).__mro__:
+            for name in vars(kind).get("__slots__", ()):
+                if id(getattr(holder, name, None)) in new_of:
+                    object.__setattr__(holder, name, new_of[id(getattr(holder, name))])
+
+
+def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
+    owner = _class_of_attributes(holder)
+    for key, value in list(dict.items(holder)):
+        if id(value) in new_of:
+            if owner is None:
+                dict.__setitem__(holder, key, new_of[id(value)])
+            else:
+                setattr(owner, key, new_of[id(value)])
+        if id(key) in new_of:
+            dict.__setitem__(holder, new_of[id(key)], dict.pop(holder, key))
+
+
+def _class_of_attributes(holder: dict[Any, Any]) -> type | None:
+    """Return the class whose attributes a dict has: Python looks them up in a cache, which only `setattr`
+    renews."""
+    if "__module__" not in holder:
+        return None
+    return next((owner for owner in gc.get_referrers(holder) if isinstance(owner, type)), None)

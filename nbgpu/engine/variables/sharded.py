@@ -1,0 +1,59 @@
+"""The person's models under `fully_shard` and DTensors, once their groups were made again."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from nbgpu.engine.group import exchange, torch_private
+from nbgpu.engine.variables.user_groups import Owned
+
+_reported: dict[str, list[int]] = {}
+"""By name: by how many changes each rank was ahead when its parts were last compared."""
+
+
+def reset() -> None:
+    """Have every model forget the step that was cut short, and free the weights that it gathered; have
+    DTensors forget the meshes of groups that have ended."""
+    torch_private.forget_layouts()
+    for model in _models():
+        torch_private.reset_sharded(model)
+
+
+def _models() -> Iterator[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
+    # fully_shard makes a class for each class of module.
+    classes = [] if fsdp is None else fsdp.FSDPModule.__subclasses__()
+    for model in gc.get_referrers(*classes) if classes else ():
+        if isinstance(model, tuple(classes)):
+            yield model
+
+
+def unequal(moved: list[Owned]) -> list[str]:
+    """Return a line for each variable whose parts were changed on some ranks and not on others. A collective.
+
+    No rank has another one's part, so that nothing can make them equal. Each difference is reported once.
+    """
+    changes = exchange.gather({thing.name: _num_changes(thing.value) for thing in moved})
+    lines = []
+    for name in dict.fromkeys(name for theirs in changes for name in theirs):
+        counts = [theirs[name] for theirs in changes if theirs.get(name) is not None]
+        ahead = [count - min(counts) for count in counts]
+        if any(ahead) and _reported.get(name) != ahead:
+            lines.append(
+                f"the parts of {name} are not of one step on all ranks: load the last checkpoint, or make it again"
+            )
+        _reported[name] = ahead
+    return lines
+
+
+def _num_changes(value: Any) -> int | None:
+    """Return how often a model or a DTensor was changed in place on this rank; None for other things."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None:
+        return None
+    own = list(value.parameters()) if hasattr(value, "parameters") else [value]
+    parts = [tensor for tensor in own if isinstance(tensor, tensors.DTensor)]
+    return sum(map(torch_private.num_changes, parts)) if parts else None

@@ -1,0 +1,79 @@
+"""One object takes the place of another wherever Python keeps it."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque, namedtuple
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from nbgpu.engine.variables import references
+
+Pair = namedtuple("Pair", "group size")
+
+
+class _Plain:
+    group: Any = None
+
+
+class _Slotted:
+    __slots__ = ("group",)
+
+
+def _closure(group: Any) -> Any:
+    return lambda: group
+
+
+def _with_default(group: Any) -> Any:
+    def default(kept: Any = group) -> Any:
+        return kept
+
+    return default
+
+
+def _attribute(owner: Any, group: Any) -> Any:
+    owner.group = group
+    return lambda: owner.group
+
+
+def _of_class(group: Any) -> Any:
+    kind = type("Kind", (), {"group": group})
+    assert kind.group is group  # type: ignore[attr-defined] # it is in the cache of attributes
+    return lambda: kind.group  # type: ignore[attr-defined]
+
+
+def _held(container: Any, get: Any) -> Any:
+    return lambda: get(container)
+
+
+KEEPERS = {
+    "an attribute": lambda group: _attribute(_Plain(), group),
+    "a slot": lambda group: _attribute(_Slotted(), group),
+    "an attribute of a class": _of_class,
+    "a dict": lambda group: _held({"a": group}, lambda d: d["a"]),
+    "a key": lambda group: _held({group: 1}, lambda d: next(iter(d))),
+    "a dict in a dict": lambda group: _held({"a": {"b": group}}, lambda d: d["a"]["b"]),
+    "a list": lambda group: _held([group], lambda values: values[0]),
+    "a deque": lambda group: _held(deque([group]), lambda values: values[0]),
+    "a set": lambda group: _held({group}, lambda values: next(iter(values))),
+    "a tuple in a list": lambda group: _held([(1, group)], lambda values: values[0][1]),
+    "a tuple in a tuple": lambda group: _held([((group,), 1)], lambda values: values[0][0][0]),
+    "a named tuple": lambda group: _held([Pair(group, 2)], lambda values: values[0].group),
+    "a closure": _closure,
+    "a default": _with_default,
+}
+
+
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_an_object_is_replaced_in(keeper: str) -> None:
+    # The garbage collector tracks no store, as it tracks no process group, and looks into no dict of such.
+    before = dist.HashStore()
+    get = KEEPERS[keeper](before)
+    for _ in range(3):
+        gc.collect()
+        now = dist.HashStore()
+        references.replace([(before, now)])
+        assert get() is now
+        before = now
