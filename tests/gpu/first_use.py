@@ -60,18 +60,11 @@ for _name in ("00_first_run", "01_distributed_cells"):
     page="training",
     shows=("ui/controls", "client/runs"),
     timeout_s=40,
-    seldom=False,
 )
 def training_from_the_controls(place: Place) -> None:
     from nbgpu.ui.controls.control_panel import _Controls
 
-    typed: dict[str, Any] = {
-        "data": "phantoms",
-        "patch_size": 16,
-        "batch_size": 2,
-        "steps": 8,
-        "val_every": 0,
-    }
+    typed: dict[str, Any] = {"data": "phantoms", "patch_size": 16, "batch_size": 2, "steps": 8}
     with place.cluster() as cluster:
         panel = _Controls("autoencoder", cluster)
         for name, value in typed.items():
