@@ -227,7 +227,7 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
     "a cluster that stops leaves nothing on the device",
     slice=2,
     page="devices",
-    shows=("client/engines/lifetimes.py", "client/cluster", "host/giving_up.py"),
+    shows=("client/engines/lifetimes.py", "client/cluster", "host/signalling.py"),
     alone=True,
     seldom=False,
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.other_hosts.served import Served
@@ -35,9 +35,6 @@ from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch, send_settings
 from nbgpu.text.ranks import named_ranks
-
-if TYPE_CHECKING:
-    from nbgpu.client.runs.run import Run
 
 _log = logging.getLogger("nbgpu.run")
 _HANG_S = 5.0
@@ -94,7 +91,8 @@ class Host(Protocol):
 
     def serve(self, folder: Path, known: Path | None = None) -> Served: ...
 
-    def conclude(self, run: Run, step: int, config: TrainConfig) -> None: ...
+    def conclude(self, run: Any, step: int, config: TrainConfig) -> None:
+        """Have the ranks work out the result of a `Run`, whose module imports this one."""
 
 
 class RunWatch:

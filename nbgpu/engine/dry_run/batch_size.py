@@ -170,7 +170,8 @@ def _sharded(
             of_parts = [sum(p.nbytes for p in block.parameters()) for block in blocks]
             rest_bytes = sum(p.nbytes for p in model.parameters()) - sum(of_parts)
             # gloo has a copy of what it gathers, and one of what it scatters.
-            copies.append(torch.empty(2 * max([rest_bytes, *of_parts]), dtype=torch.uint8))
+            num_bytes = 2 * max([rest_bytes, *of_parts])
+            copies.append(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
         return Sharded(config, model, blocks, mesh)
 
     try:

@@ -16,4 +16,4 @@ def test_torchs_second_backend_for_nccl_is_left_to_the_person(
     monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
     if set_by_person is not None:
         monkeypatch.setenv("TORCH_DIST_USE_NCCL2", set_by_person)
-    assert environment.of_engines(ClusterConfig(), [cpu(0)])["TORCH_DIST_USE_NCCL2"] == expected
+    assert environment.engine_variables(ClusterConfig(), [cpu(0)])["TORCH_DIST_USE_NCCL2"] == expected

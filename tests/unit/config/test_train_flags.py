@@ -63,8 +63,6 @@ def test_help_of_a_sweep_shows_its_file(capsys: pytest.CaptureFixture[str]) -> N
         ),
         (["--find-batch-size", "--batch_size=4"], "--find-batch-size finds the batch size, and --batch-size"),
         (["--global-batch-size", "4", "--find-batch-size"], "and --global-batch-size gives one"),
-        (["--find-batch-size", "--strategy", "fsdp"], "does not know strategy='fsdp'"),
-        (["--find-batch-size", "--plan", "--strategy", "fsdp"], "does not know strategy='fsdp'"),
         (["--find-batch-size", "--smoke-test"], "Leave out --smoke-test or --find-batch-size"),
         (["--config"], "--config needs a file"),
         (["--config", "--plan"], "--config needs a file"),
