@@ -233,7 +233,7 @@ $(FOR_PEERS): constraints.txt | $(FOR_DEVELOPMENT)
 # it where they find it, and each start of ranks would be slower.
 $(FOR_LIBRARIES): constraints.txt | $(FOR_DEVELOPMENT)
 	$(RUN) -m venv $(LIBRARIES_VENV)
-	$(RUN) -c 'import site; print(*site.getsitepackages())' > \
+	$(RUN) -c 'import site; print(*site.getsitepackages(), "$(CURDIR)", sep="\n")' > \
 		"$$($(LIBRARIES_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
 	$(LIBRARIES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		accelerate transformers==5.24.0 lightning==2.6.6

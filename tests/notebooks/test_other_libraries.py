@@ -144,9 +144,10 @@ def test_the_numbers_are_those_of_the_script_under_torchrun(
     require(library)
     path = tmp_path / "script.py"
     path.write_text(DIGEST + script)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(tmp_path / "logs")]
+    # A file for each rank, because two that print at once mix their lines.
+    logs = ["--log-dir", str(tmp_path / "logs"), "--redirects", "1"]
     ran = subprocess.run(
-        [*torchrun, "--standalone", "--nproc-per-node", "2", str(path)],
+        [sys.executable, "-m", "torch.distributed.run", *logs, "--standalone", "--nproc-per-node", "2", str(path)],
         cwd=tmp_path,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
@@ -155,8 +156,9 @@ def test_the_numbers_are_those_of_the_script_under_torchrun(
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    right = sorted(line for line in ran.stdout.splitlines() if line.startswith("numbers of"))
-    assert [line.split()[2] for line in right] == ["0", "1"], ran.stdout
+    printed = [log.read_text() for log in sorted((tmp_path / "logs").rglob("stdout.log"))]
+    right = sorted(line for text in printed for line in text.splitlines() if line.startswith("numbers of"))
+    assert [line.split()[2] for line in right] == ["0", "1"], printed
     done = notebook.run(f"%%distributed\n{DIGEST}{script}", timeout_s=240)
     assert done.status == "ok", done.error
     in_cell = [line for lines in done.said(0, 1) for line in lines if line.startswith("numbers of")]
