@@ -81,6 +81,8 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     wait_for(lambda: min(s.step for s in run.statuses()) > 3)
     run.pause()
     wait_for(lambda: run.status == "paused")
+    # Numbers come to the notebook some time after they are in the files.
+    wait_for(lambda: len(set[str]().union(*shown(run).values())) == 1)
     step, total = run.statuses()[0].step, run.info.total_steps
     assert total == 40 * run.info.steps_per_epoch > 40
     is_everywhere(run, step, total)

@@ -172,7 +172,9 @@ Autoencoder.result = computes"""
     assert done.value == "('finished', {''})", done.error
     assert str(("working out the result", "working out the result", "waiting for rank 0")) in done.stdout
     assert re.search(
-        r"^0 .* working out the result, step 2/2, computes, line \d+ of an earlier cell$", done.stdout, re.M
+        r"^0 .* working out the result, step 2 of 2, computes, line \d+ of an earlier cell$",
+        done.stdout,
+        re.M,
     )
     assert notebook.run("%%distributed\nAutoencoder.result = good_result").status == "ok"
 

@@ -58,6 +58,7 @@ _IMPORTS_PATIENCE_S = 120.0
 _WARM = ("nbgpu.engine.process.fork_server", "nbgpu.client.engines.controller")
 _READ_LATER = (
     *("NBGPU_", "IPP_", "PYTEST_", "SLURM_", "NCCL_", "GLOO_", "WANDB_", "CUDA_VISIBLE_DEVICES"),
+    "TORCH_DIST_USE_NCCL2",
     *("JPY_", "JUPYTER", "IPYTHONDIR", "MPLBACKEND", "PYDEVD_", "PYTHONFAULTHANDLER"),
     *("HOME", "TMPDIR", "PATH", "PWD", "OLDPWD", "SHLVL", "_"),
     *("TERM", "COLUMNS", "LINES", "CLICOLOR", "FORCE_COLOR", "NO_COLOR", "PAGER", "GIT_PAGER"),
