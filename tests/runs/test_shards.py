@@ -151,7 +151,7 @@ def test_a_state_of_60_percent_of_the_limit_trains_validates_is_saved_and_resume
     assert resumed.result() == straight.result()
 
 
-def test_shards_on_gpus_over_gloo_are_refused(cluster2: nbgpu.Cluster) -> None:
+def test_shards_on_gpus_over_gloo_are_refused(cluster: nbgpu.Cluster) -> None:
     """torch would end with SIGSEGV when it gathers them; it takes no GPU to hear of it."""
     code = (
         "from nbgpu.config import train_config\nfrom nbgpu.engine.model.strategy import spread\n"
@@ -159,5 +159,5 @@ def test_shards_on_gpus_over_gloo_are_refused(cluster2: nbgpu.Cluster) -> None:
         "spread(config, torch.nn.Linear(2, 2), [], torch.device('cuda'))"
     )
     with pytest.raises(nbgpu.RankError, match="strategy='fsdp' on several GPU ranks needs NCCL") as caught:
-        cluster2.execute(code)
+        cluster.execute(code)
     assert {failure.error_type for failure in caught.value.failures} == {"ConfigError"}

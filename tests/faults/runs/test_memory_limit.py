@@ -93,7 +93,8 @@ def test_many_small_pieces_stop_at_the_limit(limited: nbgpu.Cluster, code: str) 
     assert failure.error_type == "OutOfMemoryError"
     peak = re.search(r"peak: ([\d.]+) MiB resident", failure.message)
     assert peak is not None
-    assert LIMIT_MIB / 2 < float(peak[1]) < LIMIT_MIB * 1.02
+    # Between two looks at the memory a piece more is taken, and the error itself takes some.
+    assert LIMIT_MIB / 2 < float(peak[1]) < LIMIT_MIB * 1.03
     limited.execute("del many", ranks=[0])
     assert well(limited)
 
