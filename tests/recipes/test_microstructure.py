@@ -288,7 +288,9 @@ def test_three_phases_of_a_real_picture_become_a_volume(
 def test_bad_data_are_refused_on_all_ranks_with_the_file(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     np.save(tmp_path / "bad.npy", np.eye(32) - 0.5)
     run = cluster2.train("microstructure", **_settings(tmp_path, data=str(tmp_path / "bad.npy"), shape=()))
-    with pytest.raises(nbgpu.RankError, match=r"bad\.npy: holds floats from -0.5 to 0.5; they must be shares"):
+    with pytest.raises(
+        nbgpu.RankError, match=r"bad\.npy: holds floats from -0.5 to 0.5; they must be shares"
+    ):
         run.wait()
 
 

@@ -28,9 +28,9 @@ def test_the_rank_is_given_up_and_replaced(measured: Measured) -> None:
     with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
         cluster.execute(ABORT_THAT_HANGS)
         pids = dict(cluster.pids)
+        # gloo frees rank 0 at once, where NCCL would hold it until the abort.
+        wait = "import time\ntry: dist.barrier()\nfinally: time.sleep(5)"
         with pytest.raises(nbgpu.RankError) as failed:
-            # gloo frees rank 0 at once, where NCCL would hold it until the abort.
-            wait = "import time\ntry: dist.barrier()\nfinally: time.sleep(5)"
             cluster.execute(f"{faults.at(1, 'raise')}\n{wait}")
         measured.ended(str(failed.value))
         reasons = {failure.rank: failure.message for failure in failed.value.failures}
