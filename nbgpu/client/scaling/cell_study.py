@@ -63,13 +63,7 @@ class CellStudy:
         return summarise(points, self._measured)
 
     def verdict(self, value: Any = None) -> str:
-        """Return what the study decides, in a line: how fast the point with this value is by the first one;
-        with None which point is the fastest. Where the intervals do not decide it, the line says so, and what
-        would.
-
-        Raises:
-            KeyError: there is no such point, or it was not measured.
-        """
+        """Return what the study decides, in a line, as `Study.verdict` does."""
         return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
