@@ -174,10 +174,14 @@ def _sharded(
             copies.append(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
         return Sharded(config, model, blocks, mesh)
 
+    # The mesh equals that of a run, which DTensor would take for it, with the run's group: before, a try would
+    # exchange with ranks that do not come; afterwards, a run would meet a group that has ended.
+    torch_private.forget_layouts()
     try:
         yield shard
     finally:
         copies.clear()
+        torch_private.forget_layouts()
         dist.destroy_process_group(apart)
 
 
