@@ -172,16 +172,21 @@ def _leftovers() -> Iterator[Finding]:
 def _cluster_folders() -> list[Path]:
     """The cluster folders of this user, which contain a profile of ipyparallel; not those that a kernel has
     preloaded."""
-    found = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
-    own = (path.parent for path in found if path.stat().st_uid == os.getuid())
-    return sorted(folder for folder in own if not _has_controller(folder))
+    profiles = Path(tempfile.gettempdir()).glob("nbgpu-*/profile")
+    return sorted(path.parent for path in profiles if _is_left_over(path))
 
 
-def _has_controller(folder: Path) -> bool:
+def _is_left_over(profile: Path) -> bool:
+    """Whether a profile is this user's and no controller serves it; not one that is removed meanwhile."""
     try:
-        return bool(psutil.pid_exists(int((folder / CONTROLLER_PID).read_text())))
+        if profile.stat().st_uid != os.getuid():
+            return False
     except FileNotFoundError:
         return False
+    try:
+        return not psutil.pid_exists(int((profile.parent / CONTROLLER_PID).read_text()))
+    except FileNotFoundError:
+        return True
 
 
 def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
