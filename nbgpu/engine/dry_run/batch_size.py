@@ -174,8 +174,8 @@ def _sharded(
             copies.append(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
         return Sharded(config, model, blocks, mesh)
 
-    # The mesh equals that of a run, and DTensor keeps layouts by equal meshes, each with its group: a try would
-    # exchange in an earlier run's group, with ranks that do not come, and a later run in this one.
+    # The mesh equals that of a run, and DTensor keeps layouts by equal meshes, each with its group: a try
+    # would exchange in an earlier run's group, with ranks that do not come, and a later run in this one.
     torch_private.forget_layouts()
     try:
         yield shard
