@@ -33,9 +33,10 @@ def pull_and_push(place: Place) -> None:
         assert pulled.device.type == "cpu"
         assert int(pulled.view(torch.int32).sum()) == cluster.pull("checksum"), "the pulled tensor differs"
 
-        def on_rank(statement: str) -> None:
+        def on_rank(statement: str) -> dict[int, str]:
             synchronize = "torch.cuda.synchronize()" if place.on_gpu else "pass"
-            cluster.execute(f"{statement}\n{synchronize}")
+            said: dict[int, str] = cluster.execute(f"{statement}\n{synchronize}")
+            return said
 
         times: dict[str, Callable[[], Any]] = {
             "pull": lambda: cluster.pull("x"),

@@ -71,7 +71,7 @@ def training_from_the_controls(place: Place) -> None:
             panel._settings.fields[name].value = str(value)
         panel._start.click()
         give_up_s = time.monotonic() + place.bound_s(30)
-        while panel._run is None or panel._is_running:
+        while panel._run is None or panel._is_running():
             assert time.monotonic() < give_up_s, panel._said.value
             time.sleep(0.1)
         run = panel._run
@@ -79,4 +79,6 @@ def training_from_the_controls(place: Place) -> None:
         place.figure("steps", int(run.metrics()["step"].max()))
         assert run.status == "finished", run.failures
         assert {name: getattr(run.config, name) for name in typed} == typed
-        assert "psnr_db" in str(run.result()["table"])
+        result = run.result()
+        assert result is not None
+        assert "psnr_db" in str(result["table"])

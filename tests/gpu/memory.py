@@ -31,7 +31,7 @@ def until_free(place: Place, cluster: Any, most_bytes: int, patience_s: float = 
     return held
 
 
-def _memory_limit(place: Place) -> dict[str, str]:
+def _memory_limit(place: Place) -> dict[str, Any]:
     return place.size({}, {"memory_limit": "1GiB"})
 
 
@@ -158,7 +158,7 @@ def largest_batch(place: Place) -> None:
 def plan(place: Place) -> None:
     import nbgpu
 
-    with place.cluster(**place.size({}, {"memory_limit": "1GiB"})) as cluster:
+    with place.cluster(**_memory_limit(place)) as cluster:
         for batch_size in (2, 8):
             of_batch = {**_planned(place), "batch_size": batch_size}
             planned = cluster.plan("autoencoder", **of_batch).memory

@@ -447,4 +447,4 @@ def nccl_fsdp_offload(place: Place) -> None:
 def equivalence_with_fsdp(place: Place) -> None:
     # torch crashes in FSDP over gloo with tensors of GPUs.
     _use_two_hosts(place)
-    compare_with_one_rank(place, SHARDED, REGRESSION_BACKEND=place.size("nccl", "gloo"))
+    compare_with_one_rank(place, SHARDED, place.size("nccl", "gloo"))

@@ -136,7 +136,7 @@ def predictions(place: Place) -> None:
     assert names, "nothing was predicted"
     for name in names:
         ours, theirs = (
-            np.asarray(nibabel.load(place.folder / where / name).dataobj) for where in ("here", "cpu")
+            nibabel.nifti1.load(place.folder / where / name).get_fdata() for where in ("here", "cpu")
         )
         worst = max(worst, float(np.abs(ours - theirs).max() / max(1e-9, np.abs(theirs).max())))
     place.figure("volumes", len(names))

@@ -167,11 +167,11 @@ _EQUIVALENCE: dict[str, tuple[dict[str, Any], str]] = {
     "sgd": ({"batch_size": 4, "optimizer": "sgd"}, "sgd"),
     "contest": ({"batch_size": 4, "clip_value": 0.05}, "contest"),
 }
-SHARDED = {
+SHARDED: dict[str, tuple[dict[str, Any], str]] = {
     "fsdp": ({"batch_size": 4, "strategy": "fsdp"}, "group"),
     "fsdp, accumulated": ({"batch_size": 2, "accumulate": 2, "strategy": "fsdp"}, "group"),
 }
-_ALONE = {
+_ALONE: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"batch_size": 8}, "group"),
     "batch": ({"batch_size": 8}, "batch"),
     "adam": ({"batch_size": 8, "optimizer": "adam", "clip_value": 0.05}, "group"),
@@ -182,7 +182,7 @@ _COMMON = {"steps": 20, "dtype": "float64", "lr": 1e-2, "val_every": 0, "clip_no
 
 
 def _regression(
-    place: Place, num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], **environment: str
+    place: Place, num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], backend: str
 ) -> dict[str, list[float]]:
     """The losses of small networks, as tests/support/regression.py trains them, on the device."""
     asked = []
@@ -194,19 +194,21 @@ def _regression(
         str(num_ranks),
         json.dumps(asked),
         REGRESSION_DEVICE=place.device,
+        REGRESSION_BACKEND=backend,
         OMP_NUM_THREADS="1",
-        **environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(runs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def compare_with_one_rank(
-    place: Place, runs: dict[str, tuple[dict[str, Any], str]], **environment: str
+    place: Place, runs: dict[str, tuple[dict[str, Any], str]], backend: str = "gloo"
 ) -> None:
     """AssertionError unless two ranks lose in each step what one does."""
-    alone = _regression(place, 1, {name: _ALONE[name] for name in {norm for _, norm in runs.values()}})
-    spread = _regression(place, 2, runs, **environment)
+    alone = _regression(
+        place, 1, {name: _ALONE[name] for name in {norm for _, norm in runs.values()}}, "gloo"
+    )
+    spread = _regression(place, 2, runs, backend)
     wrong = []
     for name, (_, norm) in runs.items():
         off = max(abs(a - b) for a, b in zip(spread[name], alone[norm], strict=True))
