@@ -10,6 +10,7 @@ from typing import Any
 
 from checks import REPOSITORY, Place, Skipped, check
 from machine import product_flops
+from recipes import SMALL
 
 
 def _in_turns(channels: tuple[int, ...], full_batch: int, peers: Sequence[str]) -> Callable[[Place], None]:
@@ -112,7 +113,7 @@ _GUIDES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "val_every_epochs": 0,
             "amp": "bf16",
         },
-        {"image_size": (24, 24, 16), "widen_factor": 0.125, "resnet": "resnet18"},
+        {"image_size": SMALL["survival"]["image_size"], "widen_factor": 0.125, "resnet": "resnet18"},
     ),
 }
 """By name: the recipe, its settings, and what makes them small for a rehearsal."""
