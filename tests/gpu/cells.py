@@ -122,7 +122,7 @@ def stop_while_kernels_are_launched(place: Place) -> None:
     page="faults",
     shows=_STOP,
     alone=True,
-    timeout_s=40,
+    timeout_s=35,
 )
 def stop_in_a_long_kernel_queue(place: Place) -> None:
     # 0.09 s for each product on an H200. The wait for all of them is one call of C, as the decomposition is.

@@ -25,7 +25,7 @@ def _notebook(name: str) -> Callable[[Place], None]:
             "nbgpu.client.demo",
             notebook,
             folder,
-            timeout_s=80,
+            timeout_s=55,
             JUPYTER_PATH=paths,
             PATH=_with_commands(),
         )
@@ -48,7 +48,7 @@ for _name in ("00_first_run", "01_distributed_cells"):
         slice=2,
         page="training",
         shows=("client", "engine", f"../notebooks/{_name}.ipynb"),
-        timeout_s=90,
+        timeout_s=60,
         alone=True,
         name=f"notebook_{_name}",
     )(_notebook(_name))
@@ -59,7 +59,7 @@ for _name in ("00_first_run", "01_distributed_cells"):
     slice=2,
     page="training",
     shows=("ui/controls", "client/runs"),
-    timeout_s=40,
+    timeout_s=35,
 )
 def training_from_the_controls(place: Place) -> None:
     from nbgpu.ui.controls.control_panel import _Controls

@@ -72,7 +72,7 @@ def picker(place: Place) -> None:
     slice=2,
     page="devices",
     shows=("machine/gpus", "run_folder/recorder.py"),
-    timeout_s=40,
+    timeout_s=35,
     alone=True,
     seldom=False,
 )

@@ -23,8 +23,9 @@ SMALL: dict[str, dict[str, Any]] = {
     # Without corrections the recipe has no network, and no use for bf16.
     "lithography": {"data": "generated", "num_masks": 32, "pixel_nm": 25.0, "lr": 1e-3, "corrections": 2},
     "microstructure": {"shape": (16, 16, 16), "limit_to": 4},
-    # On CPUs with AMX, oneDNN's bf16 convolutions with stride 2 over volumes whose last axis is 1 long read memory
-    # that nobody has written: the gradient of the weights is NaN at times. The network halves the axes four times.
+    # On CPUs with AMX, oneDNN's bf16 convolutions with stride 2 over volumes whose last axis is 1 long read
+    # memory that nobody has written: the gradient of the weights is NaN at times. The network halves the axes
+    # four times.
     "survival": {"data": "generated", "num_patients": 48, "image_size": (24, 24, 32), "widen_factor": 0.125},
 }
 """What makes the recipes' data and networks small; the full sizes are in speed.py."""
@@ -89,7 +90,7 @@ for _name in (*SMALL, "own"):
         slice=2,
         page="training",
         shows=_shown,
-        timeout_s=45,
+        timeout_s=35,
         name=f"recipe_{_name}",
     )(_training(_name))
     # A search has no smoke test.
@@ -99,7 +100,7 @@ for _name in (*SMALL, "own"):
             slice=2,
             page="training",
             shows=_shown,
-            timeout_s=40,
+            timeout_s=35,
             name=f"smoke_test_{_name}",
         )(_smoke_test(_name))
 
@@ -109,7 +110,7 @@ for _name in (*SMALL, "own"):
     slice=2,
     page="training",
     shows=("recipes/prediction.py", "recipes/autoencoder", "engine/workload"),
-    timeout_s=45,
+    timeout_s=35,
 )
 def predictions(place: Place) -> None:
     import nibabel

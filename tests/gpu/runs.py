@@ -111,7 +111,7 @@ for _about, _by_name in _VARIANTS.items():
         slice=2,
         page="training",
         shows=("engine/model", "engine/training", "engine/data/batches.py"),
-        timeout_s=40,
+        timeout_s=35,
         name=f"settings_{_about}",
     )(_variants(_by_name))
 
@@ -224,7 +224,7 @@ def compare_with_one_rank(
     slice=2,
     page="training",
     shows=("engine/training", "engine/model"),
-    timeout_s=45,
+    timeout_s=35,
     seldom=False,
 )
 def equivalence(place: Place) -> None:
@@ -236,7 +236,7 @@ _FEW_STEPS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "steps": 
 
 
 @check(
-    "`nbgpu train` trains on the GPU from a terminal", slice=2, page="training", shows=_TERMINAL, timeout_s=40
+    "`nbgpu train` trains on the GPU from a terminal", slice=2, page="training", shows=_TERMINAL, timeout_s=35
 )
 def from_a_terminal(place: Place) -> None:
     flags = [
@@ -248,7 +248,7 @@ def from_a_terminal(place: Place) -> None:
     place.figure("runs", _num_runs(place))
 
 
-@check("torchrun trains on the GPU from a run.toml", slice=2, page="training", shows=_TERMINAL, timeout_s=40)
+@check("torchrun trains on the GPU from a run.toml", slice=2, page="training", shows=_TERMINAL, timeout_s=35)
 def from_torchrun(place: Place) -> None:
     from nbgpu.config import ClusterConfig, train_config, write_toml
 

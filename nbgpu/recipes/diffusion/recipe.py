@@ -214,8 +214,10 @@ class Diffusion:
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Return for each case the `quality` of what is sampled, and of what the network says at once; and for
-        cases with a picture the middle slice of the sample, (D, H)."""
+        """Return for each case the `quality` of what is sampled, and of what the network says at once.
+
+        A case that is shown has the middle slice of its sample too, (D, H).
+        """
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
         made = {

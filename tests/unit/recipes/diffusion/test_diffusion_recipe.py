@@ -66,6 +66,7 @@ class Refuses(nn.Module):
         raise AssertionError("the network is asked again for what the ranks have sampled")
 
 
+@pytest.mark.slow
 def test_rank_0_samples_nothing_again_for_the_pictures_of_the_result() -> None:
     settings = {"data": "phantoms", "num_phantoms": 40, "val_fraction": 0.2, "size": 8, "sampling_steps": 2}
     recipe = Diffusion(_config(**settings, channels=(4, 8), norm_groups=4, num_res_blocks=1))
