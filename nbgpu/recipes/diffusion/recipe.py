@@ -332,8 +332,10 @@ class Diffusion:
                 for i, name in enumerate(given)
             },
             f"true {self.config.target}": data_uri.of_middle_slices(target, _INTENSITY),
-            f"sampled {self.config.target}": data_uri.of_slices(found, _INTENSITY),
-            f"absolute error of the {self.config.target}": data_uri.of_slices((found - middle).abs(), _ERROR),
+            f"sampled {self.config.target}": data_uri.row_of_slices(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": data_uri.row_of_slices(
+                (found - middle).abs(), _ERROR
+            ),
         }
 
 
