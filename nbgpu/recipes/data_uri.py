@@ -21,5 +21,9 @@ def of_figure(figure: Figure) -> str:
 def of_middle_slices(volumes: Tensor, colours: Colours) -> str:
     """Return the middle slices of volumes (N, D, H, W) side by side as a data URI. They are perpendicular to
     the last axis, with the H axis pointing up."""
-    middle = volumes[..., volumes.shape[-1] // 2]
-    return of_figure(row([one.T.numpy() for one in middle], colours))
+    return row_of_slices(volumes[..., volumes.shape[-1] // 2], colours)
+
+
+def row_of_slices(slices: Tensor, colours: Colours) -> str:
+    """Return slices (N, D, H) side by side as a data URI, with the H axis pointing up."""
+    return of_figure(row([one.T.numpy() for one in slices], colours))

@@ -33,9 +33,10 @@ def pull_and_push(place: Place) -> None:
         assert pulled.device.type == "cpu"
         assert int(pulled.view(torch.int32).sum()) == cluster.pull("checksum"), "the pulled tensor differs"
 
-        def on_rank(statement: str) -> None:
+        def on_rank(statement: str) -> dict[int, str]:
             synchronize = "torch.cuda.synchronize()" if place.on_gpu else "pass"
-            cluster.execute(f"{statement}\n{synchronize}")
+            said: dict[int, str] = cluster.execute(f"{statement}\n{synchronize}")
+            return said
 
         times: dict[str, Callable[[], Any]] = {
             "pull": lambda: cluster.pull("x"),
@@ -121,7 +122,7 @@ def stop_while_kernels_are_launched(place: Place) -> None:
     page="faults",
     shows=_STOP,
     alone=True,
-    timeout_s=40,
+    timeout_s=35,
 )
 def stop_in_a_long_kernel_queue(place: Place) -> None:
     # 0.09 s for each product on an H200. The wait for all of them is one call of C, as the decomposition is.

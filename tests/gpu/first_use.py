@@ -25,7 +25,7 @@ def _notebook(name: str) -> Callable[[Place], None]:
             "nbgpu.client.demo",
             notebook,
             folder,
-            timeout_s=80,
+            timeout_s=55,
             JUPYTER_PATH=paths,
             PATH=_with_commands(),
         )
@@ -48,7 +48,7 @@ for _name in ("00_first_run", "01_distributed_cells"):
         slice=2,
         page="training",
         shows=("client", "engine", f"../notebooks/{_name}.ipynb"),
-        timeout_s=90,
+        timeout_s=60,
         alone=True,
         name=f"notebook_{_name}",
     )(_notebook(_name))
@@ -59,7 +59,7 @@ for _name in ("00_first_run", "01_distributed_cells"):
     slice=2,
     page="training",
     shows=("ui/controls", "client/runs"),
-    timeout_s=40,
+    timeout_s=35,
 )
 def training_from_the_controls(place: Place) -> None:
     from nbgpu.ui.controls.control_panel import _Controls
@@ -71,7 +71,7 @@ def training_from_the_controls(place: Place) -> None:
             panel._settings.fields[name].value = str(value)
         panel._start.click()
         give_up_s = time.monotonic() + place.bound_s(30)
-        while panel._run is None or panel._is_running:
+        while panel._run is None or panel._is_running():
             assert time.monotonic() < give_up_s, panel._said.value
             time.sleep(0.1)
         run = panel._run
@@ -79,4 +79,6 @@ def training_from_the_controls(place: Place) -> None:
         place.figure("steps", int(run.metrics()["step"].max()))
         assert run.status == "finished", run.failures
         assert {name: getattr(run.config, name) for name in typed} == typed
-        assert "psnr_db" in str(run.result()["table"])
+        result = run.result()
+        assert result is not None
+        assert "psnr_db" in str(result["table"])

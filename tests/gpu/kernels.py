@@ -38,7 +38,7 @@ def _beside_cpu(place: Place, work: Callable[[str], Any], name: str) -> tuple[An
     slice=1,
     page="benchmarks",
     shows=("recipes/lithography/imaging.py", "recipes/lithography/pupil.py"),
-    timeout_s=60,
+    timeout_s=35,
     alone=True,
     seldom=False,
 )
@@ -99,7 +99,7 @@ def lithography(place: Place) -> None:
         "recipes/microstructure/measure.py",
         "recipes/microstructure/objective.py",
     ),
-    timeout_s=60,
+    timeout_s=35,
     alone=True,
     seldom=False,
 )

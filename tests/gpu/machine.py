@@ -72,7 +72,7 @@ def picker(place: Place) -> None:
     slice=2,
     page="devices",
     shows=("machine/gpus", "run_folder/recorder.py"),
-    timeout_s=40,
+    timeout_s=35,
     alone=True,
     seldom=False,
 )
@@ -178,7 +178,7 @@ def seconds_of(work: Any, device: str, num_repeats: int = 10) -> float:
         work()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(b.elapsed_time(e) / 1e3 for b, e in zip(begins, ends, strict=True))
+    return float(statistics.median(b.elapsed_time(e) for b, e in zip(begins, ends, strict=True)) / 1e3)
 
 
 @check(

@@ -61,6 +61,6 @@ for _path, _name in marked_tests():
         slice=3 if "nccl" in _path.name or "transports" in _path.name else 2,
         page="faults" if "faults" in _path.parts else "training",
         shows=("engine",),
-        timeout_s=60,
+        timeout_s=35,
         name=f"marked_{_name.removeprefix('test_')}",
     )(_test(_path, _name))

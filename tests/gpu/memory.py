@@ -31,7 +31,7 @@ def until_free(place: Place, cluster: Any, most_bytes: int, patience_s: float = 
     return held
 
 
-def _memory_limit(place: Place) -> dict[str, str]:
+def _memory_limit(place: Place) -> dict[str, Any]:
     return place.size({}, {"memory_limit": "1GiB"})
 
 
@@ -77,7 +77,7 @@ def out_of_memory_in_a_cell(place: Place) -> None:
     page="faults",
     shows=_MEMORY,
     alone=True,
-    timeout_s=40,
+    timeout_s=35,
 )
 def out_of_memory_in_a_run(place: Place) -> None:
     import re
@@ -129,7 +129,7 @@ def _planned(place: Place) -> dict[str, Any]:
     page="devices",
     shows=("engine/dry_run/batch_size.py", "engine/dry_run/steps.py", "engine/memory/limit.py"),
     alone=True,
-    timeout_s=40,
+    timeout_s=35,
 )
 def largest_batch(place: Place) -> None:
     limit = place.size("4GiB", "1GiB")
@@ -158,7 +158,7 @@ def largest_batch(place: Place) -> None:
 def plan(place: Place) -> None:
     import nbgpu
 
-    with place.cluster(**place.size({}, {"memory_limit": "1GiB"})) as cluster:
+    with place.cluster(**_memory_limit(place)) as cluster:
         for batch_size in (2, 8):
             of_batch = {**_planned(place), "batch_size": batch_size}
             planned = cluster.plan("autoencoder", **of_batch).memory
@@ -177,7 +177,7 @@ def plan(place: Place) -> None:
     page="faults",
     shows=KILLED,
     alone=True,
-    timeout_s=60,
+    timeout_s=35,
 )
 def killed_rank_in_a_run(place: Place) -> None:
     with place.cluster(ranks=2, backend="gloo") as cluster:
@@ -185,7 +185,7 @@ def killed_rank_in_a_run(place: Place) -> None:
 
 
 def kill_and_compare(place: Place, cluster: Any) -> None:
-    """Train unhurt, and again with a rank that is killed in step 14; compare the weights bit by bit."""
+    """Train unhurt, and again with a rank that is killed in step 8; compare the weights bit by bit."""
     import faults
 
     from nbgpu.run_folder import checkpoint_files
@@ -195,8 +195,8 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
         "patch_size": 16,
         "num_phantoms": 16,
         "batch_size": 2,
-        "steps": 24,
-        "val_every": 10,
+        "steps": 12,
+        "val_every": 6,
         "ema_decay": 0.9,
         "work_out_result": False,
         "cudnn": "deterministic" if place.on_gpu else "default",
@@ -204,7 +204,7 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
     }
     unhurt = cluster.train("autoencoder", **settings).wait(place.bound_s(60))
     before_bytes = held_bytes(place, cluster)
-    cluster.execute(faults.in_training(1, step=14, action="kill"))
+    cluster.execute(faults.in_training(1, step=8, action="kill"))
     began_s = time.monotonic()
     run = cluster.train("autoencoder", **settings).wait(place.bound_s(60))
     place.figure("run with a kill", time.monotonic() - began_s, "s")

@@ -21,16 +21,7 @@ from runs import SHARDED, compare_with_one_rank, losses_of
 _GROUP = ("engine/group", "machine/transports.py")
 _FAULTS = ("engine/group", "client/faults", "engine/ipykernel/interrupts.py")
 _SHARDS = ("engine/model/strategy.py", "engine/checkpoints", "engine/training")
-_SHARDED: dict[str, Any] = {
-    "data": "phantoms",
-    "patch_size": 16,
-    "num_phantoms": 16,
-    "batch_size": 2,
-    "steps": 8,
-    "val_every": 4,
-    "strategy": "fsdp",
-    "work_out_result": False,
-}
+_TRAINED = ("engine/training", "engine/model", "engine/group")
 TWO_HOSTS = Path(__file__).with_name("two_hosts")
 _SUM = "total = torch.ones(1, device=device); dist.all_reduce(total)\n"
 _TAKE_TRANSPORT = """
@@ -173,11 +164,10 @@ def nccl_stop(place: Place) -> None:
 
 
 @check(
-    "after an abort torch's watchdog leaves the processes alone: the same ones answer half a minute later",
+    "after an abort torch's watchdog leaves the processes alone: the same ones answer ten seconds later",
     slice=3,
     page="faults",
     shows=_FAULTS,
-    timeout_s=60,
 )
 def nccl_watchdog_leaves_the_ranks_alone(place: Place) -> None:
     import pytest
@@ -192,7 +182,7 @@ def nccl_watchdog_leaves_the_ranks_alone(place: Place) -> None:
                 "import time\nif rank == 1:\n    time.sleep(1); raise ValueError('on purpose')\n"
                 "x = torch.ones(9, device=device); dist.all_reduce(x); x.cpu()"
             )
-        wait_s = place.size(30, 2)
+        wait_s = place.size(10, 2)
         time.sleep(wait_s)
         said = cluster.execute(f"{_SUM}print(int(total), kept)")
         assert said == {0: "2 7\n", 1: "2 8\n"}, said
@@ -205,10 +195,10 @@ def nccl_watchdog_leaves_the_ranks_alone(place: Place) -> None:
     slice=3,
     page="faults",
     shows=_FAULTS,
-    timeout_s=60,
+    timeout_s=35,
 )
 def nccl_timeout(place: Place) -> None:
-    timeout_s = place.size(5, 2)
+    timeout_s = place.size(3, 2)
     with _two_ranks(place, collective_timeout_s=timeout_s) as cluster:
         cluster.execute("kept = 7 + rank")
         pids = dict(cluster.pids)
@@ -241,7 +231,7 @@ def nccl_timeout(place: Place) -> None:
     slice=3,
     page="faults",
     shows=("engine/group/flight_recorder.py",),
-    timeout_s=40,
+    timeout_s=35,
     seldom=False,
 )
 def nccl_flight_recorder(place: Place) -> None:
@@ -284,14 +274,15 @@ def nccl_safe_mode(place: Place) -> None:
 
 
 @check(
-    "a broken group is formed again fifty times: each sum is right, and neither memory, threads nor files pile up",
+    "a broken group is formed again, up to fifty times in twelve seconds: each sum is right, and neither memory, "
+    "threads nor files pile up",
     slice=3,
     page="faults",
     shows=_FAULTS,
-    timeout_s=150,
+    timeout_s=35,
     alone=True,
 )
-def nccl_formed_again_fifty_times(place: Place) -> None:
+def nccl_formed_again_and_again(place: Place) -> None:
     import psutil
     import pytest
 
@@ -309,10 +300,23 @@ def nccl_formed_again_fifty_times(place: Place) -> None:
             threads, files = sum(e.num_threads() for e in engines), sum(e.num_fds() for e in engines)
             return held_bytes(place, cluster) / 2**20, threads, files
 
+        def held_when_quiet() -> tuple[float, int, int]:
+            """What is held once the groups that have ended are gone, for which they have a second or two."""
+            before = held()
+            for _ in range(8):
+                time.sleep(1.2)
+                now = held()
+                if now[1:] == before[1:]:
+                    break
+                before = now
+            return now
+
         pids = dict(cluster.pids)
         taken_s: list[float] = []
-        settled: tuple[float, int, int] = held()
+        ends_s = time.monotonic() + place.bound_s(12)
         for number in range(num_times):
+            if number > 3 and time.monotonic() > ends_s:
+                break
             began_s = time.monotonic()
             with pytest.raises(nbgpu.RankError, match="on purpose"):
                 cluster.execute(break_it)
@@ -322,8 +326,8 @@ def nccl_formed_again_fifty_times(place: Place) -> None:
             place.figure("broken and formed again, median", statistics.median(taken_s), "s")
             assert said == {0: "2\n", 1: "2\n"}, f"after {number + 1} times: {said}"
             if number == 2:
-                settled = held()
-        after = held()
+                settled = held_when_quiet()
+        after = held_when_quiet()
         place.figure("broken and formed again, longest", max(taken_s), "s")
         for name, before, now, unit in zip(
             ("memory", "threads", "files"), settled, after, ("MiB", "", ""), strict=True
@@ -332,43 +336,56 @@ def nccl_formed_again_fifty_times(place: Place) -> None:
             place.figure(f"{name} at the end", now, unit)
         assert cluster.pids == pids, "a rank was replaced"
         assert after[0] <= settled[0] + 200, "memory piles up"
-        assert after[1] <= settled[1] + num_times, "threads pile up"
-        assert after[2] <= settled[2] + num_times, "open files pile up"
+        assert after[1] <= settled[1] + len(taken_s) // 2, "threads pile up"
+        assert after[2] <= settled[2] + len(taken_s) // 2, "open files pile up"
 
 
-@check(
-    "training over NCCL has the losses of training over gloo, and its collectives are in the profile",
-    slice=3,
-    page="training",
-    shows=("engine/training", "engine/model", "engine/group"),
-    timeout_s=60,
-)
-def nccl_training(place: Place) -> None:
-    settings: dict[str, Any] = {
+def _small_run(place: Place, **settings: Any) -> dict[str, Any]:
+    return {
         "data": "phantoms",
         "patch_size": 16,
         "num_phantoms": 16,
         "batch_size": 2,
-        "steps": 12,
-        "val_every": 6,
-        "cudnn": "deterministic" if place.on_gpu else "default",
+        "steps": 8,
+        "val_every": 0,
         "work_out_result": False,
         "runs_dir": str(place.folder),
+        **settings,
     }
-    losses = {}
+
+
+@check(
+    "training over NCCL has the losses of training over gloo",
+    slice=3,
+    page="training",
+    shows=_TRAINED,
+    timeout_s=35,
+)
+def nccl_training(place: Place) -> None:
+    settings = _small_run(place, cudnn="deterministic" if place.on_gpu else "default")
     with place.cluster(ranks=2, backend="gloo") as cluster:
-        run = cluster.train("autoencoder", **settings).wait(place.bound_s(40))
-        losses["gloo"] = losses_of(run)
+        expected = losses_of(cluster.train("autoencoder", **settings).wait(place.bound_s(30)))
     with _two_ranks(place) as cluster:
-        run = cluster.train("autoencoder", **settings, profile="6:9").wait(place.bound_s(50))
-        losses["nccl"] = losses_of(run)
+        losses = losses_of(cluster.train("autoencoder", **settings).wait(place.bound_s(30)))
+    off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+    place.figure("losses off by", off)
+    assert off < 1e-4, f"the losses differ by {off:.3g}"
+
+
+@check(
+    "NCCL's collectives are in the times of each step of a run, and in its profile",
+    slice=3,
+    page="training",
+    shows=_TRAINED,
+)
+def nccl_in_the_profile(place: Place) -> None:
+    settings = _small_run(place, steps=12, profile="6:9")
+    with _two_ranks(place) as cluster:
+        run = cluster.train("autoencoder", **settings).wait(place.bound_s(30))
         steps = run.metrics().dropna(subset=["exchange_s"])
         (event,) = (e for e in run.reader.events() if e.kind == "profile" and e.rank == 0)
-    off = max(abs(a - b) / abs(b) for a, b in zip(losses["nccl"], losses["gloo"], strict=True))
-    place.figure("losses off by", off)
     place.figure("exchange of a step", 1e3 * float(steps["exchange_s"].median()), "ms")
     place.figure("communication in the profile", 1e3 * event.detail["communication_s"], "ms")
-    assert off < 1e-4, f"the losses differ by {off:.3g}"
     assert len(steps) == 2 * settings["steps"]
     assert (steps["exchange_s"] > 0).all()
     assert ((steps["hidden_s"] + steps["exposed_s"] - steps["exchange_s"]).abs() < 1e-6).all()
@@ -380,7 +397,7 @@ def nccl_training(place: Place) -> None:
     slice=3,
     page="faults",
     shows=KILLED,
-    timeout_s=60,
+    timeout_s=35,
     alone=True,
 )
 def nccl_killed_rank_in_a_run(place: Place) -> None:
@@ -389,28 +406,43 @@ def nccl_killed_rank_in_a_run(place: Place) -> None:
 
 
 @check(
-    "fsdp over NCCL trains with the losses of ddp, writes intact checkpoints and goes on from one",
+    "fsdp over NCCL trains with the losses of ddp",
     slice=3,
     page="training",
     shows=_SHARDS,
-    timeout_s=45,
+    timeout_s=35,
 )
 def nccl_fsdp(place: Place) -> None:
-    settings: dict[str, Any] = {**_SHARDED, "runs_dir": str(place.folder)}
-    settings.pop("strategy")
+    _compare(place, {"strategy": "fsdp"}, {"strategy": "ddp"})
+
+
+def _compare(place: Place, settings: dict[str, Any], others: dict[str, Any]) -> None:
+    """AssertionError unless a run with two ranks over NCCL has the losses of one with other settings."""
     with _two_ranks(place) as cluster:
-        runs = {
-            strategy: cluster.train("autoencoder", **settings, strategy=strategy).wait(place.bound_s(40))
-            for strategy in ("ddp", "fsdp")
-        }
-        losses = {name: losses_of(run) for name, run in runs.items()}
-        off = max(abs(a - b) / abs(b) for a, b in zip(losses["fsdp"], losses["ddp"], strict=True))
-        place.figure("losses off by", off)
-        assert off < 1e-3, f"the losses differ by {off:.3g}"
-        resumed = {**settings, "steps": 12, "strategy": "fsdp", "resume": str(runs["fsdp"].folder)}
-        again = cluster.train("autoencoder", **resumed).wait(place.bound_s(40))
-        place.figure("steps after resuming", int(again.metrics()["step"].max()))
-        assert again.status == "finished", again.failures
+        losses, expected = (
+            losses_of(cluster.train("autoencoder", **_small_run(place, **given)).wait(place.bound_s(30)))
+            for given in (settings, others)
+        )
+    off = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+    place.figure("losses off by", off)
+    assert off < 1e-3, f"the losses differ by {off:.3g}"
+
+
+@check(
+    "fsdp over NCCL writes intact checkpoints and goes on from one",
+    slice=3,
+    page="training",
+    shows=_SHARDS,
+    timeout_s=35,
+)
+def nccl_fsdp_resumed(place: Place) -> None:
+    settings = _small_run(place, strategy="fsdp", val_every=4)
+    with _two_ranks(place) as cluster:
+        run = cluster.train("autoencoder", **settings).wait(place.bound_s(30))
+        settings |= {"steps": 12, "resume": str(run.folder)}
+        again = cluster.train("autoencoder", **settings).wait(place.bound_s(30))
+    place.figure("steps after resuming", int(again.metrics()["step"].max()))
+    assert again.status == "finished", again.failures
 
 
 @check(
@@ -418,22 +450,12 @@ def nccl_fsdp(place: Place) -> None:
     slice=3,
     page="training",
     shows=_SHARDS,
-    timeout_s=45,
+    timeout_s=35,
 )
 def nccl_fsdp_offload(place: Place) -> None:
     if not place.on_gpu:
         raise Skipped("CPU ranks have nothing to offload")
-    settings: dict[str, Any] = {**_SHARDED, "runs_dir": str(place.folder)}
-    with _two_ranks(place) as cluster:
-        losses = [
-            losses_of(
-                cluster.train("autoencoder", **settings, cpu_offload=is_offloaded).wait(place.bound_s(40))
-            )
-            for is_offloaded in (False, True)
-        ]
-    off = max(abs(a - b) / abs(b) for a, b in zip(losses[1], losses[0], strict=True))
-    place.figure("losses off by", off)
-    assert off < 1e-3, f"the losses differ by {off:.3g}"
+    _compare(place, {"strategy": "fsdp", "cpu_offload": True}, {"strategy": "fsdp"})
 
 
 @check(
@@ -441,10 +463,10 @@ def nccl_fsdp_offload(place: Place) -> None:
     slice=3,
     page="training",
     shows=_SHARDS,
-    timeout_s=45,
+    timeout_s=35,
     seldom=False,
 )
 def equivalence_with_fsdp(place: Place) -> None:
     # torch crashes in FSDP over gloo with tensors of GPUs.
     _use_two_hosts(place)
-    compare_with_one_rank(place, SHARDED, REGRESSION_BACKEND=place.size("nccl", "gloo"))
+    compare_with_one_rank(place, SHARDED, place.size("nccl", "gloo"))

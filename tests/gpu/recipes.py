@@ -9,7 +9,7 @@ from typing import Any
 
 from checks import Place, check
 
-_SMALL: dict[str, dict[str, Any]] = {
+SMALL: dict[str, dict[str, Any]] = {
     "autoencoder": {"data": "phantoms", "num_phantoms": 16, "patch_size": 16, "lr": 4e-3},
     "diffusion": {
         "data": "phantoms",
@@ -23,14 +23,17 @@ _SMALL: dict[str, dict[str, Any]] = {
     # Without corrections the recipe has no network, and no use for bf16.
     "lithography": {"data": "generated", "num_masks": 32, "pixel_nm": 25.0, "lr": 1e-3, "corrections": 2},
     "microstructure": {"shape": (16, 16, 16), "limit_to": 4},
-    "survival": {"data": "generated", "num_patients": 48, "image_size": (24, 24, 16), "widen_factor": 0.125},
+    # On CPUs with AMX, oneDNN's bf16 convolutions with stride 2 over volumes whose last axis is 1 long read
+    # memory that nobody has written: the gradient of the weights is NaN at times. The network halves the axes
+    # four times.
+    "survival": {"data": "generated", "num_patients": 48, "image_size": (24, 24, 32), "widen_factor": 0.125},
 }
 """What makes the recipes' data and networks small; the full sizes are in speed.py."""
 
 
 def _recipe(place: Place, name: str) -> tuple[str, dict[str, Any]]:
     """The recipe as it is called, which for 'own' is a new file, and its settings."""
-    settings = {**_SMALL.get(name, {}), "runs_dir": str(place.folder)}
+    settings = {**SMALL.get(name, {}), "runs_dir": str(place.folder)}
     if name != "own":
         return name, settings
     begin = f"import os; os.chdir({str(place.folder)!r}); from nbgpu.cli import main; main(['new', 'mine'])"
@@ -80,14 +83,14 @@ def _training(name: str) -> Callable[[Place], None]:
     return train
 
 
-for _name in (*_SMALL, "own"):
+for _name in (*SMALL, "own"):
     _shown = (f"recipes/{_name}", "engine/training")
     check(
         f"{_name}: a short training in bf16 lowers the loss",
         slice=2,
         page="training",
         shows=_shown,
-        timeout_s=45,
+        timeout_s=35,
         name=f"recipe_{_name}",
     )(_training(_name))
     # A search has no smoke test.
@@ -97,7 +100,7 @@ for _name in (*_SMALL, "own"):
             slice=2,
             page="training",
             shows=_shown,
-            timeout_s=40,
+            timeout_s=35,
             name=f"smoke_test_{_name}",
         )(_smoke_test(_name))
 
@@ -107,7 +110,7 @@ for _name in (*_SMALL, "own"):
     slice=2,
     page="training",
     shows=("recipes/prediction.py", "recipes/autoencoder", "engine/workload"),
-    timeout_s=45,
+    timeout_s=35,
 )
 def predictions(place: Place) -> None:
     import nibabel
@@ -123,7 +126,7 @@ def predictions(place: Place) -> None:
     data.mkdir()
     for path in list(place.folder.glob("case-*")):
         path.rename(data / path.name)
-    settings = {**_SMALL["autoencoder"], "steps": 20, "runs_dir": str(place.folder / "runs")}
+    settings = {**SMALL["autoencoder"], "steps": 20, "runs_dir": str(place.folder / "runs")}
     with place.cluster() as cluster:
         run = cluster.train("autoencoder", **settings, work_out_result=False).wait(place.bound_s(30))
         cluster.predict(run, data, place.folder / "here")
@@ -136,7 +139,7 @@ def predictions(place: Place) -> None:
     assert names, "nothing was predicted"
     for name in names:
         ours, theirs = (
-            np.asarray(nibabel.load(place.folder / where / name).dataobj) for where in ("here", "cpu")
+            nibabel.nifti1.load(place.folder / where / name).get_fdata() for where in ("here", "cpu")
         )
         worst = max(worst, float(np.abs(ours - theirs).max() / max(1e-9, np.abs(theirs).max())))
     place.figure("volumes", len(names))

@@ -111,7 +111,7 @@ for _about, _by_name in _VARIANTS.items():
         slice=2,
         page="training",
         shows=("engine/model", "engine/training", "engine/data/batches.py"),
-        timeout_s=40,
+        timeout_s=35,
         name=f"settings_{_about}",
     )(_variants(_by_name))
 
@@ -167,11 +167,11 @@ _EQUIVALENCE: dict[str, tuple[dict[str, Any], str]] = {
     "sgd": ({"batch_size": 4, "optimizer": "sgd"}, "sgd"),
     "contest": ({"batch_size": 4, "clip_value": 0.05}, "contest"),
 }
-SHARDED = {
+SHARDED: dict[str, tuple[dict[str, Any], str]] = {
     "fsdp": ({"batch_size": 4, "strategy": "fsdp"}, "group"),
     "fsdp, accumulated": ({"batch_size": 2, "accumulate": 2, "strategy": "fsdp"}, "group"),
 }
-_ALONE = {
+_ALONE: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"batch_size": 8}, "group"),
     "batch": ({"batch_size": 8}, "batch"),
     "adam": ({"batch_size": 8, "optimizer": "adam", "clip_value": 0.05}, "group"),
@@ -182,7 +182,7 @@ _COMMON = {"steps": 20, "dtype": "float64", "lr": 1e-2, "val_every": 0, "clip_no
 
 
 def _regression(
-    place: Place, num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], **environment: str
+    place: Place, num_ranks: int, runs: dict[str, tuple[dict[str, Any], str]], backend: str
 ) -> dict[str, list[float]]:
     """The losses of small networks, as tests/support/regression.py trains them, on the device."""
     asked = []
@@ -194,19 +194,21 @@ def _regression(
         str(num_ranks),
         json.dumps(asked),
         REGRESSION_DEVICE=place.device,
+        REGRESSION_BACKEND=backend,
         OMP_NUM_THREADS="1",
-        **environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(zip(runs, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 def compare_with_one_rank(
-    place: Place, runs: dict[str, tuple[dict[str, Any], str]], **environment: str
+    place: Place, runs: dict[str, tuple[dict[str, Any], str]], backend: str = "gloo"
 ) -> None:
     """AssertionError unless two ranks lose in each step what one does."""
-    alone = _regression(place, 1, {name: _ALONE[name] for name in {norm for _, norm in runs.values()}})
-    spread = _regression(place, 2, runs, **environment)
+    alone = _regression(
+        place, 1, {name: _ALONE[name] for name in {norm for _, norm in runs.values()}}, "gloo"
+    )
+    spread = _regression(place, 2, runs, backend)
     wrong = []
     for name, (_, norm) in runs.items():
         off = max(abs(a - b) for a, b in zip(spread[name], alone[norm], strict=True))
@@ -222,7 +224,7 @@ def compare_with_one_rank(
     slice=2,
     page="training",
     shows=("engine/training", "engine/model"),
-    timeout_s=45,
+    timeout_s=35,
     seldom=False,
 )
 def equivalence(place: Place) -> None:
@@ -234,7 +236,7 @@ _FEW_STEPS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "steps": 
 
 
 @check(
-    "`nbgpu train` trains on the GPU from a terminal", slice=2, page="training", shows=_TERMINAL, timeout_s=40
+    "`nbgpu train` trains on the GPU from a terminal", slice=2, page="training", shows=_TERMINAL, timeout_s=35
 )
 def from_a_terminal(place: Place) -> None:
     flags = [
@@ -246,7 +248,7 @@ def from_a_terminal(place: Place) -> None:
     place.figure("runs", _num_runs(place))
 
 
-@check("torchrun trains on the GPU from a run.toml", slice=2, page="training", shows=_TERMINAL, timeout_s=40)
+@check("torchrun trains on the GPU from a run.toml", slice=2, page="training", shows=_TERMINAL, timeout_s=35)
 def from_torchrun(place: Place) -> None:
     from nbgpu.config import ClusterConfig, train_config, write_toml
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from checks import REPOSITORY, Place, Skipped, check
 from machine import product_flops
+from recipes import SMALL
 
 
 def _in_turns(channels: tuple[int, ...], full_batch: int, peers: Sequence[str]) -> Callable[[Place], None]:
@@ -18,7 +19,7 @@ def _in_turns(channels: tuple[int, ...], full_batch: int, peers: Sequence[str]) 
         import training
 
         edge, batch_size = place.size(64, 16), place.size(full_batch, 2)
-        num_phantoms, num_turns = place.size(64, 16), place.size(8, 1)
+        num_phantoms, num_turns = place.size(64, 16), place.size(5, 1)
         kind = "cuda" if place.on_gpu else "cpu"
         shown = ",".join(map(str, channels))
         there = [name for name in peers if _is_there(name)]
@@ -77,7 +78,7 @@ for _channels, _batch, _who in (
         slice=1,
         page="benchmarks",
         shows=_TRAINER,
-        timeout_s=60,
+        timeout_s=35,
         alone=True,
         name=f"trainer_beside_{_who}_{_channels[0]}_{_channels[1]}",
     )(_in_turns(_channels, _batch, _names))
@@ -112,7 +113,7 @@ _GUIDES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "val_every_epochs": 0,
             "amp": "bf16",
         },
-        {"image_size": (24, 24, 16), "widen_factor": 0.125, "resnet": "resnet18"},
+        {"image_size": SMALL["survival"]["image_size"], "widen_factor": 0.125, "resnet": "resnet18"},
     ),
 }
 """By name: the recipe, its settings, and what makes them small for a rehearsal."""
@@ -178,7 +179,7 @@ for _name, _size in _GUIDES_SIZES.items():
         slice=1,
         page="benchmarks",
         shows=("engine/training", "engine/model", "engine/data", f"recipes/{_GUIDES[_name][0]}"),
-        timeout_s=60,
+        timeout_s=35,
         alone=True,
         name=f"guide_{_name}",
     )(_guide(_name))

@@ -131,7 +131,7 @@ def pins(names: list[str]) -> list[str]:
     text = (REPOSITORY / "constraints.txt").read_text()
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     versions = dict(line.split("==") for line in lines if "==" in line)
-    by_name = {canonicalize_name(name): version for name, version in versions.items()}
+    by_name = {str(canonicalize_name(name)): version for name, version in versions.items()}
     lacking = [name for name in names if name not in by_name]
     if lacking:
         raise SystemExit(f"constraints.txt does not pin {', '.join(lacking)}")

@@ -148,5 +148,7 @@ def test_each_slice_has_checks_that_name_the_code_they_show(generate: ModuleType
     checks = generate.checks.load().values()
     assert {check.slice for check in checks} == {1, 2, 3}
     assert all(len(check.code) == 16 for check in checks)
-    assert all(check.timeout_s <= 200 for check in checks)
+    # A minute on a GPU is dear. What cannot be split has longer.
+    longer = {check.name for check in checks if check.timeout_s > 35}
+    assert longer == {"notebook_00_first_run", "notebook_01_distributed_cells", "compiled_model"}
     assert {check.name for check in checks if not check.shows} == {"ceilings"}

@@ -26,7 +26,8 @@ def engine_variables(config: ClusterConfig, ranks_devices: Sequence[Device]) -> 
         "OMP_NUM_THREADS": str(config.threads_for(len(ranks_devices))),
         **({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if config.debug else {}),
         # nccl2, the default since torch 2.15, ends the process after an abort or a timeout
-        # (https://github.com/pytorch/pytorch/pull/192105), and was not tried here.
+        # (https://github.com/pytorch/pytorch/pull/192105), unless its groups are formed again in place. No
+        # GPU has run either.
         _USE_NCCL2: os.environ.get(_USE_NCCL2, "0"),
         **_allocator_settings(config.allocator),
     }

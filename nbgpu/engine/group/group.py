@@ -90,7 +90,15 @@ waiting."""
 _RELEASE_EVERY_S = 1.0
 """How often a group that has ended is looked at, until nothing else holds it."""
 IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
-"""With 1 in the environment of the kernel, gloo's groups are formed again in place. It takes torch 2.14."""
+"""With 1 in the environment of the kernel, groups of gloo and of nccl2 are formed again in place. It takes
+torch 2.14. For nccl2 it was written without a GPU to try it on."""
+
+_releasing = threading.Lock()
+"""Held to change the next two."""
+_ended: list[Any] = []
+"""The groups that have ended, and that something else still holds."""
+_releases = False
+"""Whether a thread waits until nothing else holds them."""
 
 _membership: Membership | None = None
 _formed: tuple[Any, Any] | None = None
@@ -164,17 +172,22 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             is_in_place = False
             meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
         if is_in_place:
-            _form_in_place(member, meets_in, generation)
+            _form_in_place(member, meets_in)
         else:
             _end_group()
             torch_private.count_groups_from(number)
+            connects_afterwards = store is not None and _connects_afterwards()
+            afterwards: dict[str, Any] = {"enable_reconfigure": True} if connects_afterwards else {}
             dist.init_process_group(
                 torch_backend(member.backend),
                 store=meets_in,
                 rank=member.rank,
                 world_size=member.world_size,
                 timeout=member.timeout if store is None else _connect_timeout(member),
+                **afterwards,
             )
+            if store is not None and afterwards:
+                _connect(dist.group.WORLD, store, "default", range(member.world_size), member)
             _formed = (dist.group.WORLD, meets_in)
     # No new group takes the name under which something still looks for one that has ended.
     torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
@@ -225,23 +238,41 @@ def _can_form_in_place() -> bool:
         os.environ.get(IN_PLACE_VARIABLE) == "1"
         and _formed is not None
         and _formed[0] is dist.group.WORLD
-        and membership().backend == "gloo"
         and torch_private.can_reconfigure(dist.group.WORLD)
     )
 
 
-def _form_in_place(member: Membership, store: meeting.Store, generation: int) -> None:
+def _connects_afterwards() -> bool:
+    """Whether a new group has no connections before its ranks have told each other how to reach them.
+
+    nccl2 can only then be formed again in place, and an abort leaves it what it needs for that.
+    """
+    return os.environ.get(IN_PLACE_VARIABLE) == "1" and torch_private.uses_nccl2()
+
+
+def _connect(
+    group: Any,
+    store: dist.Store,  # type: ignore[name-defined]
+    name: str,
+    ranks: Sequence[int],
+    member: Membership,
+) -> None:
+    """Connect the ranks of a group, also one whose connections were cut. A collective over these ranks."""
+    store.set(f"nbgpu/handle/{name}/{member.rank}", torch_private.reconfigure_handle(group))
+    handles = store.multi_get([f"nbgpu/handle/{name}/{rank}" for rank in ranks])
+    with sockets.noted_as_groups():
+        torch_private.reconfigure(
+            group, _generation, [handle.decode() for handle in handles], _connect_timeout(member)
+        )
+
+
+def _form_in_place(member: Membership, store: meeting.Store) -> None:
     """Form the default group again as the same object, so that nothing that holds it needs the new one."""
     global _formed
     assert _formed is not None, "`_can_form_in_place` has looked"
     (group, its_store), _formed = _formed, None  # a forming that fails is not tried a second time
     its_store.follow(store)
-    store.set(f"nbgpu/handle/{member.rank}", torch_private.reconfigure_handle(group))
-    handles = store.multi_get([f"nbgpu/handle/{rank}" for rank in range(member.world_size)])
-    with sockets.noted_as_groups():
-        torch_private.reconfigure(
-            group, generation, [handle.decode() for handle in handles], _connect_timeout(member)
-        )
+    _connect(group, store, "default", range(member.world_size), member)
     _formed = group, its_store
 
 
@@ -344,8 +375,14 @@ def note_connections() -> None:
             timeout_s = _timeout_s(given.get("timeout"))
             own_groups.note({**given, "timeout": timedelta(seconds=timeout_s)})
             given["timeout"] = collective_timeout.behind_the_clock(timeout_s)
+            if _store is not None and _connects_afterwards():
+                given["enable_reconfigure"] = True
             with sockets.noted_as_groups():
                 made = make_group(*bound.args, **bound.kwargs)
+            if given.get("enable_reconfigure") and _store is not None:
+                ranks = given["global_ranks_in_group"] or range(membership().world_size)
+                if membership().rank in ranks:
+                    _connect(made[0], _store, str(given["group_name"]), ranks, membership())
             _note_number(given)
             collective_timeout.allow(given["group_name"], timeout_s)
             _refuse_given_up()
@@ -518,13 +555,31 @@ def let_go(groups: list[Any]) -> None:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
     Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
     """
-    threading.Thread(target=_release, args=[groups], name="nbgpu-end-of-group", daemon=True).start()
+    global _releases
+    # A group that is formed again in place goes on.
+    living = torch_private.living_groups()
+    with _releasing:
+        while groups:
+            group = groups.pop()
+            # One list with each group once: a second reference would keep it for ever.
+            if group is not None and not any(group is other for other in (*living, *_ended)):
+                _ended.append(group)
+        if _ended and not _releases:
+            _releases = True
+            threading.Thread(target=_release, name="nbgpu-end-of-group", daemon=True).start()
 
 
-def _release(groups: list[Any]) -> None:
+def _release() -> None:
+    global _releases
     alone = 2  # the list's reference, and that of the argument of getrefcount
-    while groups:
+    while True:
         time.sleep(_RELEASE_EVERY_S)
-        for index in reversed(range(len(groups))):
-            if sys.getrefcount(groups[index]) <= alone:
-                del groups[index]
+        with _releasing:
+            free = [
+                _ended.pop(i) for i in reversed(range(len(_ended))) if sys.getrefcount(_ended[i]) <= alone
+            ]
+            goes_on = _releases = bool(_ended)
+        if free:
+            threading.Thread(target=free.clear, name="nbgpu-end-of-group", daemon=True).start()
+        if not goes_on:
+            return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -176,14 +177,32 @@ def change_timeout(timeout: timedelta, group: Any = None) -> None:
 
 
 def can_reconfigure(group: Any) -> bool:
-    """Whether a group can be formed again in place, which takes torch 2.14."""
-    return hasattr(dist, "_reconfigure") and bool(group.supports_reconfigure)
+    """Whether a group can be formed again in place, which takes torch 2.14, and gloo or nccl2."""
+    return hasattr(dist, "_reconfigure") and all(backend.supports_reconfigure for backend in _backends(group))
+
+
+def uses_nccl2() -> bool:
+    """Whether NCCL's groups have torch's second backend for it, as the environment of the engines says."""
+    return os.environ.get("TORCH_DIST_USE_NCCL2") == "1" and hasattr(_distributed_c10d, "ProcessGroupNCCL2")
 
 
 def reconfigure_handle(group: Any) -> str:
     """Return what the other ranks need of this one to form the group again in place."""
-    handle: str = group.get_reconfigure_handle()
-    return handle
+    return json.dumps([backend.get_reconfigure_handle() for backend in _backends(group)])
+
+
+def _backends(group: Any) -> list[Any]:
+    """Return a group's backends, in the same order on all ranks.
+
+    A group on GPUs has gloo beside NCCL, and torch reconfigures one backend at a time.
+    """
+    backends: list[Any] = []
+    for kind in ("cpu", "cuda"):
+        with suppress(RuntimeError):  # the group has none for these tensors
+            backend = group._get_backend(torch.device(kind))
+            if not any(backend is other for other in backends):
+                backends.append(backend)
+    return backends
 
 
 def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timedelta) -> None:
@@ -195,7 +214,12 @@ def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timede
         handles: what `reconfigure_handle` gave on each rank, in order.
         timeout: the time for the ranks to connect.
     """
-    dist._reconfigure(number, list(handles), group, timeout).wait()  # type: ignore[attr-defined]
+    handles_by_rank = [json.loads(handle) for handle in handles]
+    for index, backend in enumerate(_backends(group)):
+        options = distributed_c10d.ReconfigureOptions()  # type: ignore[attr-defined]
+        options.uuid, options.timeout = number, timeout
+        options.handles = [of_rank[index] for of_rank in handles_by_rank]
+        backend.reconfigure(options).wait()
 
 
 def num_collectives(group: Any) -> int:

@@ -43,6 +43,8 @@ _INTENSITY = Colours("intensity, scaled", -1, 1)
 _ERROR = Colours("absolute error", 0, 1)
 ONCE = "the network asked once"
 """The baseline that says what the steps of sampling bring."""
+_SLICE = "middle slice"
+"""The key of a sample's picture among the measures of its case."""
 
 
 class Diffusion:
@@ -211,15 +213,28 @@ class Diffusion:
 
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
-    ) -> list[dict[str, dict[str, float]]]:
-        """Return for each case the `quality` of what is sampled, and of what the network says at once."""
+    ) -> list[dict[str, Any]]:
+        """Return for each case the `quality` of what is sampled, and of what the network says at once.
+
+        A case that is shown has the middle slice of its sample too, (D, H).
+        """
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
-        rows = {}
-        for name, last in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1)):
-            made = self._sampled(model, device, data["condition"], samples, last)
-            rows[name] = quality(made, data["target"], data["brain"], data.get("label"))
-        return [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        made = {
+            name: self._sampled(model, device, data["condition"], samples, last)
+            for name, last in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
+        }
+        measures = {
+            name: quality(images, data["target"], data["brain"], data.get("label"))
+            for name, images in made.items()
+        }
+        # Else rank 0 would sample again for the pictures, while the other ranks wait.
+        slices = made["diffusion"][:, 0, ..., self.config.edge // 2]
+        return [
+            {name: of_cases[i] for name, of_cases in measures.items()}
+            | ({_SLICE: slices[i].tolist()} if number < _NUM_PICTURES else {})
+            for i, number in enumerate(samples)
+        ]
 
     def _sampled(
         self, model: nn.Module, device: torch.device, condition: Tensor, numbers: Sequence[int], last: int = 0
@@ -232,7 +247,7 @@ class Diffusion:
         self,
         model: nn.Module,
         device: torch.device,
-        evaluated: Sequence[dict[str, dict[str, float]]] | None = None,
+        evaluated: Sequence[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """Return the `quality` of samples of held-out cases beside baselines: `table`, `cases`, `note` and
         `images`. `evaluated` is from `evaluate`.
@@ -249,7 +264,7 @@ class Diffusion:
             chunks = [numbers[i : i + config.batch_size] for i in range(0, len(numbers), config.batch_size)]
             evaluated = [row for chunk in chunks for row in self.evaluate(model, device, chunk)]
         data = self.decoded(held_out, with_masks=True)
-        rows = {name: [row[name] for row in evaluated] for name in evaluated[0]}
+        rows = {name: [row[name] for row in evaluated] for name in ("diffusion", ONCE)}
         for name, output in self._baselines(parts.training, data["condition"]).items():
             rows[name] = quality(output, data["target"], data["brain"], data.get("label"))
         table = {name: mean_over_cases(of_cases) for name, of_cases in rows.items()}
@@ -259,15 +274,12 @@ class Diffusion:
             "is how far its frequencies are from the true ones, so that less is better."
             + parts.in_words(config)
         )
-        shown = slice(0, _NUM_PICTURES)
         cases = {str(item["name"]): row for item, row in zip(held_out, rows["diffusion"], strict=True)}
         return {
             "table": table,
             "cases": cases,
             "note": note,
-            "images": self._pictures(
-                data, self._sampled(model, device, data["condition"][shown], numbers[shown])
-            ),
+            "images": self._pictures(data, torch.tensor([row[_SLICE] for row in evaluated[:_NUM_PICTURES]])),
         }
 
     def _baselines(self, training: Sequence[Item], condition: Tensor) -> dict[str, Tensor]:
@@ -308,9 +320,11 @@ class Diffusion:
         (known,) = quality(image[None], data["target"], data["brain"], data.get("label"))
         return replace(predicted, values={**known, **predicted.values})
 
-    def _pictures(self, data: dict[str, Tensor], made: Tensor) -> dict[str, str]:
+    def _pictures(self, data: dict[str, Tensor], found: Tensor) -> dict[str, str]:
+        """Return pictures of the first cases. `found` has the middle slices of their samples, (N, D, H)."""
         shown = slice(0, _NUM_PICTURES)
-        condition, target, found = data["condition"][shown], data["target"][shown, 0], made[:, 0]
+        condition, target = data["condition"][shown], data["target"][shown, 0]
+        middle = target[..., target.shape[-1] // 2]
         given = [name for name in MODALITIES if name != self.config.target]
         return {
             **{
@@ -318,9 +332,9 @@ class Diffusion:
                 for i, name in enumerate(given)
             },
             f"true {self.config.target}": data_uri.of_middle_slices(target, _INTENSITY),
-            f"sampled {self.config.target}": data_uri.of_middle_slices(found, _INTENSITY),
-            f"absolute error of the {self.config.target}": data_uri.of_middle_slices(
-                (found - target).abs(), _ERROR
+            f"sampled {self.config.target}": data_uri.row_of_slices(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": data_uri.row_of_slices(
+                (found - middle).abs(), _ERROR
             ),
         }
 

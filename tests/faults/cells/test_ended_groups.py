@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,15 @@ def test_a_run_begins_where_the_group_was_ended(notebook: Kernel, tmp_path: Path
     )
     assert done.value == "'finished'", done.error
     assert f"rank 0, 1 had {TOLD}" in done.stderr
+
+
+def test_no_thread_waits_for_ever_for_groups_that_have_ended(notebook: Kernel) -> None:
+    for _ in range(3):
+        done = notebook.run("%%distributed\nif rank == 1:\n    1 / 0\ndist.barrier()")
+        assert done.status == "error"
+        assert notebook.run(SUM).said(0, 1) == WELL
+    count = "import threading\nsum(t.name == 'nbgpu-end-of-group' for t in threading.enumerate())"
+    give_up_s = time.monotonic() + 60
+    while (done := notebook.run(f"%%distributed\n{count}")).said(0, 1) != [["0"], ["0"]]:
+        assert time.monotonic() < give_up_s, f"{done.said(0, 1)} threads wait"
+        time.sleep(0.5)

@@ -106,3 +106,25 @@ def test_a_variable_has_the_default_group_of_now(notebook: Kernel) -> None:
         f"%%distributed\n{same}\nis_same and default is dist.group.WORLD and sum_over(default)"
     )
     assert done.said(*range(NUM_RANKS)) == [[str(NUM_RANKS)]] * NUM_RANKS
+
+
+AS_NCCL2 = """
+from nbgpu.engine.group import torch_private
+torch_private.uses_nccl2 = lambda: True
+dist.destroy_process_group()
+"""
+"""Lets gloo's groups connect as nccl2's do from the next one on, only after they are made."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("notebook", ["1"], ids=["in place"], indirect=True)
+def test_groups_that_connect_after_they_are_made_are_formed_again_in_place(notebook: Kernel) -> None:
+    assert notebook.run(f"%%distributed\n{AS_NCCL2}", timeout_s=BOUND_S).status == "ok"
+    prepare(notebook)
+    made = "pair = dist.new_group([0, 2])\nbefore = id(default), id(pair)"
+    assert notebook.run(f"%%distributed\n{made}", timeout_s=BOUND_S).status == "ok"
+    checks = "(id(default), id(pair)) == before, sum_over(default), rank == 1 or sum_over(pair)"
+    for _ in range(3):
+        done = notebook.run(f"%%distributed\n{checks}", timeout_s=BOUND_S)
+        assert done.said(0, 1, 2) == [["(True, 3, 2)"], ["(True, 3, True)"], ["(True, 3, 2)"]], done
+        blow(notebook, "raise", random.Random(SEED))

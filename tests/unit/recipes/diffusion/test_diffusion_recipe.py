@@ -3,6 +3,7 @@ with it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,28 @@ class Knows(nn.Module):
         noise = self.sampler.noise
         _, epsilon = noise.split("x0", self.image, x[:, :1], t)
         return noise.target(self.sampler.config.prediction, self.image, epsilon, t)
+
+
+class Refuses(nn.Module):
+    """Must not be asked."""
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        raise AssertionError("the network is asked again for what the ranks have sampled")
+
+
+@pytest.mark.slow
+def test_rank_0_samples_nothing_again_for_the_pictures_of_the_result() -> None:
+    settings = {"data": "phantoms", "num_phantoms": 40, "val_fraction": 0.2, "size": 8, "sampling_steps": 2}
+    recipe = Diffusion(_config(**settings, channels=(4, 8), norm_groups=4, num_res_blocks=1))
+    torch.manual_seed(0)
+    model, device = recipe.build_model().eval(), torch.device("cpu")
+    samples = recipe.samples_of_result()
+    assert len(samples) > 6, "there are more cases than pictures"
+    evaluated: list[Any] = [None] * len(samples)
+    for rank in range(2):
+        own = samples[rank::2]
+        evaluated[rank::2] = json.loads(json.dumps(recipe.evaluate(model, device, own)))
+    assert recipe.result(Refuses(), device, evaluated) == recipe.result(model, device)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "x0", "v"])
