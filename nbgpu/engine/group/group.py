@@ -19,10 +19,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -100,6 +101,8 @@ _number = 0
 _next_number = 0
 """A number that is greater than that of every group so far."""
 _bytes_before_cell = 0
+_ended: SimpleQueue[Any] = SimpleQueue()
+"""Groups that have ended, for the thread that destroys them."""
 _alone: Membership | None = None
 """The membership of a rank that is alone in its group, until that group ends."""
 
@@ -511,20 +514,36 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
     form(member, store, generation)
 
 
-def let_go(groups: list[Any]) -> None:
-    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them.
+def let_go(groups: Iterable[Any]) -> None:
+    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them. A group
+    that has not ended, or that is named twice, does no harm.
 
     gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
     Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
     """
-    threading.Thread(target=_release, args=[groups], name="nbgpu-end-of-group", daemon=True).start()
+    living = torch_private.living_groups()
+    for group in groups:
+        if group is not None and group not in living:
+            _ended.put(group)
+    _begin_releasing()
 
 
-def _release(groups: list[Any]) -> None:
+@functools.cache
+def _begin_releasing() -> None:
+    threading.Thread(target=_release, name="nbgpu-end-of-group", daemon=True).start()
+
+
+def _release() -> None:
+    """Drop each group once nothing else holds it. One thread does it for all: two that hold the same group
+    would wait for one another."""
     alone = 2  # the list's reference, and that of the argument of getrefcount
-    while groups:
+    held: list[Any] = []
+    while True:
+        while not held or not _ended.empty():
+            held.append(_ended.get())
+        held = list({id(group): group for group in held}.values())
         time.sleep(_RELEASE_EVERY_S)
-        for index in reversed(range(len(groups))):
-            if sys.getrefcount(groups[index]) <= alone:
-                del groups[index]
+        for index in reversed(range(len(held))):
+            if sys.getrefcount(held[index]) <= alone:
+                del held[index]

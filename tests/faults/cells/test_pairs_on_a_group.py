@@ -106,3 +106,24 @@ def test_a_variable_has_the_default_group_of_now(notebook: Kernel) -> None:
         f"%%distributed\n{same}\nis_same and default is dist.group.WORLD and sum_over(default)"
     )
     assert done.said(*range(NUM_RANKS)) == [[str(NUM_RANKS)]] * NUM_RANKS
+
+
+@pytest.mark.long
+def test_a_group_that_has_ended_leaves_nothing_behind(notebook: Kernel) -> None:
+    # Each of gloo's groups has threads, a listening socket and connections.
+    prepare(notebook)
+    made = notebook.run(
+        "%%distributed\nimport psutil, time\nme = psutil.Process(); own = dist.new_group()\n"
+        "def count(): return me.num_threads(), me.num_fds()"
+    )
+    assert made.status == "ok", made.error
+    blow(notebook, "raise", random.Random(SEED))
+    notebook.run("%%distributed\ntime.sleep(3); first = count()")
+    for _ in range(4):
+        blow(notebook, "raise", random.Random(SEED))
+    done = notebook.run(
+        "%%distributed\nfor _ in range(300):\n    left = [n - f for n, f in zip(count(), first)]\n"
+        "    if max(left) <= 0: break\n    time.sleep(0.1)\nmax(left) <= 0 or left",
+        timeout_s=BOUND_S,
+    )
+    assert done.said(*range(NUM_RANKS)) == [["True"]] * NUM_RANKS, done
