@@ -179,8 +179,10 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
                 timeout=member.timeout if store is None else _connect_timeout(member),
             )
             _formed = (dist.group.WORLD, meets_in)
-    # No new group takes the name under which something still looks for one that has ended.
-    torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
+    # No new group takes the name under which something still looks for one that has ended. In place torch has
+    # not counted anew, and has counted groups that were not formed on all ranks.
+    num_made = 0 if is_in_place else torch_private.num_groups_made()
+    torch_private.count_groups_from(max(next_number, num_made))
     if store is not None:
         collective_timeout.begin(
             member.timeout_s, member.rank, store, functools.partial(_give_up_late, generation)

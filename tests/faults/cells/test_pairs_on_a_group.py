@@ -127,3 +127,12 @@ def test_a_group_that_has_ended_leaves_nothing_behind(notebook: Kernel) -> None:
         timeout_s=BOUND_S,
     )
     assert done.said(*range(NUM_RANKS)) == [["True"]] * NUM_RANKS, done
+
+
+@pytest.mark.long
+def test_ranks_agree_on_the_next_group_after_one_that_only_some_began(notebook: Kernel) -> None:
+    prepare(notebook)
+    done = notebook.run(f"%%distributed\n{faults.at(1, 'raise')}\ndist.new_group()", timeout_s=BOUND_S)
+    assert done.error.startswith("on rank 1:"), done
+    done = notebook.run("%%distributed\nsum_over(dist.new_group())", timeout_s=BOUND_S)
+    assert done.said(*range(NUM_RANKS)) == [[str(NUM_RANKS)]] * NUM_RANKS, done
