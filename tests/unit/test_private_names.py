@@ -97,7 +97,7 @@ torch.distributed
 torch.distributed.device_mesh:DeviceMesh
     _get_root_mesh(self)
 torch.distributed.distributed_c10d
-    _new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout, pg_tag, device_id, group_desc)
+    _new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout, pg_tag, device_id, group_desc[, enable_reconfigure])
     _set_pg_timeout(timeout, group)
     _world
 torch.distributed.fsdp:FSDPModule
@@ -235,6 +235,11 @@ def parameters_of(function: Any) -> str:
     return ", ".join(inspect.signature(function).parameters)
 
 
+def variants(parameters: str) -> set[str]:
+    """The parameters with what stands in brackets, which only newer versions take, and without."""
+    return {re.sub(r"\[.*?\]", "", parameters), re.sub(r"[\[\]]", "", parameters)}
+
+
 def moved() -> Iterator[str]:
     """A line for each name that is not as it was tried."""
     for owner, name, parameters in listed():
@@ -248,7 +253,7 @@ def moved() -> Iterator[str]:
         if not is_there(there, name):
             if name not in ONLY_IN_SOME_VERSIONS:
                 yield f"{owner}.{name} is gone"
-        elif parameters is not None and (now := parameters_of(getattr(there, name))) != parameters:
+        elif parameters is not None and (now := parameters_of(getattr(there, name))) not in variants(parameters):
             yield f"{owner}.{name} takes ({now}), and took ({parameters})"
 
 

@@ -19,10 +19,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -93,13 +94,6 @@ IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
 """With 1 in the environment of the kernel, groups of gloo and of nccl2 are formed again in place. It takes
 torch 2.14. For nccl2 it was written without a GPU to try it on."""
 
-_releasing = threading.Lock()
-"""Held to change the next two."""
-_ended: list[Any] = []
-"""The groups that have ended, and that something else still holds."""
-_releases = False
-"""Whether a thread waits until nothing else holds them."""
-
 _membership: Membership | None = None
 _formed: tuple[Any, Any] | None = None
 """The default group that `form` has made, and its store."""
@@ -108,6 +102,8 @@ _number = 0
 _next_number = 0
 """A number that is greater than that of every group so far."""
 _bytes_before_cell = 0
+_ended: SimpleQueue[Any] = SimpleQueue()
+"""Groups that have ended, for the thread that destroys them."""
 _alone: Membership | None = None
 """The membership of a rank that is alone in its group, until that group ends."""
 
@@ -189,8 +185,10 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             if store is not None and afterwards:
                 _connect(dist.group.WORLD, store, "default", range(member.world_size), member)
             _formed = (dist.group.WORLD, meets_in)
-    # No new group takes the name under which something still looks for one that has ended.
-    torch_private.count_groups_from(max(next_number, torch_private.num_groups_made()))
+    # No new group takes the name under which something still looks for one that has ended. In place torch has
+    # not counted anew, and has counted groups that were not formed on all ranks.
+    num_made = 0 if is_in_place else torch_private.num_groups_made()
+    torch_private.count_groups_from(max(next_number, num_made))
     if store is not None:
         collective_timeout.begin(
             member.timeout_s, member.rank, store, functools.partial(_give_up_late, generation)
@@ -548,38 +546,37 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
     form(member, store, generation)
 
 
-def let_go(groups: list[Any]) -> None:
-    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them.
+def let_go(groups: Iterable[Any]) -> None:
+    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them. A group
+    that has not ended, or that is named twice, does no harm.
 
     gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
     Whoever drops the last reference waits with it, and that must not be the thread that runs cells.
     """
-    global _releases
-    # A group that is formed again in place goes on.
     living = torch_private.living_groups()
-    with _releasing:
-        while groups:
-            group = groups.pop()
-            # One list with each group once: a second reference would keep it for ever.
-            if group is not None and not any(group is other for other in (*living, *_ended)):
-                _ended.append(group)
-        if _ended and not _releases:
-            _releases = True
-            threading.Thread(target=_release, name="nbgpu-end-of-group", daemon=True).start()
+    for group in groups:
+        if group is not None and group not in living:
+            _ended.put(group)
+    _begin_releasing()
+
+
+@functools.cache
+def _begin_releasing() -> None:
+    threading.Thread(target=_release, name="nbgpu-end-of-group", daemon=True).start()
 
 
 def _release() -> None:
-    global _releases
+    """Drop each group once nothing else holds it. One thread looks after all: two that hold the same group
+    would wait for one another."""
     alone = 2  # the list's reference, and that of the argument of getrefcount
+    held: list[Any] = []
     while True:
+        while not held or not _ended.empty():
+            held.append(_ended.get())
+        held = list({id(group): group for group in held}.values())
         time.sleep(_RELEASE_EVERY_S)
-        with _releasing:
-            free = [
-                _ended.pop(i) for i in reversed(range(len(_ended))) if sys.getrefcount(_ended[i]) <= alone
-            ]
-            goes_on = _releases = bool(_ended)
+        free = [held.pop(i) for i in reversed(range(len(held))) if sys.getrefcount(held[i]) <= alone]
         if free:
+            # A destructor that waits keeps no other group.
             threading.Thread(target=free.clear, name="nbgpu-end-of-group", daemon=True).start()
-        if not goes_on:
-            return

@@ -400,10 +400,11 @@ def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
 
 def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
     """Return the mesh that FSDP has sharded a module's parameters over; None for other modules."""
-    state: Any = getattr(module, "_get_fsdp_state", None)
-    if state is None or state()._fsdp_param_group is None:
+    # Looked up in the class: a person's module may have a __getattr__ of its own.
+    state: Any = getattr(type(module), "_get_fsdp_state", None)
+    if state is None or state(module)._fsdp_param_group is None:
         return None
-    mesh = state()._fsdp_param_group.mesh_info.mesh
+    mesh = state(module)._fsdp_param_group.mesh_info.mesh
     assert isinstance(mesh, DeviceMesh)
     return mesh
 

@@ -3,6 +3,7 @@ busy."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing.process
 import os
@@ -43,6 +44,7 @@ _log = logging.getLogger("nbgpu.engine")
 
 _NO_LIMIT_S = 3600
 _GRACE_S = 0.5
+_REPLACING_PATIENCE_S = 60.0
 
 
 class Sentinel:
@@ -207,6 +209,7 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
 
     from nbgpu.engine.group import group, own_groups, simulated_link
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
+    from nbgpu.engine.variables.persons_objects import ask
 
     global _taken, _last_cell_failed
     new_seat = Seat(**seat)
@@ -237,11 +240,14 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
             pairs.append((ended[0], now))
-        references.replace(pairs)
+        # It looks at all of the process, which may be much.
+        _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
         # Where a rank was replaced, it has no part of what belonged to all ranks.
         moved = {new.group_name for _, new in pairs}
-        sharded.reset()
-        lost = [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
+        lost = sharded.reset()
+        if problem:
+            lost.append(f"some variables may still hold a group that has ended ({problem})")
+        lost += [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
         lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
         lost += replicas.move(variables, healthy, ended[0])
     ended += [old for old, _ in pairs]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.group import ddp_objects, torch_private
+from nbgpu.engine.variables import persons_objects
+from nbgpu.engine.variables.persons_objects import is_a
 
 _OF_EVERY_MODULE = tuple(vars(nn.Module()))
 """The attributes in which torch keeps the hooks, children, buffers, parameters and mode of a module."""
@@ -36,7 +39,8 @@ class Attachments:
         if self.hook is None:
             return ""
         _, hook = self.hook
-        return str(getattr(hook, "__qualname__", type(hook).__name__))
+        is_function = is_a(hook, (FunctionType, MethodType, BuiltinFunctionType))
+        return hook.__qualname__ if is_function else type(hook).__name__
 
 
 def take(ddp: DistributedDataParallel) -> Attachments:
@@ -82,9 +86,8 @@ def on_new_group(thing: Any, before: Any) -> Any:
         return thing
     if thing is before:
         return dist.group.WORLD
-    for name, value in list(getattr(thing, "__dict__", {}).items()):
-        if value is before:
-            setattr(thing, name, dist.group.WORLD)
+    held = persons_objects.attributes(thing)
+    held.update({name: dist.group.WORLD for name, value in held.items() if value is before})
     return thing
 
 
@@ -94,8 +97,8 @@ def has_group(thing: Any) -> bool:
 
 
 def _groups_of(thing: Any) -> Iterator[dist.ProcessGroup]:
-    for value in [thing, *getattr(thing, "__dict__", {}).values()]:
-        if isinstance(value, dist.ProcessGroup):
+    for value in [thing, *persons_objects.attributes(thing).values()]:
+        if is_a(value, dist.ProcessGroup):
             yield value
 
 
@@ -103,7 +106,7 @@ def _begin_compression_again(state: Any) -> bool:
     """Empty PowerSGD's memories, which belong to buckets that DDP has to find again; return whether there
     were any."""
     power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
-    if power_sgd is None or not isinstance(state, power_sgd.PowerSGDState):
+    if power_sgd is None or not is_a(state, power_sgd.PowerSGDState):
         return False
     memories = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
     had_any = any(memories)

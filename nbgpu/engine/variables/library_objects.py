@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbgpu.engine.variables.persons_objects import is_a
+
 _CLASSES = (
     ("accelerate", "Accelerator", "Accelerator(...), and all that its prepare(...) returned"),
     ("lightning.fabric", "Fabric", "Fabric(...), and all that its setup(...) returned"),
@@ -63,5 +65,5 @@ def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             continue
         for name, value in list(variables.items()):
             # IPython keeps the values of cells under names such as _7.
-            if isinstance(value, its_class) and not name.startswith("_"):
+            if is_a(value, its_class) and not name.startswith("_"):
                 yield name, value, call

@@ -6,9 +6,12 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from types import CellType, FrameType, FunctionType
 from typing import Any
+
+from nbgpu.engine.variables.persons_objects import attributes, is_a
 
 _DEPTH = 3
 """Tuples within tuples are made again up to this depth."""
@@ -30,9 +33,9 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         ours = {id(thing) for thing in (pairs, pending, new_of, olds, *pairs, *pending)}
         tuples = []
         for holder in list(_holders(olds)):
-            if id(holder) in ours or isinstance(holder, FrameType):
+            if id(holder) in ours or is_a(holder, FrameType):
                 continue
-            if type(holder) is tuple or hasattr(holder, "_fields"):
+            if type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
                 again = tuple.__new__(type(holder), (new_of.get(id(item), item) for item in holder))
                 tuples.append((holder, again))
             else:
@@ -59,30 +62,30 @@ def _holders(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
-    if isinstance(holder, dict):
+    if is_a(holder, dict):
         _replace_in_dict(holder, new_of)
-    elif isinstance(holder, list | deque):
+    elif is_a(holder, (list, deque)):
         for index, item in enumerate(holder):
             if id(item) in new_of:
                 holder[index] = new_of[id(item)]
-    elif isinstance(holder, set):
+    elif is_a(holder, set):
         for item in [item for item in holder if id(item) in new_of]:
             holder.discard(item)
             holder.add(new_of[id(item)])
-    elif isinstance(holder, CellType):
+    elif is_a(holder, CellType):
         holder.cell_contents = new_of[id(holder.cell_contents)]
-    elif isinstance(holder, FunctionType):
+    elif is_a(holder, FunctionType):
         if id(holder.__defaults__) in new_of:
             holder.__defaults__ = new_of[id(holder.__defaults__)]
     else:
         # Python keeps the attributes of most objects without a dict until somebody asks for it.
-        attributes = getattr(holder, "__dict__", None)
-        if isinstance(attributes, dict):
-            _replace_in_dict(attributes, new_of)
+        _replace_in_dict(attributes(holder), new_of)
         for kind in type(holder).__mro__:
             for name in vars(kind).get("__slots__", ()):
-                if id(getattr(holder, name, None)) in new_of:
-                    object.__setattr__(holder, name, new_of[id(getattr(holder, name))])
+                with suppress(AttributeError):  # an empty slot
+                    value = object.__getattribute__(holder, name)
+                    if id(value) in new_of:
+                        object.__setattr__(holder, name, new_of[id(value)])
 
 
 def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
@@ -92,7 +95,7 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
             if owner is None:
                 dict.__setitem__(holder, key, new_of[id(value)])
             else:
-                setattr(owner, key, new_of[id(value)])
+                type.__setattr__(owner, key, new_of[id(value)])
         if id(key) in new_of:
             dict.__setitem__(holder, new_of[id(key)], dict.pop(holder, key))
 
@@ -102,4 +105,4 @@ def _class_of_attributes(holder: dict[Any, Any]) -> type | None:
     renews."""
     if "__module__" not in holder:
         return None
-    return next((owner for owner in gc.get_referrers(holder) if isinstance(owner, type)), None)
+    return next((owner for owner in gc.get_referrers(holder) if is_a(owner, type)), None)

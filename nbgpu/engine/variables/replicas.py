@@ -9,6 +9,7 @@ made before it.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,13 +25,19 @@ from nbgpu.engine.group import ddp_objects, exchange, torch_private, torch_setti
 from nbgpu.engine.ipykernel import ended_groups, kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
-from nbgpu.engine.variables import ddp_attachments
+from nbgpu.engine.variables import ddp_attachments, persons_objects, user_groups
+from nbgpu.engine.variables.persons_objects import ask, is_a, parameters_in
 from nbgpu.errors import ConfigError
 from nbgpu.text.ranks import named_ranks
 
-_DIFFERENT_SHAPES = "whose parameters differ in shape between the ranks"
+_ELEMENTS_PER_S = 2e7
+"""How many elements a slow processor sums or copies in a second."""
 _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
+
+
+class _CannotMoveError(Exception):
+    """A DDP object cannot be moved to the new group."""
 
 
 def report_again() -> None:
@@ -55,7 +62,8 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
         A line for each object that could not be moved, and for each whose state differed.
     """
     if ddp_objects.are_there():
-        gc.collect()  # so that no object that only waits for the collector is taken for a living one
+        # So that no object that only waits for the collector is taken for a living one.
+        ask(None, gc.collect)
         _forget_what_only_failed_functions_hold()
     mine = _by_key(variables)
     arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
@@ -66,7 +74,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     on_all: list[DistributedDataParallel] = []
     moved = set()
     for value in variables.values():
-        if isinstance(value, Optimizer):
+        if is_a(value, Optimizer):
             ddp_attachments.on_new_group(value, before)
     for key in everywhere:
         ddp = mine[key]
@@ -74,13 +82,15 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
         if not all(theirs[key] for theirs in groups):
             lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
             continue
-        problem = _make_equal(ddp, [theirs[key] for theirs in groups], healthy)
-        if problem.startswith(_DIFFERENT_SHAPES):
-            lines.append(f"{key}, {problem}: make it again")
+        try:
+            problem = _make_equal(ddp, [theirs[key] for theirs in groups], healthy)
+        except _CannotMoveError as error:
+            lines.append(f"{key}, {error}: make it again")
             continue
         if problem:
             lines.append(f"the parameters of {key} {problem}")
-        order = exchange.gather(torch_private.bucket_order(ddp))[source]
+        own_order, _ = ask(ddp, functools.partial(torch_private.bucket_order, ddp))
+        order = exchange.gather(own_order or [])[source]
         problem, attachments = _initialise_again(ddp, arguments, order)
         seen = exchange.gather([problem, attachments.name_of_hook])
         if any(problems := [theirs for theirs, _ in seen]):
@@ -88,8 +98,13 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
             continue
         if any(name != seen[0][1] for _, name in seen):
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
-        elif said := ddp_attachments.register_hook(ddp, attachments, before):
-            lines.append(f"{key}: {said}")
+        else:
+            register = functools.partial(ddp_attachments.register_hook, ddp, attachments, before)
+            said, problem = ask(ddp, register)
+            if problem:
+                said = f"its communication hook {attachments.name_of_hook} could not be registered again ({problem})"
+            if said:
+                lines.append(f"{key}: {said}")
         moved.add(key)
         if all(len(theirs[key]) == dist.get_world_size() for theirs in groups):
             on_all.append(ddp)
@@ -120,14 +135,22 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
 
     Returns:
         What was not as it should be; empty if all was well.
+
+    Raises:
+        _CannotMoveError: they cannot be made the same, on all ranks.
     """
-    parameters = list(ddp.module.parameters())
-    seen = _seen_on_every_rank(parameters)
+    look, problem = ask(ddp, functools.partial(_look_at, ddp))
+    parameters, seen_here = look or ([], [])
+    on_every_rank = exchange.gather([problem, seen_here])
+    for rank, (problem, _) in enumerate(on_every_rank):
+        if problem:
+            raise _CannotMoveError(f"whose parameters cannot be read on rank {rank} ({problem})")
+    seen = [theirs for _, theirs in on_every_rank]
     problems = {}
     for ranks in map(tuple, groups):
         differ = _differ([seen[rank] for rank in ranks])
         if differ == "in shape":
-            return _DIFFERENT_SHAPES
+            raise _CannotMoveError("whose parameters differ in shape between the ranks")
         if differ:
             problems[ranks] = min([rank for rank in healthy if rank in ranks] or ranks)
     ranks = tuple(groups[dist.get_rank()])
@@ -151,13 +174,15 @@ def _initialise_again(
     """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
     that failed, empty if it did not; what the person had put on the object)."""
     attachments = ddp_attachments.take(ddp)
-    try:
+
+    def initialise() -> None:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
         torch_private.initialise_ddp(ddp, ddp.module, order, **{**arguments, "init_sync": False})
-    except Exception as error:  # noqa: BLE001 - the person is told, and has a group all the same
-        return f"{type(error).__name__}: {error}", attachments
-    ddp_attachments.put_back(ddp, attachments)
-    return "", attachments
+
+    _, problem = ask(ddp, initialise)
+    if not problem:
+        ddp_attachments.put_back(ddp, attachments)
+    return problem, attachments
 
 
 def _forget_what_only_failed_functions_hold() -> None:
@@ -184,9 +209,7 @@ def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int
 
 def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
     """Return the DDP objects of this process by key, in the order in which they were made."""
-    names = {
-        id(v): name for name, v in reversed(list(variables.items())) if isinstance(v, DistributedDataParallel)
-    }
+    names = {id(v): name for name, v in reversed(list(variables.items())) if is_a(v, DistributedDataParallel)}
     made = ddp_objects.all_made()
     return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in made.items()}
 
@@ -211,16 +234,26 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
     return everywhere, lines
 
 
-def _seen_on_every_rank(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the shapes and the sums of every rank's tensors, by rank. A collective."""
-    return exchange.gather([[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]])
+def _look_at(ddp: DistributedDataParallel) -> tuple[list[Tensor], list[Any]]:
+    """Return an object's parameters, and what is compared of them over the ranks."""
+    parameters = list(ddp.module.parameters())
+    return parameters, _shapes_and_sums(parameters)
+
+
+def _shapes_and_sums(tensors: Sequence[Tensor]) -> list[Any]:
+    _allow_work_on(tensors)
+    return [[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]]
+
+
+def _allow_work_on(tensors: Iterable[Tensor]) -> None:
+    persons_objects.allow(sum(tensor.numel() for tensor in tensors) / _ELEMENTS_PER_S)
 
 
 def _differ(gathered: Sequence[Any]) -> str:
     """Return '' if some ranks' tensors are equal, otherwise 'in shape' or 'in value'.
 
     Args:
-        gathered: what `_seen_on_every_rank` returns for these ranks.
+        gathered: the `_shapes_and_sums` of these ranks.
     """
     if any(shapes != gathered[0][0] for shapes, _ in gathered):
         return "in shape"
@@ -237,53 +270,77 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
     return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
-def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, str]:
-    """Return (the state of an optimizer; why it cannot be sent, '' if it can)."""
-    try:
-        return optimizers.state_of(optimizer), ""
-    except ConfigError as error:
-        return OptimizerState({}, {}, []), f"{error}. Make it again on all ranks"
-    except Exception as error:  # noqa: BLE001 - an optimizer of the person's may raise what it likes
-        raised = f"{type(error).__name__}: {error}"
-        return OptimizerState({}, {}, []), f"its state could not be compared over the ranks ({raised})"
+def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
+    """Return (the state of an optimizer; what is compared of it over the ranks; why it cannot be sent, '' if
+    it can)."""
+
+    def take() -> tuple[OptimizerState, list[Any], str]:
+        try:
+            state = optimizers.state_of(optimizer)
+        except ConfigError as error:
+            return nothing, [], f"{error}. Make it again on all ranks"
+        in_order = sorted(state.tensors)
+        compared = [in_order, str(_settings(state)), str(sorted(state.values.items()))]
+        return state, [compared, _shapes_and_sums([state.tensors[key] for key in in_order])], ""
+
+    nothing = OptimizerState({}, {}, [])
+    taken, failure = ask(optimizer, take)
+    return taken or (nothing, [], f"its state could not be compared over the ranks ({failure})")
+
+
+def _load_state(optimizer: Optimizer, state: OptimizerState) -> None:
+    _allow_work_on(state.tensors.values())
+    optimizers.load_state(optimizer, state)
+
+
+def _settings(state: OptimizerState) -> list[dict[str, Any]]:
+    return [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in state.groups]
+
+
+def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the parameters of each optimizer by name, and a line for each that does not give them."""
+    parameters, lines = {}, []
+    for name, value in variables.items():
+        # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
+        if is_a(value, Optimizer) and not ddp_attachments.has_group(value):
+            found, problem = ask(value, functools.partial(user_groups.parameters_of, value))
+            if found is not None:
+                parameters[name] = found
+            elif (name, problem) not in _reported:
+                _reported.add((name, problem))
+                lines.append(f"{name}: its parameters could not be read ({problem})")
+    return parameters, lines
 
 
 def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
     """Give the optimizers of moved objects the same state on all ranks; leave other optimizers alone."""
-    shared = {id(parameter) for ddp in moved for parameter in ddp.parameters()}
+    shared = {id(parameter) for ddp in moved for parameter in parameters_in(ddp)}
+    parameters_by_name, lines = _parameters_of_each(variables)
     mine = {
-        name: value
-        for name, value in variables.items()
-        if isinstance(value, Optimizer)
-        # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
-        and not ddp_attachments.has_group(value)
-        and all(id(p) in shared for group in value.param_groups for p in group["params"])
+        name: variables[name]
+        for name, parameters in parameters_by_name.items()
+        if parameters and all(id(parameter) in shared for parameter in parameters)
     }
-    everywhere, lines = _on_every_rank(mine, source, "optimizer")
+    everywhere, only_some = _on_every_rank(mine, source, "optimizer")
+    lines += only_some
     for name in everywhere:
-        state, problem = _state_of(mine[name])
-        if any(problems := exchange.gather(problem)):
+        state, seen_here, problem = _state_of(mine[name])
+        on_every_rank = exchange.gather([problem, seen_here])
+        if any(problems := [theirs for theirs, _ in on_every_rank]):
             lines.append(f"{name}: {next(filter(None, problems))}")
             continue
-        tensors, values, groups = state
-        settings = [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in groups]
-        in_order = sorted(tensors)
-        seen = exchange.gather([in_order, str(settings), str(sorted(values.items()))])
-        if all(other == seen[0] for other in seen) and not _differ(
-            _seen_on_every_rank([tensors[key] for key in in_order])
-        ):
+        seen = [theirs for _, theirs in on_every_rank]
+        if all(compared == seen[0][0] for compared, _ in seen) and not _differ([sums for _, sums in seen]):
             continue
-        tensors = dict(exchange.broadcast_tensors(tensors, source, moved[0].device))
-        theirs, values = exchange.broadcast([settings, values], source)
+        tensors = dict(exchange.broadcast_tensors(state.tensors, source, moved[0].device))
+        theirs, values = exchange.broadcast([_settings(state), state.values], source)
         problem = ""
         if dist.get_rank() != source:
-            load = [own | other for own, other in zip(groups, theirs, strict=True)]
-            try:
-                optimizers.load_state(mine[name], OptimizerState(tensors, values, load))
-            except Exception as error:  # noqa: BLE001 - as above
-                problem = f"{type(error).__name__}: {error}"
+            groups = [own | other for own, other in zip(state.groups, theirs, strict=True)]
+            new = OptimizerState(tensors, values, groups)
+            _, problem = ask(mine[name], functools.partial(_load_state, mine[name], new))
         if any(problems := exchange.gather(problem)):
             raised = next(filter(None, problems))
             lines.append(

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 from nbgpu.engine.group import exchange, torch_private
+from nbgpu.engine.variables.persons_objects import ask, is_a, parameters_in
 from nbgpu.engine.variables.user_groups import Owned
 
 _reported: dict[str, list[int]] = {}
 """By name: by how many changes each rank was ahead when its parts were last compared."""
 
 
-def reset() -> None:
+def reset() -> list[str]:
     """Have every model forget the step that was cut short, and free the weights that it gathered; have
-    DTensors forget the meshes of groups that have ended."""
+    DTensors forget the meshes of groups that have ended.
+
+    Returns:
+        A line for each model that could not be reset.
+    """
     torch_private.forget_layouts()
+    lines = []
     for model in _models():
-        torch_private.reset_sharded(model)
+        _, problem = ask(model, functools.partial(torch_private.reset_sharded, model))
+        if problem:
+            lines.append(
+                f"a {type(model).__name__} could not forget its last step ({problem}): make it again"
+            )
+    return lines
 
 
 def _models() -> Iterator[Any]:
@@ -27,7 +41,7 @@ def _models() -> Iterator[Any]:
     # fully_shard makes a class for each class of module.
     classes = [] if fsdp is None else fsdp.FSDPModule.__subclasses__()
     for model in gc.get_referrers(*classes) if classes else ():
-        if isinstance(model, tuple(classes)):
+        if is_a(model, tuple(classes)):
             yield model
 
 
@@ -54,6 +68,6 @@ def _num_changes(value: Any) -> int | None:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return None
-    own = list(value.parameters()) if hasattr(value, "parameters") else [value]
-    parts = [tensor for tensor in own if isinstance(tensor, tensors.DTensor)]
+    own = parameters_in(value) if is_a(value, nn.Module) else [value]
+    parts = [tensor for tensor in own if is_a(tensor, tensors.DTensor)]
     return sum(map(torch_private.num_changes, parts)) if parts else None

@@ -8,9 +8,8 @@ ended, and again in place of torch's message where the variable is used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.ipykernel import ended_groups
+from nbgpu.engine.variables.persons_objects import ask, is_a, modules_in, tensors_in
 
 _Line = tuple[str, Iterable[Any]]
 """The line that makes a variable again, and the groups to which it belongs."""
@@ -46,9 +46,9 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
     again."""
     # IPython keeps the values of cells under names such as _7.
     named = {name: value for name, value in variables.items() if not name.startswith("_")}
-    meshes = {name: value for name, value in named.items() if isinstance(value, DeviceMesh)}
-    modules = [value for value in named.values() if isinstance(value, nn.Module)]
-    inner = {id(module) for whole_one in modules for module in whole_one.modules() if module is not whole_one}
+    meshes = {name: value for name, value in named.items() if is_a(value, DeviceMesh)}
+    modules = [value for value in named.values() if is_a(value, nn.Module)]
+    inner = {id(module) for whole in modules for module in modules_in(whole) if module is not whole}
     finders: list[Callable[[str, Any], _Line | None]] = [
         _of_group,
         # Whole meshes come first, because parts are taken from them.
@@ -81,7 +81,7 @@ def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
 
 
 def _of_group(name: str, value: Any) -> _Line | None:
-    if not isinstance(value, dist.ProcessGroup) or value not in torch_private.living_groups():
+    if not is_a(value, dist.ProcessGroup) or value not in torch_private.living_groups():
         return None
     if value is dist.group.WORLD:
         return f"{name} = dist.group.WORLD", [value]
@@ -89,7 +89,7 @@ def _of_group(name: str, value: Any) -> _Line | None:
 
 
 def _of_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_part: bool) -> _Line | None:
-    if not isinstance(value, DeviceMesh) or not (groups := _groups_of(value)):
+    if not is_a(value, DeviceMesh) or not (groups := _groups_of(value)):
         return None
     root = torch_private.root_of(value)
     if (root is not None) != is_part:
@@ -110,9 +110,8 @@ def _call(mesh: DeviceMesh) -> str:
 
 def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
-    if fsdp is None or not isinstance(value, fsdp.FSDPModule):
+    if fsdp is None or not is_a(value, fsdp.FSDPModule):
         return None
-    assert isinstance(value, nn.Module)
     mesh = _mesh_of_model(value)
     if mesh is None or not (groups := _groups_of(mesh)):
         return None
@@ -124,11 +123,11 @@ def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -
 
 
 def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
-    for tensor in chain(model.parameters(), model.buffers()):
+    for tensor in tensors_in(model):
         if (mesh := _mesh_of(tensor)) is not None:
             return mesh
     # During a step the parameters may be gathered.
-    for module in model.modules():
+    for module in modules_in(model):
         if (mesh := torch_private.mesh_of_sharded(module)) is not None:
             return mesh
     return None
@@ -145,9 +144,10 @@ def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line
 
 
 def _of_optimizer(name: str, value: Any) -> _Line | None:
-    if not isinstance(value, torch.optim.Optimizer):
+    if not is_a(value, torch.optim.Optimizer):
         return None
-    meshes = [mesh for tensor in _parameters(value) if (mesh := _mesh_of(tensor)) is not None]
+    parameters, _ = ask(value, lambda: parameters_of(value))
+    meshes = [mesh for tensor in parameters or [] if (mesh := _mesh_of(tensor)) is not None]
     if not (groups := [group for mesh in meshes for group in _groups_of(mesh)]):
         return None
     return f"{name} = torch.optim.{type(value).__name__}(...) over the parameters of the model made again", [
@@ -161,15 +161,15 @@ def _needs_to_be_reset() -> list[None]:
     return [] if torch_private.can_reset_sharded() else [None]
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the parameters of an optimizer. It runs the optimizer's code."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _mesh_of(value: Any) -> DeviceMesh | None:
     """Return the mesh that a tensor is distributed over."""
     tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is None or not isinstance(value, tensors.DTensor):
+    if tensors is None or not is_a(value, tensors.DTensor):
         return None
     mesh = value.device_mesh
     assert isinstance(mesh, DeviceMesh)

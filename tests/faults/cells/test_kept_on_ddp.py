@@ -166,3 +166,56 @@ def test_an_optimizer_whose_state_cannot_be_taken_keeps_nobody(notebook: Kernel)
     )
     assert _gradients(notebook) == [2.0] * _NUM_RANKS
     _run(notebook, "%%distributed\ndel odd, Odd")
+
+
+_ODD = """
+class Unmade(torch.nn.Module):
+    def __init__(self): self.size = 1  # torch's own is not called
+class Proxy:
+    @property
+    def __class__(self): raise RuntimeError('nothing behind it')
+class Guarded(torch.optim.SGD):
+    def __getattribute__(self, name):
+        if name == 'param_groups' and 'is_guarded' in vars(self): raise RuntimeError('not mine to give')
+        return super().__getattribute__(name)
+class Closed(torch.nn.Linear):
+    def named_parameters(self, *args, **kwargs):
+        if 'is_closed' in vars(self): raise RuntimeError('closed')
+        return super().named_parameters(*args, **kwargs)
+class Keeper:
+    __slots__ = ('group',)
+    def __getattr__(self, name): raise RuntimeError(name)
+unmade, proxy, guarded, keeper = Unmade(), Proxy(), Guarded(ddp.parameters(), lr=0.1), Keeper()
+guarded.is_guarded, keeper.group = True, dist.group.WORLD
+closed = torch.nn.parallel.DistributedDataParallel(Closed(2, 1))
+closed.module.is_closed = True
+"""
+
+
+def test_no_odd_object_keeps_the_group_from_being_formed(notebook: Kernel) -> None:
+    _run(notebook, _MAKE + _ODD)
+    said = _fail(notebook)
+    assert "could not be formed" not in said
+    assert "guarded: its parameters could not be read (RuntimeError: not mine to give)" in said
+    assert "closed, whose parameters cannot be read on rank 0 (RuntimeError: closed): make it again" in said
+    assert _gradients(notebook) == [2.0] * _NUM_RANKS
+    done = notebook.run("%%distributed\nkeeper.group is dist.group.WORLD")
+    assert done.said(*range(_NUM_RANKS)) == [["True"]] * _NUM_RANKS
+    _run(notebook, "%%distributed\ndel unmade, proxy, guarded, keeper, closed")
+
+
+_NEVER_ENDS = {"computes": "while True: pass", "sleeps": "__import__('time').sleep(10**6)"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", _NEVER_ENDS)
+def test_an_object_whose_code_never_ends_is_named_and_not_asked_again(notebook: Kernel, how: str) -> None:
+    act = f"asked.append(1)\n        {_NEVER_ENDS[how]}"
+    endless = f"asked = []\nclass Endless(torch.optim.SGD):\n    def state_dict(self):\n        {act}\n"
+    _run(notebook, f"{_MAKE}{endless}endless = Endless(ddp.parameters(), lr=0.1)")
+    line = "endless: its state could not be compared over the ranks (its code had not ended after 10 s)"
+    assert line in _fail(notebook)
+    assert _gradients(notebook) == [2.0] * _NUM_RANKS
+    _fail(notebook)
+    assert notebook.run("%%distributed\nlen(asked)").said(*range(_NUM_RANKS)) == [["1"]] * _NUM_RANKS
+    _run(notebook, "%%distributed\ndel endless")

@@ -128,3 +128,33 @@ def test_groups_that_connect_after_they_are_made_are_formed_again_in_place(noteb
         done = notebook.run(f"%%distributed\n{checks}", timeout_s=BOUND_S)
         assert done.said(0, 1, 2) == [["(True, 3, 2)"], ["(True, 3, True)"], ["(True, 3, 2)"]], done
         blow(notebook, "raise", random.Random(SEED))
+
+
+@pytest.mark.long
+def test_a_group_that_has_ended_leaves_nothing_behind(notebook: Kernel) -> None:
+    # Each of gloo's groups has threads, a listening socket and connections.
+    prepare(notebook)
+    made = notebook.run(
+        "%%distributed\nimport psutil, time\nme = psutil.Process(); own = dist.new_group()\n"
+        "def count(): return me.num_threads(), me.num_fds()"
+    )
+    assert made.status == "ok", made.error
+    blow(notebook, "raise", random.Random(SEED))
+    notebook.run("%%distributed\ntime.sleep(3); first = count()")
+    for _ in range(4):
+        blow(notebook, "raise", random.Random(SEED))
+    done = notebook.run(
+        "%%distributed\nfor _ in range(300):\n    left = [n - f for n, f in zip(count(), first)]\n"
+        "    if max(left) <= 0: break\n    time.sleep(0.1)\nmax(left) <= 0 or left",
+        timeout_s=BOUND_S,
+    )
+    assert done.said(*range(NUM_RANKS)) == [["True"]] * NUM_RANKS, done
+
+
+@pytest.mark.long
+def test_ranks_agree_on_the_next_group_after_one_that_only_some_began(notebook: Kernel) -> None:
+    prepare(notebook)
+    done = notebook.run(f"%%distributed\n{faults.at(1, 'raise')}\ndist.new_group()", timeout_s=BOUND_S)
+    assert done.error.startswith("on rank 1:"), done
+    done = notebook.run("%%distributed\nsum_over(dist.new_group())", timeout_s=BOUND_S)
+    assert done.said(*range(NUM_RANKS)) == [[str(NUM_RANKS)]] * NUM_RANKS, done
