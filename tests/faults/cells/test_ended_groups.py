@@ -46,7 +46,7 @@ def test_an_ended_group_is_formed_again_before_the_next_cell(
     done = notebook.run(SUM)
     measured.ended(done.stderr)
     assert done.said(0, 1) == WELL, done.error
-    named = {"all": "rank 0, 1", "one": "rank 1" if "twice" in who else "rank 0"}[who.partition(" ")[0]]
+    named = {"all": "ranks 0-1", "one": "rank 1" if "twice" in who else "rank 0"}[who.partition(" ")[0]]
     assert f"{named} had {TOLD}" in done.stderr
     assert done.stderr.count("formed again") == 1
 
@@ -93,4 +93,4 @@ def test_a_run_begins_where_the_group_was_ended(notebook: Kernel, tmp_path: Path
         f"import nbgpu\nrun = nbgpu.current().train('autoencoder', **{settings!r}).wait(90)\nrun.status"
     )
     assert done.value == "'finished'", done.error
-    assert f"rank 0, 1 had {TOLD}" in done.stderr
+    assert f"ranks 0-1 had {TOLD}" in done.stderr

@@ -243,7 +243,7 @@ def test_all_ranks_are_killed_between_two_cells(notebook: Kernel, measured: Meas
     done = notebook.run("%%distributed\n1", timeout_s=BOUND_S)
     measured.ended(done.error)
     assert all(f"rank {rank} was killed by SIGKILL" in done.error for rank in (0, 1))
-    assert "rank 0, 1 was replaced and is empty; no rank kept its variables" in done.error
+    assert "ranks 0-1 were replaced and are empty; no rank kept its variables" in done.error
     assert notebook.run("%%distributed\n'kept' in globals()").said(0, 1) == [["False"]] * 2
 
 
