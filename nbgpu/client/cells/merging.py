@@ -1,8 +1,8 @@
 """Merge the output of several ranks: a line that several ranks print is shown once, with their numbers.
 
 The lines of one rank always keep their order. A line waits a moment for the other ranks to print the same
-one; lines that they do not print appear in blocks, one rank after the other. A display waits a little longer, for
-those of the ranks before it.
+one; lines that they do not print appear in blocks, one rank after the other. A display waits a little longer,
+for those of the ranks before it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import groupby
 HOLD_S = 0.25
 """The time for which a line waits for the other ranks."""
 DISPLAY_HOLD_S = 1.0
-"""The time for which a display waits for those of the ranks before it: ranks that draw at once on a few cores end
-their pictures one after the other."""
+"""The time for which a display waits for those of the ranks before it: ranks that draw at once on a few cores
+end their pictures one after the other."""
 _DISPLAY = "display_data"
 
 Item = tuple[str, str]
@@ -40,8 +40,8 @@ class _Queue:
     num_ripe: int = 0
     """The number of items at the front that have waited long enough."""
     arrivals: deque[tuple[float, int]] = field(default_factory=deque)
-    """The times at which the other items came, each with their number. A display came later by as much as it waits
-    longer than a line."""
+    """The times at which the other items came, each with their number. A display came later by as much as it
+    waits longer than a line."""
     ended: bool = False
     at: int = 0
     """The number of items that were taken in this turn."""
