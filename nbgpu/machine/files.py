@@ -45,7 +45,7 @@ def write_whole(
         raise
 
 
-def without_steps_up(path: Path) -> Path:
+def without_parent_steps(path: Path) -> Path:
     """The path with no '..' in it, through links as the system goes through them."""
     return path.resolve() if ".." in path.parts else path
 

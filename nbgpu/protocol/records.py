@@ -82,7 +82,7 @@ LOW, HIGH = "_low", "_high"
 
 
 def ends_an_interval(name: str, names: Container[str]) -> bool:
-    """Whether a number is an end of the interval of another of `names`, beside which it is shown."""
+    """Whether a number is an end of the interval of another of `names`, and is shown with that."""
     return any(name.endswith(end) and name.removesuffix(end) in names for end in (LOW, HIGH))
 
 

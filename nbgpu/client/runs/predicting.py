@@ -18,7 +18,7 @@ from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError, RankError
-from nbgpu.machine.files import without_steps_up
+from nbgpu.machine.files import without_parent_steps
 from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import checkpoint_files, predictions
 from nbgpu.run_folder import folder as runs
@@ -142,7 +142,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
-    data, out = (without_steps_up(Path(path).expanduser()) for path in (asked.data, asked.out))
+    data, out = (without_parent_steps(Path(path).expanduser()) for path in (asked.data, asked.out))
     return Job(
         str(folder),
         str(checkpoint),

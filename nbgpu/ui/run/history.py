@@ -169,10 +169,10 @@ class History:
 
     def newest(self) -> dict[int, dict[str, float]]:
         """By rank the newest value of each of its series."""
-        found: dict[int, dict[str, float]] = {}
+        by_rank: dict[int, dict[str, float]] = {}
         for (rank, name), series in sorted(self.series.items()):
-            found.setdefault(rank, {})[name] = series.values[-1]
-        return found
+            by_rank.setdefault(rank, {})[name] = series.values[-1]
+        return by_rank
 
     def _is_worth_a_mark(self, event: Event) -> bool:
         # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.

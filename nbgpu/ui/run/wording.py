@@ -37,9 +37,9 @@ def validated(newest: Mapping[str, float]) -> list[str]:
     Args:
         newest: the newest value of each series, by name.
     """
-    words = [f"validation loss {newest['val_loss']:.4g}"] if "val_loss" in newest else []
+    parts = [f"validation loss {newest['val_loss']:.4g}"] if "val_loss" in newest else []
     with_intervals = [name for name in newest if name.startswith("val_") and name + LOW in newest]
-    return words + [f"{readable(name)} {with_interval(name, newest, '.3g')}" for name in with_intervals]
+    return parts + [f"{readable(name)} {with_interval(name, newest, '.3g')}" for name in with_intervals]
 
 
 def with_interval(name: str, values: Mapping[str, float], digits: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nbgpu.engine.workload.prediction import file_stems
-from nbgpu.machine.files import without_steps_up
+from nbgpu.machine.files import without_parent_steps
 
 SUFFIXES = (".nii", ".nii.gz")
 
@@ -36,5 +36,5 @@ def test_files_of_equal_names_are_called_after_their_folders(names: list[str], s
 def test_a_path_has_no_steps_up(tmp_path: Path) -> None:
     (tmp_path / "real" / "inner").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "inner")
-    assert without_steps_up(tmp_path / "link" / ".." / "x.csv") == tmp_path.resolve() / "real" / "x.csv"
-    assert without_steps_up(tmp_path / "link") == tmp_path / "link"
+    assert without_parent_steps(tmp_path / "link" / ".." / "x.csv") == tmp_path.resolve() / "real" / "x.csv"
+    assert without_parent_steps(tmp_path / "link") == tmp_path / "link"
