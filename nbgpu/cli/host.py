@@ -37,7 +37,7 @@ def doctor(arguments: list[str]) -> int:
     if not rest:
         _console().print(terminal.cards(devices))
         print(flush=True)
-    examined = checks.examine(runs_dir or checks.runs_dir())
+    examined = checks.examine(runs_dir or checks.runs_dir(), devices)
     return _tell(examined, bool(rest), devices)
 
 

@@ -225,6 +225,7 @@ class ClusterConfig(Settings):
         False,
         description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() connects to "
         "them again",
+        json_schema_extra=control("Devices", "Keep without kernel"),
     )
     release_after_s: float | None = Field(
         None,

@@ -30,6 +30,9 @@ def read_tables(path: Path) -> dict[str, Any]:
     """The content of a TOML file; ConfigError where it cannot be read."""
     try:
         return tomllib.loads(read_text(path))
+    except FileNotFoundError:
+        missing = f"file {path}" if path.parent.is_dir() else f"folder {path.parent}"
+        raise ConfigError(f"there is no {missing}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     except RecursionError:

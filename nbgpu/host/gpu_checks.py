@@ -21,11 +21,12 @@ _BF16_SINCE, _FP16_SINCE = 8, 7
 _NO_NVLINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
+def gpus(torch: Mapping[str, Any] | None, uses: Mapping[str, str]) -> Iterator[Finding]:
     """Check the driver, the GPUs and the links, and whether torch can use them.
 
     Args:
         torch: the answer of `engine/group/probe.py` about torch; None where torch cannot be imported.
+        uses: by the UUID of a GPU that is not free a sentence about who has it, as on its card.
     """
     try:
         pynvml.nvmlInit()
@@ -47,7 +48,7 @@ def gpus(torch: Mapping[str, Any] | None) -> Iterator[Finding]:
             # One GPU that is lost is no reason to say nothing of the others.
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                yield from _gpu(index, handle, torch)
+                yield from _gpu(index, handle, torch, uses)
             except pynvml.NVMLError as error:
                 yield fail(f"GPU {index}", f"cannot be read: {error}", "nvidia-smi may say more; reboot")
             else:
@@ -74,7 +75,9 @@ def _driver(torch: Mapping[str, Any] | None) -> Finding:
     return ok("driver", text)
 
 
-def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[Finding]:
+def _gpu(
+    index: int, handle: Any, torch: Mapping[str, Any] | None, uses: Mapping[str, str]
+) -> Iterator[Finding]:
     name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     text = (
@@ -89,10 +92,8 @@ def _gpu(index: int, handle: Any, torch: Mapping[str, Any] | None) -> Iterator[F
     elif torch is not None and torch["architectures"] and not _runs_on(torch["architectures"], major, minor):
         built = ", ".join(torch["architectures"])
         yield fail(name, f"{text}; torch has no kernels for it ({built})", "install a torch that has")
-    elif memory.free < memory.total / 2:
-        yield warn(
-            name, f"{text}; somebody uses it", "nvidia-smi shows who, and nbgpu ps which of your clusters"
-        )
+    elif use := uses.get(_text(pynvml.nvmlDeviceGetUUID(handle))):
+        yield warn(name, text, use)
     else:
         yield ok(name, text)
 

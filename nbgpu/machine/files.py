@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all, and paths without steps up."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def write_whole(
             # The caller, and perhaps a person, knows this name and not the random one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def without_parent_steps(path: Path) -> Path:
+    """The path with no '..' in it, through links as the system goes through them."""
+    return path.resolve() if ".." in path.parts else path
 
 
 @contextmanager

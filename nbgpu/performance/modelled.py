@@ -158,13 +158,20 @@ class Hidden:
             text = f"the computation hides the exchange up to {self.ranks} ranks: it adds at most {most} to a step"
         if self.largest_ranks <= self.ranks:
             return text
-        batch = "no larger batch" if self.batch_factor is None else f"{self.batch_factor:.3g} times the batch"
-        bytes_ = (
-            "no fewer bytes, because of the latency"
+        of_batch = None if self.batch_factor is None else f"{self.batch_factor:.3g} times the batch"
+        of_bytes = (
+            None
             if self.gradients_factor is None
             else f"{self.gradients_factor:.2g} times the bytes of gradients"
         )
-        return f"{text}. With {self.largest_ranks} ranks {batch} would hide it, or {bytes_}"
+        there = f"At {self.largest_ranks} ranks"
+        if ways := [way for way in (of_batch, of_bytes) if way]:
+            text += f". {there} it is hidden with {', or with '.join(ways)}"
+        else:
+            text += f". {there} no larger batch hides it"
+        if of_bytes is None:
+            text += ". Fewer bytes do not, because the latency of the messages alone takes longer"
+        return text
 
 
 class Modelled:

@@ -8,6 +8,7 @@ host.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -74,6 +75,15 @@ CLOCKS = "clocks"
 def is_learning_rate(name: str) -> bool:
     """Whether a number of a step is a learning rate, which is the same on every rank by construction."""
     return name == "lr" or name.startswith(LR_OF)
+
+
+LOW, HIGH = "_low", "_high"
+"""The ends of the names under which the ends of a number's 95 % interval are recorded."""
+
+
+def ends_an_interval(name: str, names: Container[str]) -> bool:
+    """Whether a number is an end of the interval of another of `names`, and is shown with that."""
+    return any(name.endswith(end) and name.removesuffix(end) in names for end in (LOW, HIGH))
 
 
 Command = Literal["pause", "resume", "stop"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def count_of_ranks(number: int) -> str:
@@ -14,6 +14,11 @@ def named_ranks(ranks: Iterable[int]) -> str:
     """'rank 1', or 'ranks 0, 2'."""
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+def named_ranges(ranks: Sequence[int]) -> str:
+    """'rank 1', or 'ranks 0-2,5' for ranks in ascending order."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import ipywidgets as w
-from IPython.display import display
 
 from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.machine.links import PRESETS, Link, parse_link
@@ -17,7 +16,7 @@ from nbgpu.performance.overlap import Overlap
 from nbgpu.performance.steps import StepTimes
 from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
 from nbgpu.ui.kept_svg import as_image
-from nbgpu.ui.slot import require_notebook, view_of
+from nbgpu.ui.slot import display_with_page, require_notebook
 
 _BITS = 8
 _RANKS = [2**power for power in range(1, 11)]
@@ -49,9 +48,7 @@ def overlap(times: StepTimes, link: str = "10GbE") -> None:
     """
     shown = OverlapView(times, parse_link(link))
     require_notebook("times.predict")
-    # The picture is for a notebook that is opened without its kernel; a page with widgets shows these.
-    kept = _page(shown.drawn, as_image(svg(shown.drawn)))
-    display({**view_of(shown.box), "text/html": kept, "text/plain": shown.drawn.title}, raw=True)
+    display_with_page(shown.box, _page(shown.drawn, as_image(svg(shown.drawn))), shown.drawn.title)
 
 
 class OverlapView:

@@ -47,6 +47,12 @@ def display_in(slot: str, widget: DOMWidget, text: str) -> None:
     display(data, metadata=slot_metadata(slot), raw=True, display_id=slot)
 
 
+def display_with_page(widget: DOMWidget, page: str, text: str) -> None:
+    """Display a widget, and for a notebook that is opened after the kernel has ended a page of HTML."""
+    data = {**view_of(widget), "text/html": page, "text/plain": text}
+    display(data, metadata={"nbgpu": {"page": True}}, raw=True)
+
+
 def view_of(widget: DOMWidget) -> dict[str, Any]:
     """The widget as an output that a page draws. ipywidgets before 8 can only display one itself, with no id
     and nothing beside it."""

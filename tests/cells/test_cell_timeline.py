@@ -199,7 +199,7 @@ def test_a_rank_whose_process_ends_is_named(notebook: Any) -> None:
     code = "%%distributed --timeline\nimport os\nif rank == 1:\n    os._exit(3)\ndist.barrier()"
     assert notebook.run(code).status == "error"
     spans, _, text = read(notebook)
-    assert "nothing is known of rank 1: the process has ended" in text
+    assert "nothing is known of rank 1, which ended" in text
     assert {s[1] for s in spans} == {0}
 
 

@@ -177,8 +177,8 @@ def test_sync_sends_the_notebooks_imports(notebook: Kernel, tmp_path: Path) -> N
     assert str(tmp_path) in folders
     assert "wave" not in sent
     assert failed == [
-        "not on rank 0-1: from fractions import Fraction as device (nbgpu or IPython gives the ranks another device)",
-        "not on rank 0-1: import only_in_kernel (ModuleNotFoundError: No module named 'only_in_kernel')",
+        "not on ranks 0-1: from fractions import Fraction as device (nbgpu or IPython gives the ranks another device)",
+        "not on ranks 0-1: import only_in_kernel (ModuleNotFoundError: No module named 'only_in_kernel')",
     ]
     assert on_ranks(notebook, "str(device), beside_the_notebook.VALUE, osp.sep") == [["cpu", 12, "/"]] * 2
     new = notebook.run("sorted(n for n in set(globals()) - names_before if not n.startswith('_i'))")

@@ -68,7 +68,7 @@ def test_ranks_come_and_go_and_nothing_is_lost(cluster: nbgpu.Cluster) -> None:
     cluster.execute("kept = torch.full((3,), float(rank)); noted = id(kept)")
     before = cluster.pids
     said = cluster.resize(4)
-    assert "rank 2-3 is new and empty; rank 0-1 kept all variables" in said
+    assert "ranks 2-3 are new and empty; ranks 0-1 kept all variables" in said
     assert cluster.describe() in said
     require_works(cluster, 4)
     assert {rank: cluster.pids[rank] for rank in before} == before
@@ -83,7 +83,7 @@ def test_ranks_come_and_go_and_nothing_is_lost(cluster: nbgpu.Cluster) -> None:
     }
     cluster.execute("kept = 7", ranks=[3])
     leaving = [psutil.Process(cluster.pids[rank]) for rank in (1, 2, 3)]
-    assert "rank 1-3 left, and the variables there are gone; rank 0 kept all variables" in cluster.resize(1)
+    assert "ranks 1-3 left, and the variables there are gone; rank 0 kept all variables" in cluster.resize(1)
     # Their parent may still have to collect their exit codes.
     assert psutil.wait_procs(leaving, BOUND_S)[1] == []
     require_works(cluster, 1)
@@ -233,7 +233,7 @@ def test_a_rank_that_dies_while_others_leave(cluster: nbgpu.Cluster, monkeypatch
     kill_once(monkeypatch, 1)
     with pytest.raises(nbgpu.ClusterError, match="rank 1 was killed by SIGKILL") as told:
         cluster.resize(2)
-    assert "rank 1 was replaced and is empty; rank 0, 2 kept all variables" in str(told.value)
+    assert "rank 1 was replaced and is empty; ranks 0,2 kept all variables" in str(told.value)
     require_works(cluster, 3)
     assert cluster.pull("kept", rank=2) == 2
 

@@ -48,7 +48,7 @@ def test_ranks_of_a_host_leave_and_come(site: hosts.Site) -> None:
     site.cell("kept = rank")
     pids = site.notebook.value("cluster.pids")
     said = resize(site, 2)
-    assert "rank 2-3 left, and the variables there are gone; rank 0-1 kept all variables" in said
+    assert "ranks 2-3 left, and the variables there are gone; ranks 0-1 kept all variables" in said
     assert "2 CPU ranks on 1 host" in said
     require_sum(site, 2)
     assert not {pids["2"], pids["3"]} & set(site.hosts["n2"].pids())

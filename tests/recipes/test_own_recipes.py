@@ -417,6 +417,28 @@ BAD_LOSSES = {
 }
 
 
+MODEL_LINE = CHECKED.splitlines().index("        return nn.Linear(3, 1)") + 1
+BAD_MODELS = {
+    "nn.Sequential(nn.Tanh(), nn.LazyLinear(1))": "the layer '1' of the model is a LazyLinear, whose weights have no shape",
+    "nn.LazyLinear(1)": "the layer '' of the model is a LazyLinear",
+    "nn.Linear(3, 1), None": "`model` returned a tuple of 2, and must return an nn.Module",
+    "None": "`model` returned None, and must",
+}
+
+
+@pytest.mark.parametrize("made", BAD_MODELS)
+def test_what_is_no_model_is_told_with_its_line(tmp_path: Path, made: str) -> None:
+    recipe = recipe_of(checked(tmp_path, ("return nn.Linear(3, 1)", f"return {made}")))
+    with pytest.raises(nbgpu.ConfigError) as caught:
+        recipe.build_model()
+    assert str(caught.value).startswith(f"checked.py, line {MODEL_LINE}: {BAD_MODELS[made]}")
+
+
+def test_a_lazy_model_that_has_seen_a_sample_is_a_model(tmp_path: Path) -> None:
+    made = "return nn.Linear(3, 1)", "lazy = nn.LazyLinear(1); lazy(torch.zeros(1, 3)); return lazy"
+    assert recipe_of(checked(tmp_path, made)).build_model().weight.shape == (1, 3)
+
+
 @pytest.mark.parametrize("given", BAD_LOSSES)
 def test_what_is_no_loss_is_told_with_its_line(tmp_path: Path, given: str) -> None:
     recipe = recipe_of(checked(tmp_path, (RETURN, f"return {given}")))

@@ -111,7 +111,11 @@ def test_held_out_patients_are_judged_together() -> None:
     mixed = numbers[::2] + numbers[1::2]
     again = recipe.judge({"score": patients.true_log_hazards[mixed].tolist(), "number": mixed})
     assert again == pytest.approx(found, abs=1e-12)
-    assert found["c_index"] == metrics.c_index(scores, patients.times[numbers], patients.events[numbers])
+    of_held_out = scores, patients.times[numbers], patients.events[numbers]
+    assert found["c_index"] == metrics.c_index(*of_held_out)
+    # The interval of the result.
+    ends = metrics.c_index_interval(*of_held_out, recipe.config.split_seed)
+    assert (found["c_index_low"], found["c_index_high"]) == ends
 
 
 def test_the_network_runs_on_the_device_meta() -> None:

@@ -1,9 +1,12 @@
-"""Everything that shows how far a run is shows the same: live, reloaded, stopped, resumed and finished."""
+"""Everything that shows how far a run is shows the same: live, attached, reloaded, stopped, healed, resumed
+and finished."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +89,10 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     step, total = run.statuses()[0].step, run.info.total_steps
     assert total == 40 * run.info.steps_per_epoch > 40
     is_everywhere(run, step, total)
+    # The handle that a kernel gets which attaches to the cluster while the run goes on.
+    attached = nbgpu.Run.rejoin(run.folder, cluster2)  # type: ignore[arg-type]
+    wait_for(lambda: attached.status == "paused")
+    is_everywhere(attached, step, total)
 
     run.stop()
     run.wait(60)
@@ -104,3 +111,21 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     ).wait(60)
     assert resumed.status == "finished"
     is_everywhere(resumed, max(step, resumed.info.total_steps), resumed.info.total_steps)
+
+
+@pytest.mark.long
+@pytest.mark.one_host("nbgpu ps reads the folders of this host")
+def test_all_places_say_the_same_of_a_run_that_was_healed(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    settings = {**EPOCHS, "epochs": 12, "checkpoint_every": 8}
+    run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **settings)
+    wait_for(lambda: min(s.step for s in run.statuses()) > 12)
+    os.kill(cluster2.pids[1], signal.SIGKILL)
+    # It goes on from a checkpoint, and does some steps twice.
+    assert run.wait(180).status == "finished"
+    assert any(
+        "was killed by SIGKILL" in str(record) for record in Reader(run.folder, 2, live=False).records()
+    )
+    total = run.info.total_steps
+    assert total == 12 * run.info.steps_per_epoch
+    is_everywhere(run, total, total)
+    is_everywhere(nbgpu.Run.rejoin(run.folder, cluster2), total, total)  # type: ignore[arg-type]

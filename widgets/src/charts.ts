@@ -54,6 +54,8 @@ const plain = (name: string) => (): Line[] => [{ name, style: "solid" }];
 
 const LOSS_OF_VALIDATION = "val_loss";
 const RATE_OF = "lr_of_";
+/** What the names of the ends of a value's 95 % interval end in, each with its label. */
+const ENDS = { _low: "95 % interval from", _high: "95 % interval to" };
 
 /** Series with charts of their own. All others are the recipe's. */
 const KNOWN = new Set([
@@ -90,14 +92,22 @@ function differ(store: RunStore): boolean {
 
 /** A chart for each value of the validations, under its name: their scales differ. */
 function ofValidation(store: RunStore): ChartSpec[] {
-  const isMeant = (name: string) => name.startsWith("val_") && (name !== LOSS_OF_VALIDATION || differ(store));
+  const all = new Set(namesOf(store, (name) => name.startsWith("val_")));
+  const endsAnInterval = (name: string) =>
+    Object.keys(ENDS).some((end) => name.endsWith(end) && all.has(name.slice(0, -end.length)));
+  const isMeant = (name: string) =>
+    all.has(name) && !endsAnInterval(name) && (name !== LOSS_OF_VALIDATION || differ(store));
   return namesOf(store, isMeant).map((name) => {
     const { words, unit } = readable(name);
+    const ends = Object.entries(ENDS).filter(([end]) => all.has(name + end));
     return {
       id: name,
       title: `Validation: ${words}`,
       unit,
-      lines: () => [{ name, style: "dot", label: "validation", shared: true }],
+      lines: () => [
+        { name, style: "dot", label: "validation", shared: true },
+        ...ends.map(([end, label]) => ({ name: name + end, style: "dash" as const, label, shared: true })),
+      ],
       note: (now: RunStore) => (name === LOSS_OF_VALIDATION ? (now.run?.why_losses_differ ?? "") : ""),
       mayBeLogarithmic: true,
       fromZero: false,

@@ -125,6 +125,17 @@ describe("the recipe's own numbers", () => {
     expect([title, unit]).toEqual(["Validation: psnr", "dB"]);
   });
 
+  it("have the ends of an interval in the chart of their value", () => {
+    const values = ["val_c_index", "val_c_index_high", "val_c_index_low", "val_ebb_low"];
+    const of_interval = storeOf(
+      values.map((name) => [0, name]),
+      values.map((_, i) => [i, 1001, 1, i]),
+    );
+    expect(idsOf("validation", of_interval)).toEqual(["val_c_index", "val_ebb_low"]);
+    const labels = ["validation", "95 % interval from", "95 % interval to"];
+    expect(keyOf(of_interval, chart("val_c_index", of_interval)).map((k) => k.label)).toEqual(labels);
+  });
+
   it("do not count a group's learning rate as one of them", () => {
     expect(keyOf(store, chart("lr")).map((k) => k.label)).toEqual(["lr", "head"]);
   });

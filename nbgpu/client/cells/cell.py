@@ -274,7 +274,7 @@ class DistributedCell:
                 "no destroy_process_group"
             )
         if freed:
-            _tell(f"freed from waiting for the others: rank {', '.join(map(str, freed))}")
+            _tell(f"freed from waiting for the others: {named_ranks(freed)}")
         if failed:
             raise RankError(failed, self._world_size, self._hint(failed))
 

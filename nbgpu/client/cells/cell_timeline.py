@@ -13,7 +13,7 @@ from nbgpu.performance import cell_steps
 from nbgpu.performance.clocks import Clocks, Comparison
 from nbgpu.performance.timeline import Timeline
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges
 
 _PATIENCE_S = 20.0
 """A rank whose cell has ended answers at once, unless its device is still working."""
@@ -56,9 +56,7 @@ def _about(notes: dict[int, dict[str, Any]], lacking: Sequence[int]) -> list[str
             "waiting for them are in the backward pass"
         )
     if lacking:
-        lines.append(
-            f"nothing is known of rank {rank_ranges(lacking)}: the process has ended, or did not come back"
-        )
+        lines.append(f"nothing is known of {named_ranges(lacking)}, which ended or did not come back")
     return lines
 
 

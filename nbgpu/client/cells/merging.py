@@ -1,11 +1,13 @@
 """Merge the output of several ranks: a line that several ranks print is shown once, with their numbers.
 
 The lines of one rank always keep their order. A line waits a moment for the other ranks to print the same
-one; lines that they do not print appear in blocks, one rank after the other.
+one; lines that they do not print appear in blocks, one rank after the other. A display waits a little longer,
+for those of the ranks before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,10 @@ from itertools import groupby
 
 HOLD_S = 0.25
 """The time for which a line waits for the other ranks."""
+DISPLAY_HOLD_S = 1.0
+"""The time for which a display waits for those of the ranks before it: ranks that draw at once on a few cores
+end their pictures one after the other."""
+_DISPLAY = "display_data"
 
 Item = tuple[str, str]
 """(kind, text): a line of 'stdout' or 'stderr', or a display as text that differs where two displays
@@ -34,7 +40,8 @@ class _Queue:
     num_ripe: int = 0
     """The number of items at the front that have waited long enough."""
     arrivals: deque[tuple[float, int]] = field(default_factory=deque)
-    """The times at which the other items came, each with their number."""
+    """The times at which the other items came, each with their number. A display came later by as much as it
+    waits longer than a line."""
     ended: bool = False
     at: int = 0
     """The number of items that were taken in this turn."""
@@ -42,6 +49,11 @@ class _Queue:
     def ripen(self, came_before_s: float) -> None:
         while self.arrivals and self.arrivals[0][0] <= came_before_s:
             self.num_ripe += self.arrivals.popleft()[1]
+
+    def ripen_displays(self) -> None:
+        """Let displays at the front wait no longer."""
+        if self.num_ripe == 0 and self.head is not None and self.head[0] == _DISPLAY:
+            self.num_ripe = self.arrivals.popleft()[1]
 
     @property
     def head(self) -> Item | None:
@@ -79,7 +91,9 @@ class Merger:
         if items:
             queue = self._queues[rank]
             queue.items += items
-            queue.arrivals.append((now_s, len(items)))
+            for is_display, run in groupby(items, key=lambda item: item[0] == _DISPLAY):
+                came_s = now_s + DISPLAY_HOLD_S - HOLD_S if is_display else now_s
+                queue.arrivals.append((came_s, len(list(run))))
 
     def end(self, rank: int) -> None:
         """Note that nothing more will come from this rank, so that the lines of the others need not wait for
@@ -93,7 +107,11 @@ class Merger:
             return []
         nobody_to_wait_for = len(talking) == 1 or all(queue.ended for queue in talking.values())
         for queue in talking.values():
-            queue.ripen(now_s if nobody_to_wait_for else now_s - HOLD_S)
+            queue.ripen(math.inf if nobody_to_wait_for else now_s - HOLD_S)
+        if any(queue.head_is_ripe and queue.items[0][0] == _DISPLAY for queue in talking.values()):
+            # Whichever rank was first, displays that are there are shown in the order of the ranks.
+            for queue in talking.values():
+                queue.ripen_displays()
         blocks = list(_blocks(_said(talking)))
         for queue in talking.values():
             queue.drop_taken()

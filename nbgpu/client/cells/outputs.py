@@ -12,7 +12,7 @@ from typing import Protocol
 
 from IPython.display import publish_display_data, update_display
 
-from nbgpu.client.cells.merging import HOLD_S, Block, Item, Merger, merged
+from nbgpu.client.cells.merging import DISPLAY_HOLD_S, Block, Item, Merger, merged
 from nbgpu.client.cells.terminal_text import Screen
 from nbgpu.client.cells.transcript import Transcript
 from nbgpu.client.engines.cell_replies import Arrivals, Message
@@ -117,7 +117,7 @@ class CellOutput:
         question."""
         self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._queue(rank, self._settled(rank, "finish"))
-        self._show(self._limited(self._merger.take(time.monotonic() + HOLD_S)))
+        self._show(self._limited(self._merger.take(time.monotonic() + DISPLAY_HOLD_S)))
         self._close_view()
 
     def _update(self, now_s: float, view_since_s: float) -> None:

@@ -18,7 +18,7 @@ from nbgpu.machine import devices, transports
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.machine.transports import SINGLE, Transport
 from nbgpu.protocol.records import Device
-from nbgpu.text.ranks import count_of_ranks, rank_ranges
+from nbgpu.text.ranks import count_of_ranks, named_ranges
 from nbgpu.text.sizes import in_words
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def _require_idle(cluster: Cluster) -> None:
             take_interrupt()
     standing = "".join(f" Rank {rank}: {why}." for rank, why in standstills.items())
     raise ClusterError(
-        f"rank {rank_ranges(busy)} is still at work, and the number of ranks can only change between two cells."
-        f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows its line"
+        f"{named_ranges(busy)} {'is' if len(busy) == 1 else 'are'} still at work, and the number of ranks can only change between two cells."
+        f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
     )
 
 
@@ -217,7 +217,7 @@ def _mend(cluster: Cluster) -> str:
 
 def _happened(num_before: int, num_now: int) -> str:
     if num_now < num_before:
-        left = rank_ranges(range(num_now, num_before))
-        return f"rank {left} left, and the variables there are gone; rank {rank_ranges(range(num_now))} kept all variables"
-    came = rank_ranges(range(num_before, num_now))
-    return f"rank {came} is new and empty; rank {rank_ranges(range(num_before))} kept all variables"
+        left = named_ranges(range(num_now, num_before))
+        return f"{left} left, and the variables there are gone; {named_ranges(range(num_now))} kept all variables"
+    came, is_one = named_ranges(range(num_before, num_now)), num_now - num_before == 1
+    return f"{came} {'is' if is_one else 'are'} new and empty; {named_ranges(range(num_before))} kept all variables"

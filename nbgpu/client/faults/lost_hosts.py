@@ -17,7 +17,7 @@ from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine.signals import take_interrupt
-from nbgpu.text.ranks import count_of_ranks, named_ranks, rank_ranges
+from nbgpu.text.ranks import count_of_ranks, named_ranges, named_ranks
 
 _LOOK_PERIOD_S = 0.1
 
@@ -147,7 +147,7 @@ class LostHosts:
         kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
-        return f"Rank {rank_ranges(kept)} kept all variables."
+        return f"{named_ranges(kept).capitalize()} kept all variables."
 
     def _shrunk(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
         staying = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
@@ -215,7 +215,7 @@ class LostHosts:
         return "\n".join(
             [
                 f"{words[0].upper()}{words[1:]}: {named_ranks(new)} {'are' if len(new) > 1 else 'is'} new and empty, and "
-                f"there are {count_of_ranks(len(self._cluster.ranks))}. Rank {rank_ranges(range(before))} kept all variables.",
+                f"there are {count_of_ranks(len(self._cluster.ranks))}. {named_ranges(range(before)).capitalize()} kept all variables.",
                 *lines,
             ]
         )

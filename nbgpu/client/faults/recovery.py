@@ -23,6 +23,7 @@ from nbgpu.client.faults.watch import RankWatch
 from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
+from nbgpu.text.ranks import named_ranges
 
 _ANSWER_PATIENCE_S = 1.0
 _GOES_ON_PATIENCE_S = 10.0
@@ -148,7 +149,7 @@ class Recovery:
         if ended := self._cluster.ranks.without_group():
             lines = self._cluster.ranks.regroup()
             self._cluster.news += [
-                f"rank {', '.join(map(str, ended))} had ended the process group (dist.destroy_process_group()), and it was "
+                f"{named_ranges(ended)} had ended the process group (dist.destroy_process_group()), and it was "
                 "formed again",
                 *lines,
             ]
@@ -156,7 +157,7 @@ class Recovery:
             if name not in self._reported_signals:
                 self._reported_signals.add(name)
                 self._cluster.news.append(
-                    f"{name}: its handler, which a cell replaced on rank {', '.join(map(str, ranks))}, is back. A handler of your own "
+                    f"{name}: its handler, which a cell replaced on {named_ranges(ranks)}, is back. A handler of your own "
                     f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
                 )
 
@@ -321,11 +322,10 @@ class Recovery:
         return self.replace_gone(waiting, ended)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
-        named = ", ".join(map(str, ranks))
-        kept = ", ".join(str(rank) for rank in range(len(self._cluster.ranks)) if rank not in ranks)
+        kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in ranks]
         return (
-            f"rank {named} was replaced and is empty; "
-            + (f"rank {kept} kept all variables. " if kept else "no rank kept its variables. ")
+            f"{named_ranges(ranks)} {'was replaced and is' if len(ranks) == 1 else 'were replaced and are'} empty; "
+            + (f"{named_ranges(kept)} kept all variables. " if kept else "no rank kept its variables. ")
             + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
@@ -403,8 +403,8 @@ class Recovery:
             for each in given_up:
                 history.forget(each)
                 lines_by_rank[each] = ["it is empty"]
-            kept = [str(r) for r in range(len(self._cluster.ranks)) if r not in given_up]
-            lines_by_rank[given_up[-1]][0] += f"; rank {', '.join(kept)} kept all variables" if kept else ""
+            kept = [r for r in range(len(self._cluster.ranks)) if r not in given_up]
+            lines_by_rank[given_up[-1]][0] += f"; {named_ranges(kept)} kept all variables" if kept else ""
         lost = self._cluster.ranks.replace(given_up, run_again if replay else None)
         self._cluster.ranks.add_spares(self._cluster.config.spare)
         lines = []

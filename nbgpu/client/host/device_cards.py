@@ -111,6 +111,10 @@ class HostDevices:
             "proposed": list(self.proposed),
         }
 
+    def uses(self) -> dict[str, str]:
+        """By the UUID of each GPU that is not free the sentence about who has it."""
+        return {card.uuid: card.why for card in self.cards if card.uuid and card.why}
+
     def free_gpus(self) -> list[str]:
         """The UUIDs of the GPUs that nobody uses."""
         return [card.uuid for card in self.cards if card.uuid and card.state == "free"]

@@ -48,11 +48,12 @@ def runs_dir() -> str:
     return str(TrainConfig.model_fields["runs_dir"].default)
 
 
-def examine(runs_dir: str) -> Iterator[Finding]:
+def examine(runs_dir: str, devices_now: HostDevices) -> Iterator[Finding]:
     """Check the machine, one thing after the other. This takes some seconds, because processes import torch.
 
     Args:
         runs_dir: the folder for runs.
+        devices_now: the cards of the devices, which say who has each.
     """
     yield host_checks.system()
     yield from _versions()
@@ -74,7 +75,7 @@ def examine(runs_dir: str) -> Iterator[Finding]:
         yield ok("torch", f"{torch['torch']}, built for {built_for}; sees {torch['num_gpus']} GPUs")
     except ClusterError as error:
         yield fail("torch", f"cannot be imported: {error}", "python -m pip install --force-reinstall torch")
-    yield from gpu_checks.gpus(torch)
+    yield from gpu_checks.gpus(torch, devices_now.uses())
     if torch is not None:
         yield from _groups(torch)
 
@@ -240,7 +241,11 @@ def as_json(findings: Sequence[Finding], devices: HostDevices | None = None) -> 
     """The findings as JSON for a bug report, without the home folder and the user's name, and the devices
     without the names of people and notebooks."""
     # Scripts read these keys, so they stay, whatever the fields of a Finding are called.
-    fields = [{"check": f.check, "verdict": f.verdict, "told": f.text, "fix": f.fix} for f in findings]
+    names = () if devices is None else devices.uses().values()
+    fields = [
+        {"check": f.check, "verdict": f.verdict, "told": f.text, "fix": "" if f.fix in names else f.fix}
+        for f in findings
+    ]
     cards = [] if devices is None else devices.as_json()["devices"]
     of_devices = [{name: card[name] for name in card if name not in ("holder", "why")} for card in cards]
     text = json.dumps({"verdict": worst(findings), "findings": fields, "devices": of_devices}, indent=2)

@@ -21,6 +21,7 @@ from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.client.cluster.attach import attach
 from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.host import doctor, ps, registry
+from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.ipykernel import flushing
 from nbgpu.client.notebook import completion, head_start, magic_help, plain_cells, post_mortem, sync
 from nbgpu.client.scaling import cell_study
@@ -326,8 +327,10 @@ class NbgpuMagics(Magics):
         """Look at this machine: what works, what does not, what to do."""
         if text_of_devices is not None:
             print(text_of_devices())  # noqa: T201 - the magic's output
+        with DeviceCards() as cards:
+            devices = cards.read()
         findings = []
-        for finding in doctor.examine(doctor.runs_dir()):
+        for finding in doctor.examine(doctor.runs_dir(), devices):
             findings.append(finding)
             print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
         print(doctor.summary(findings))  # noqa: T201

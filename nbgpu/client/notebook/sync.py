@@ -14,7 +14,7 @@ from typing import Any
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges
 
 
 def sync(cluster: Cluster, shell: Any) -> str:
@@ -45,8 +45,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
     if added:
         lines.append(f"the ranks also look for modules in {', '.join(added)}")
     lines += [
-        f"not on rank {rank_ranges(ranks)}: {statement} ({error})"
-        for (statement, error), ranks in failed.items()
+        f"not on {named_ranges(ranks)}: {statement} ({error})" for (statement, error), ranks in failed.items()
     ]
     return "\n".join(lines)
 

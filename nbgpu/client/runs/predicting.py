@@ -18,6 +18,7 @@ from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError, RankError
+from nbgpu.machine.files import without_parent_steps
 from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import checkpoint_files, predictions
 from nbgpu.run_folder import folder as runs
@@ -141,12 +142,12 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
-    data = Path(asked.data).expanduser()
+    data, out = (without_parent_steps(Path(path).expanduser()) for path in (asked.data, asked.out))
     return Job(
         str(folder),
         str(checkpoint),
         str(data.absolute()) if data.exists() else asked.data,
-        str(Path(asked.out).expanduser().absolute()),
+        str(out.absolute()),
         {name: value for name, value in settings.items() if value != getattr(config, name)},
         asked.max_samples,
         asked.skip_bad,

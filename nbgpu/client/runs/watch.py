@@ -376,7 +376,9 @@ class RunWatch:
         stuck = watch.stuck()
         if stuck:
             self._host.ranks.end(stuck)
-            why += f"; rank {', '.join(map(str, stuck))} did not come back, and was ended"
+            why += (
+                f"; {named_ranks(stuck)} did not come back, and {'was' if len(stuck) == 1 else 'were'} ended"
+            )
         world_size = len(self._results)
         try:
             message = self._host.recovery.replace_all_gone(Waiting(self._waits_on, self._show_waiting))

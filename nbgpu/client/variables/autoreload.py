@@ -6,7 +6,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import failures
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges
 
 
 class Reloading:
@@ -67,7 +67,7 @@ def _messages(by_rank: dict[int, dict[str, str]]) -> list[str]:
             ranks_by_outcome.setdefault(outcome, []).append(rank)
     lines = []
     for (module, failure), ranks in ranks_by_outcome.items():
-        where = "" if len(ranks) == len(by_rank) else f" on rank {rank_ranges(ranks)}"
+        where = "" if len(ranks) == len(by_rank) else f" on {named_ranges(ranks)}"
         lines.append(
             f"{module} could not be loaded again{where}, and stays as it was: {failure}"
             if failure

@@ -19,7 +19,7 @@ from nbgpu.errors import TransferError
 from nbgpu.protocol.calls import Call
 from nbgpu.serialization import sources
 from nbgpu.serialization.parcels import Packing
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges
 
 
 def is_local(value: Any) -> bool:
@@ -109,7 +109,7 @@ def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple
     return {
         pair: "the ranks do not have"
         if len(without) == len(by_rank)
-        else f"rank {rank_ranges(without)} does not have"
+        else f"{named_ranges(without)} {'does' if len(without) == 1 else 'do'} not have"
         for pair, without in lacking.items()
     }
 

@@ -19,7 +19,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import GIVEN_NAMES, RankFailure
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges, rank_ranges
 
 _PATIENCE_S = 0.3
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
@@ -107,7 +107,7 @@ def hint_for_plain_cell(error: NameError, cell: str, variables: Mapping[str, Any
         sentence, from_rank = f"{', '.join(there)} {be} on the ranks: begin the cell with %%distributed", ""
     else:
         some = rank_ranges(has_it)
-        sentence = f"{', '.join(there)} {be} on rank {some}: begin the cell with %%distributed --ranks {some}"
+        sentence = f"{', '.join(there)} {be} on {named_ranges(has_it)}: begin the cell with %%distributed --ranks {some}"
         from_rank = f" --rank {has_it[0]}"
     if any(each in GIVEN_NAMES or by_rank[has_it[0]][each] for each in there):
         return sentence

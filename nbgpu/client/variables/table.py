@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Variable
-from nbgpu.text.ranks import rank_ranges
+from nbgpu.text.ranks import named_ranges, rank_ranges
 from nbgpu.text.tables import aligned
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
         elif not compared and differ([(v.content, v.num_bytes) for v in variables]):
             found.append("size")
     if without:
-        found.insert(0, f"not on rank {rank_ranges(without)}")
+        found.insert(0, f"not on {named_ranges(without)}")
     return ", ".join(found)
 
 

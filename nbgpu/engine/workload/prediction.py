@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -76,18 +77,39 @@ class Concluding(Predicting, Protocol):
 
 
 def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
-    """Return a file name for each sample, without ending, from its own name; names that occur several times
-    get a number.
+    """Return a file name for each sample, without ending, from its own name. Files of the same name get those
+    of their folders that differ in front, and names that are the same even so a number behind.
 
     Args:
         names: the samples' names, which may be paths.
         suffixes: endings of files that are left out.
     """
-    stems = []
-    for name in names:
-        own = Path(name).name
-        suffix = next((s for s in sorted(suffixes, key=len)[::-1] if own.lower().endswith(s)), "")
-        own = own[: len(own) - len(suffix)]
-        stems.append("".join(c if c.isalnum() or c in "-_." else "-" for c in own))
-    twice = {stem for stem in stems if stems.count(stem) > 1}
-    return [f"{stem}-{index}" if stem in twice else stem for index, stem in enumerate(stems)]
+    stems = [_stem(Path(name).name, suffixes) for name in names]
+    folders = [Path(name).parent.parts for name in names]
+    for same in _groups_of_equal(stems):
+        # Beside 'T1w' are 'sub-01' and 'sub-02' of study/sub-01/anat and study/sub-02/anat.
+        parts = zip_longest(*(folders[index] for index in same), fillvalue="")
+        differing = [level for level in parts if len(set(level)) > 1]
+        for index, levels in zip(same, zip(*differing, strict=True), strict=bool(differing)):
+            stems[index] = "-".join([*map(_in_file_name, filter(None, levels)), stems[index]])
+    for same in _groups_of_equal(stems):
+        for index in same:
+            stems[index] += f"-{index}"
+    return stems
+
+
+def _in_file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
+
+
+def _stem(name: str, suffixes: Sequence[str]) -> str:
+    suffix = next((s for s in sorted(suffixes, key=len, reverse=True) if name.lower().endswith(s)), "")
+    return _in_file_name(name[: len(name) - len(suffix)])
+
+
+def _groups_of_equal(stems: Sequence[str]) -> list[list[int]]:
+    """The places of each stem that occurs several times."""
+    places: dict[str, list[int]] = {}
+    for index, stem in enumerate(stems):
+        places.setdefault(stem, []).append(index)
+    return [same for same in places.values() if len(same) > 1]

@@ -28,6 +28,7 @@ from nbgpu.engine.data.volumes import (
     first_line,
 )
 from nbgpu.engine.group.consensus import together
+from nbgpu.engine.workload.prediction import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
@@ -193,7 +194,7 @@ def encode_volumes(
     assert isinstance(network, AutoencoderKL)
     dtype = next(network.parameters()).dtype
     items = _items(config, data)[:max_volumes]
-    files = _file_names(items)
+    files = file_stems([str(item["name"]) for item in items], SUFFIXES)
     out.mkdir(parents=True, exist_ok=True)
     encoded, num_values, total, squares = [], 0, 0.0, 0.0
     for index, (item, file) in enumerate(zip(items, files, strict=True)):
@@ -272,14 +273,3 @@ def _affine(item: Item) -> np.ndarray:
     """Return the affine matrix of the voxels of `load_volume`, in mm."""
     path = item.get("image")
     return affine_of(path) if isinstance(path, Path) else np.eye(4)
-
-
-def _file_names(items: Sequence[Item]) -> list[str]:
-    """Return a name for each volume, from its own; names that occur several times get a number."""
-    names = []
-    for item in items:
-        name = Path(str(item["name"])).name
-        suffix = next((s for s in reversed(SUFFIXES) if name.lower().endswith(s)), "")
-        names.append(name[: len(name) - len(suffix)].replace(" ", "-"))
-    twice = {name for name in names if names.count(name) > 1}
-    return [f"{name}-{index}" if name in twice else name for index, name in enumerate(names)]

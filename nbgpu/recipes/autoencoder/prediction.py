@@ -104,7 +104,10 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
         spacing_mm=config.spacing_mm,
     )
     (Path(job.out) / INDEX).write_text(json.dumps(asdict(latents), indent=2) + "\n")
-    return [f"{INDEX}: multiplied by {scale_factor:.4g} the latents have variance 1"]
+    return [
+        f"{INDEX} has the latents' scale factor, {scale_factor:.4g}: multiplied by it they have variance 1, as a diffusion "
+        "model wants them"
+    ]
 
 
 def _voxels(item: Item, config: AutoencoderConfig, reader: Reader) -> Tensor:

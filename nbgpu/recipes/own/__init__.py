@@ -187,12 +187,7 @@ class Own:
         return len(self._split()[0]), 1  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
-        model = self._own.model()
-        if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"{self.config.recipe}: `model` must return an nn.Module, not {type(model).__name__}"
-            )
-        return model
+        return checks.model(self._own.model(), self._own.model)
 
     def example(self, batch_size: int) -> Batch:
         """Return random numbers, or zeros for integers, in the shapes of the first sample."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -49,6 +50,26 @@ def dataset(made: Any, function: Callable[..., Any]) -> Dataset[Any]:
         )
     found: Dataset[Any] = made
     return found
+
+
+def model(made: Any, function: Callable[..., Any]) -> nn.Module:
+    """Return the result of `model` if it is one whose weights have their shapes.
+
+    Raises:
+        ConfigError: the result is unusable; the message names the line.
+    """
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"{_where(function)}: `model` returned {_described(made)}, and must return an nn.Module"
+        )
+    for name, layer in made.named_modules():
+        if any(isinstance(weight, UninitializedParameter) for weight in layer.parameters(recurse=False)):
+            raise ConfigError(
+                f"{_where(function)}: the layer {name!r} of the model is a {type(layer).__name__}, whose weights have no shape "
+                "until it has seen a sample. Name its sizes, or call the model in `model` with a batch of zeros before you "
+                "return it"
+            )
+    return made
 
 
 def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:

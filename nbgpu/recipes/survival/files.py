@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nbgpu.config.recipes.survival import Role
 from nbgpu.errors import DataError
+from nbgpu.machine.files import without_parent_steps
 from nbgpu.planning.csv_rows import CsvRows, read_csv
 
 IMAGE_COLUMNS = ("nifti path", "image", "path", "file", "filename", "filepath", "nifti", "volume")
@@ -254,7 +255,7 @@ class _Reading:
         return number
 
     def _path(self, line: Mapping[str, str]) -> Path:
-        return self._folder / Path(line[self._image]).expanduser()
+        return without_parent_steps(self._folder / Path(line[self._image]).expanduser())
 
 
 def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: str) -> Iterator[str]:

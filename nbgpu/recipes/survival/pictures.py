@@ -24,6 +24,7 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
     axes = figure.add_subplot(
         xlabel="time, in the unit of the data", ylabel="share with no event", ylim=(0, 1.02)
     )
+    axes.patch.set_alpha(0)
     for group in range(num_groups):
         own = groups == group
         if not own.any():

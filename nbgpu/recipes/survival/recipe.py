@@ -28,6 +28,7 @@ from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.engine.workload.proposal import Proposal
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
 from nbgpu.errors import DataError
+from nbgpu.protocol.records import HIGH, LOW
 from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
@@ -214,16 +215,21 @@ class Survival:
         return {"score": _scores(model, batch), "number": batch["number"]}
 
     def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Return `loss` and `c_index` of all held-out patients together; no `c_index` if no pair of them can
-        be ordered."""
+        """Return `loss` and `c_index` of all held-out patients together, and the ends of the C-index's
+        bootstrap interval; no `c_index` if no pair of them can be ordered."""
         numbers = np.array(values["number"], dtype=np.intp)
-        scores, times, events = self._of(np.array(values["score"]), numbers)
+        # The draws of the interval are by place, and the ranks share patients out in any order.
+        in_order = numbers.argsort()
+        scores, times, events = self._of(np.array(values["score"])[in_order], numbers[in_order])
         loss = cox_loss(
             torch.as_tensor(scores), torch.as_tensor(times), torch.as_tensor(events), self.config.ties
         )
         concordance = metrics.c_index(scores, times, events)
-        nobody_first = np.isnan(concordance) and not np.isnan(scores).any()
-        return {"loss": float(loss)} if nobody_first else {"loss": float(loss), "c_index": concordance}
+        if np.isnan(concordance) and not np.isnan(scores).any():
+            return {"loss": float(loss)}
+        low, high = metrics.c_index_interval(scores, times, events, self.config.split_seed)
+        ends = {f"c_index{LOW}": low, f"c_index{HIGH}": high}
+        return {"loss": float(loss), "c_index": concordance, **ends}
 
     def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
         return scores, self._patients.times[numbers], self._patients.events[numbers]

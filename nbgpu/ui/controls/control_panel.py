@@ -31,7 +31,7 @@ from nbgpu.ui.controls.settings_area import SettingsArea
 from nbgpu.ui.run import plan_view
 from nbgpu.ui.run.panel import Panel
 from nbgpu.ui.run.picture_view import PictureView
-from nbgpu.ui.slot import clear_head, new_slot, open_head, slot_metadata, view_of
+from nbgpu.ui.slot import clear_head, display_with_page, new_slot, open_head, slot_metadata
 
 if TYPE_CHECKING:
     from nbgpu.client.cluster.cluster import Cluster
@@ -141,9 +141,9 @@ class _Controls:
 
     def display(self) -> None:
         """Show the controls, and below them the output that keeps the picture of the last run."""
-        data = view_of(self.box)
+        recipe = self._settings.form.recipe
         given = {"preset": self._settings.form.preset} if self._settings.form.preset else {}
-        display({**data, "text/plain": _as_text(self._settings.form.recipe, given)}, raw=True)
+        display_with_page(self.box, still.page(recipe, given), _as_text(recipe, given))
         open_head(self._slot)
         display({"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot))
         shell = get_ipython()

@@ -10,12 +10,14 @@ import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import of_the_site
+from nbgpu.config.settings import control_fields
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.ui.controls.device_picker import DevicePicker
 from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.hosts import HostControls
 
+_GROUP = "Devices"
 _ON_OTHER_HOSTS = "The ranks are on other hosts (see <i>Hosts</i> below), and their devices are known once the hosts are there."
 
 
@@ -23,15 +25,17 @@ class DeviceControls:
     """The controls of the devices: GPUs to use, the number of CPU ranks, or the hosts that have them."""
 
     def __init__(self) -> None:
-        self.ranks = Field(ClusterConfig, "ranks")
+        self.of_devices = {
+            name: Field(ClusterConfig, name)
+            for group, name, _ in control_fields(ClusterConfig)
+            if group == _GROUP and name != "gpus"
+        }
+        """The fields of the devices' settings, by name."""
+        self.ranks = self.of_devices["ranks"]
         self._ranks_shown = ""
         self.gpus = DevicePicker()
         self.gpus.observe(lambda _: self._show_ranks(), ["value", "devices"])
         self._show_ranks()
-        self.memory_limit = Field(ClusterConfig, "memory_limit")
-        self.release_after_s = Field(ClusterConfig, "release_after_s")
-        self.link = Field(ClusterConfig, "link")
-        self.slow_rank = Field(ClusterConfig, "slow_rank")
         self.hosts = HostControls()
         self._note = w.HTML()
         self._cluster_is_elsewhere = False
@@ -63,17 +67,6 @@ class DeviceControls:
         if self.ranks.value == self._ranks_shown or not self._ranks_shown:
             self.ranks.show(len(self.gpus.value) or DEFAULT_CPU_RANKS)
             self._ranks_shown = self.ranks.value
-
-    @property
-    def of_devices(self) -> dict[str, Field]:
-        """The fields of the devices' settings, by name."""
-        return {
-            "ranks": self.ranks,
-            "memory_limit": self.memory_limit,
-            "release_after_s": self.release_after_s,
-            "link": self.link,
-            "slow_rank": self.slow_rank,
-        }
 
     @property
     def of_hosts(self) -> dict[str, Field]:

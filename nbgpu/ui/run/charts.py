@@ -19,10 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from nbgpu.protocol.records import Event, RunInfo, is_learning_rate
+from nbgpu.protocol.records import HIGH, LOW, Event, RunInfo, ends_an_interval, is_learning_rate
 from nbgpu.text.palette import TEXT_COLOR, rank_color
 from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.smoothing import smoothed
+from nbgpu.ui.run.wording import readable
 
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
@@ -34,6 +35,7 @@ MAX_SMOOTHED_POINTS = 400
 RAW_OPACITY = 0.75
 """Raw lines are thin, and faint no further than that they can be seen on a dark page."""
 
+_BETWEEN_ENDS = "Between the dashed lines is its 95 % interval over the held-out cases."
 _ROW_PX = 250
 _ROW_GAP_PX = 80
 _BOTTOM_PX = 45
@@ -61,8 +63,6 @@ _SYSTEM = frozenset(
 )
 """Series with charts of their own, or that only the live panel shows. All others are the recipe's."""
 
-_UNITS = {"db": "dB", "s": "s", "percent": "%", "bytes": "bytes", "nm": "nm", "mm": "mm"}
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -87,13 +87,6 @@ class Chart:
     note: str = ""
     """A sentence that keeps the chart from being misread; usually empty."""
     from_zero: bool = False
-
-
-def readable(name: str) -> str:
-    """The name of a series as words with its unit: 'val_psnr_db' becomes 'psnr (dB)'."""
-    words = name.removeprefix("val_").split("_")
-    unit = _UNITS.get(words[-1]) if len(words) > 1 else None
-    return " ".join(words) if unit is None else f"{' '.join(words[:-1])} ({unit})"
 
 
 def _curve(rank: int | None, label: str, series: Series, style: str, scale: float = 1.0) -> Curve:
@@ -124,15 +117,20 @@ def _losses(history: History, why_losses_differ: str) -> list[Chart]:
 
 
 def _validation(history: History) -> list[Chart]:
-    """A chart for each value of the validations beside the loss, under its name."""
-    names = sorted({n for _, n in history.series if n.startswith("val_") and n != "val_loss"})
-    return [
-        Chart(
-            f"Validation: {readable(name)}",
-            [_curve(None, "validation", next(iter(history.ranks_of(name).values())), "dotted")],
-        )
-        for name in names
-    ]
+    """A chart for each value of the validations beside the loss, under its name, with the ends of its
+    interval where it has one."""
+    names = {n for _, n in history.series if n.startswith("val_") and n != "val_loss"}
+    drawn = []
+    for name in sorted(name for name in names if not ends_an_interval(name, names)):
+        ends = [f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in names]
+        curves = [_of_all(history, name, "validation", "dotted")]
+        curves += [_of_all(history, end, "95 % interval", "dashed") for end in ends]
+        drawn.append(Chart(f"Validation: {readable(name)}", curves, _BETWEEN_ENDS if ends else ""))
+    return drawn
+
+
+def _of_all(history: History, name: str, label: str, style: str) -> Curve:
+    return _curve(None, label, next(iter(history.ranks_of(name).values())), style)
 
 
 def _others(history: History) -> list[Chart]:

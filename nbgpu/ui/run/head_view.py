@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nbgpu.protocol.records import FINAL_STATES
+from nbgpu.protocol.records import FINAL_STATES, LOW, ends_an_interval
 from nbgpu.run_folder import names
 from nbgpu.run_folder import progress as run_progress
 from nbgpu.text.durations import duration
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run import result_view, wording
-from nbgpu.ui.run.charts import readable
 from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.html_parts import escape, table
 
@@ -129,12 +128,17 @@ def _values(run: Reportable, history: History) -> str:
     rows: list[list[object]] = []
     if losses := _mean_over_ranks(history.ranks_of("loss")):
         rows.append(_row("loss, the ranks' mean", losses))
-    for name in sorted({name for _, name in history.series if name.startswith("val_")}):
+    names = {name for _, name in history.series if name.startswith("val_")}
+    newest = history.newest().get(0, {})
+    for name in sorted(name for name in names if not ends_an_interval(name, names)):
         series = next(iter(history.ranks_of(name).values()))
-        label = f"validation: {readable(name)}"
+        label = f"validation: {wording.readable(name)}"
         if name == f"val_{run.config.best_metric}":
             label += f" ({run.config.best_mode} is kept as the best)"
-        rows.append(_row(label, list(zip(series.steps, series.values, strict=True))))
+        row = _row(label, list(zip(series.steps, series.values, strict=True)))
+        if name + LOW in names:
+            row[1] = f"{wording.with_interval(name, newest, '.4g')} (step {series.steps[-1]})"
+        rows.append(row)
     return table(["", "last", "lowest", "highest"], rows) if rows else ""
 
 

@@ -167,6 +167,13 @@ class History:
         """The series called `name`, by rank."""
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
+    def newest(self) -> dict[int, dict[str, float]]:
+        """By rank the newest value of each of its series."""
+        by_rank: dict[int, dict[str, float]] = {}
+        for (rank, name), series in sorted(self.series.items()):
+            by_rank.setdefault(rank, {})[name] = series.values[-1]
+        return by_rank
+
     def _is_worth_a_mark(self, event: Event) -> bool:
         # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.
         if event.kind in (DAMAGE, TIMELINE, CLOCKS):

@@ -17,6 +17,7 @@ from nbgpu.machine.files import write_whole
 from nbgpu.package import STATIC
 from nbgpu.protocol.records import (
     FINAL_STATES,
+    LOW,
     PROFILE_PARTS,
     Device,
     Event,
@@ -24,6 +25,7 @@ from nbgpu.protocol.records import (
     RankStatus,
     RunInfo,
     RunState,
+    ends_an_interval,
 )
 from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.metrics_table import EpochSummary, epochs_of
@@ -245,7 +247,8 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
     """A table with one row for each epoch, or for the last ones of a long run."""
     shown = epochs[-MAX_EPOCHS:]
     names = list(dict.fromkeys(name for epoch in shown for name in epoch.means))
-    held_out = list(dict.fromkeys(name for epoch in shown for name in epoch.validation))
+    validated = dict.fromkeys(name for epoch in shown for name in epoch.validation)
+    held_out = [name for name in validated if not ends_an_interval(name, validated)]
     rows = [
         [
             f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
@@ -253,7 +256,7 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
             duration(epoch.train_s),
             epoch.samples_per_s,
             *(epoch.means.get(name, "") for name in names),
-            *(epoch.validation.get(name, "") for name in held_out),
+            *(_validation_value(name, epoch.validation) for name in held_out),
             f"rank {epoch.slowest_rank}, {epoch.straggler_ratio:.2f} x the fastest",
         ]
         for epoch in shown
@@ -261,6 +264,11 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
     header = ["epoch", "steps", "took", "samples/s", *names, *(f"val {name}" for name in held_out), "slowest"]
     left_out = f"<p>The last {MAX_EPOCHS} of {len(epochs)}.</p>" if len(epochs) > MAX_EPOCHS else ""
     return left_out + table(header, rows)
+
+
+def _validation_value(name: str, values: Mapping[str, float]) -> object:
+    """The value as a table shows it, with its interval where it has one."""
+    return wording.with_interval(name, values, ".4g") if name + LOW in values else values.get(name, "")
 
 
 def _profiles(history: History) -> str:

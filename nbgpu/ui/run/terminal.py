@@ -140,8 +140,7 @@ class _Screen:
             parts.append(f"{now.samples_per_s:.3g} samples/s")
         if info.simulated:
             parts.append(info.simulated)
-        if validated := self._history.ranks_of("val_loss"):
-            parts.append(f"validation loss {next(iter(validated.values())).values[-1]:.4g}")
+        parts += wording.validated(self._history.newest().get(0, {}))
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
         head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")

@@ -3,9 +3,9 @@ reader."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from nbgpu.protocol.records import FINAL_STATES, RankStatus, RunInfo
+from nbgpu.protocol.records import FINAL_STATES, HIGH, LOW, RankStatus, RunInfo
 from nbgpu.run_folder.progress import ProgressBar, progress
 from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
@@ -17,9 +17,37 @@ SILENCE_OF_IMPORTS_S = 60.0
 MEMORY_WORTH_SAYING = 0.9
 """The share of a device's memory above which the panel warns."""
 
+_UNITS = {"db": "dB", "s": "s", "percent": "%", "bytes": "bytes", "nm": "nm", "mm": "mm"}
+
 _RECENT_STEPS = 20
 _PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share count as equally fast."""
+
+
+def readable(name: str) -> str:
+    """The name of a series as words with its unit: 'val_psnr_db' becomes 'psnr (dB)'."""
+    words = name.removeprefix("val_").split("_")
+    unit = _UNITS.get(words[-1]) if len(words) > 1 else None
+    return " ".join(words) if unit is None else f"{' '.join(words[:-1])} ({unit})"
+
+
+def validated(newest: Mapping[str, float]) -> list[str]:
+    """The newest loss of the validations, and their values that have intervals, each in words.
+
+    Args:
+        newest: the newest value of each series, by name.
+    """
+    parts = [f"validation loss {newest['val_loss']:.4g}"] if "val_loss" in newest else []
+    with_intervals = [name for name in newest if name.startswith("val_") and name + LOW in newest]
+    return parts + [f"{readable(name)} {with_interval(name, newest, '.3g')}" for name in with_intervals]
+
+
+def with_interval(name: str, values: Mapping[str, float], digits: str) -> str:
+    """A value with the interval that is recorded beside it: '0.71 (0.55 to 0.84)'; alone where there is
+    none."""
+    low, high = values.get(name + LOW), values.get(name + HIGH)
+    interval = "" if low is None or high is None else f" ({low:{digits}} to {high:{digits}})"
+    return f"{values[name]:{digits}}{interval}"
 
 
 def epochs(now: ProgressBar) -> str:
@@ -117,13 +145,10 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
     parts = [f"{info.title}: {state}", now.in_steps]
     if in_epochs := epochs(now):
         parts.append(in_epochs)
-    for name, label in (("loss", "loss"), ("val_loss", "validation loss")):
-        if history is None:
-            newest = [status.values[name] for status in statuses if name in status.values]
-        else:
-            newest = [series.values[-1] for series in history.ranks_of(name).values()]
-        if newest:
-            parts.append(f"{label} {sum(newest) / len(newest):.4g}")
+    by_rank = {status.rank: status.values for status in statuses} if history is None else history.newest()
+    if losses := [values["loss"] for values in by_rank.values() if "loss" in values]:
+        parts.append(f"loss {sum(losses) / len(losses):.4g}")
+    parts += validated(by_rank.get(0, {}))
     if now.samples_per_s > 0:
         parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")
     if shared := evaluated(statuses):

@@ -14,6 +14,9 @@ from nbgpu.performance.verdicts import LEAST_REPEATS
 from nbgpu.planning.studies import RANKS, StudyPlan
 from nbgpu.text.ranks import count_of_ranks
 
+_LARGEST_LINEAR_SPREAD = 20
+"""On a linear axis the small ones of values farther apart than this lie on one another."""
+
 
 class Studied(Protocol):
     """A study of a recipe or of a cell."""
@@ -49,7 +52,9 @@ class Chart:
     """The values of the points that were measured: numbers, or their names; the numbers of parameters where
     `is_by_size`."""
     is_by_size: bool
-    """Whether the left chart has the number of parameters on a logarithmic axis."""
+    """Whether the left chart has the number of parameters below it."""
+    ticks: Sequence[str]
+    """The values of `x` in words where they are on a logarithmic axis; empty where they are not."""
     names: Sequence[str]
     """The values of the points in `x`."""
     y: Sequence[float]
@@ -84,6 +89,7 @@ def chart(study: Studied) -> Chart:
         )
         title = f"{by}, measured: {subject}"
         x = [each.value if are_numbers else str(each.value) for each in found]
+    is_logarithmic = is_by_size or (are_numbers and not is_ranks and _spread(x) > _LARGEST_LINEAR_SPREAD)
     names = [name for name in PARTS if any(name in each.parts_s for each in found)]
     return Chart(
         title=title,
@@ -93,6 +99,7 @@ def chart(study: Studied) -> Chart:
         y_title="speed-up" if is_ranks else "samples/s",
         x=x,
         is_by_size=is_by_size,
+        ticks=[f"{value:,}" for value in x] if is_logarithmic else [],
         names=[str(each.value) for each in found],
         y=[each.relative if is_ranks else each.samples_per_s for each in found],
         between=[_between(each, is_ranks) for each in found],
@@ -100,6 +107,11 @@ def chart(study: Studied) -> Chart:
         gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
         parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
     )
+
+
+def _spread(x: Sequence[float]) -> float:
+    """How many times the least value the largest is; 1 where that says nothing, as with a value of 0."""
+    return max(x) / min(x) if x and min(x) > 0 else 1.0
 
 
 def _between(found: PointSummary, is_ranks: bool) -> tuple[float, float]:

@@ -39,15 +39,23 @@ def svg(study: Studied) -> str:
         left.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
     below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
     above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
-    left.errorbar(
-        drawn.x, drawn.y, yerr=[below, above], color=_MEASURED, marker="o", capsize=3, label="measured, 95 %"
-    )
+    # Between names there is nothing that a line could show.
+    line = "" if any(isinstance(value, str) for value in drawn.x) else "-"
+    style: dict[str, Any] = {
+        "color": _MEASURED,
+        "marker": "o",
+        "linestyle": line,
+        "capsize": 3,
+        "label": "measured, 95 %",
+    }
+    left.errorbar(drawn.x, drawn.y, yerr=[below, above], **style)
     _style(left, drawn.title, drawn.x_title, drawn.y_title)
     left.set_ylim(bottom=0)
-    if drawn.is_by_size:
+    if drawn.ticks:
         left.set_xscale("log")
-        left.set_xticks(list(drawn.x), [f"{number:,}" for number in drawn.x])
+        left.set_xticks(list(drawn.x), list(drawn.ticks))
         left.set_xticks([], minor=True)
+    if drawn.is_by_size:
         for place, y, name in zip(drawn.x, drawn.y, drawn.names, strict=True):
             left.annotate(
                 name,
@@ -59,7 +67,7 @@ def svg(study: Studied) -> str:
                 ha="center",
                 parse_math=False,
             )
-    if drawn.ideal:
+    elif drawn.ideal:
         left.set_xticks(list(drawn.x))
     if right is not None:
         places = list(range(len(drawn.x)))
@@ -93,10 +101,12 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     if drawn.ideal:
         ideal = {"mode": "lines", "line": {"color": TEXT_COLOR, "dash": "dot"}, "name": "ideal"}
         data.append({"type": "scatter", "x": list(drawn.x), "y": list(drawn.ideal), **ideal})
+    # Between names there is nothing that a line could show.
+    has_names = any(isinstance(value, str) for value in drawn.x)
     data.append(
         {
             "type": "scatter",
-            "mode": "lines+markers+text" if drawn.is_by_size else "lines+markers",
+            "mode": "lines+markers+text" if drawn.is_by_size else "markers" if has_names else "lines+markers",
             "name": "measured, with 95 % intervals",
             "x": list(drawn.x),
             "y": list(drawn.y),
@@ -125,10 +135,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
     ]
     axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
     titles = [(0.0, drawn.title), (0.56, drawn.parts_title)]
-    by_size = {}
-    if drawn.is_by_size:
-        numbers = [f"{number:,}" for number in drawn.x]
-        by_size = {"type": "log", "tickvals": list(drawn.x), "ticktext": numbers}
+    logarithmic = {"type": "log", "tickvals": list(drawn.x), "ticktext": list(drawn.ticks)}
     return {
         "data": data,
         "layout": {
@@ -157,7 +164,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
                 **axis,
                 "domain": [0, 0.48],
                 "title": {"text": drawn.x_title},
-                **by_size,
+                **(logarithmic if drawn.ticks else {}),
             },
             "yaxis": {**axis, "title": {"text": drawn.y_title}, "rangemode": "tozero"},
             "xaxis2": {

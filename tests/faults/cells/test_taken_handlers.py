@@ -86,7 +86,7 @@ def test_a_handler_lasts_as_long_as_its_cell(notebook: Kernel, measured: Measure
     measured.ended(done.error)
     assert "KeyboardInterrupt" in done.error
     name = LASTS[takes]
-    told = f"{name}: its handler, which a cell replaced on rank 0, 1, is back"
+    told = f"{name}: its handler, which a cell replaced on ranks 0-1, is back"
     assert (told in done.stderr) == bool(name), done.stderr
     notebook.run(f"%%distributed\n{takes}")
     assert "is back" not in notebook.run("%distributed 1").stderr

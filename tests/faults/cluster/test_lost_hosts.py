@@ -383,7 +383,7 @@ def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) ->
     site.notebook.run(attach)
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert failed == "ClusterError"
-    assert "host n2 is lost, and the cluster goes on with 2 ranks. Rank 0-1 kept all variables" in said
+    assert "host n2 is lost, and the cluster goes on with 2 ranks. Ranks 0-1 kept all variables" in said
     assert site.cell(SUM) == right(0, 7)
     site.hosts.power_on("n2")
     come_back(site, "n2")

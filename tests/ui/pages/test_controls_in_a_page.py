@@ -134,3 +134,28 @@ def test_what_is_typed_wrongly_is_refused_beside_the_field_and_stays(lab: Lab, p
     screenshot(page, "wrong-dark")
     assert notebook.in_kernel("print(nbgpu.client.cluster.cluster._current)") == "None\n"
     notebook.set_theme("JupyterLab Light")
+
+
+@pytest.mark.timeout(120)
+def test_a_saved_form_is_a_table_once_its_kernel_has_ended(lab: Lab, page: Page) -> None:
+    lab.write_notebook("saved.ipynb", ["import nbgpu\nnbgpu.controls('survival')"])
+    notebook = Notebook(page, lab, "saved.ipynb")
+    notebook.open()
+    notebook.run_cell(0)
+    notebook.wait_until_idle()
+    expect(button(page, "Start")).to_be_enabled()
+    notebook.save()
+    # The page is loaded again, and the kernel still has the form.
+    notebook.open()
+    expect(button(page, "Start")).to_be_enabled()
+    page.goto("about:blank")
+    lab.shut_kernels_down()
+
+    notebook.open()
+    expect(page.get_by_text("The controls of survival, as they were when this cell ran")).to_be_visible()
+    expect(page.locator(".jp-OutputArea table")).to_contain_text("weight_decay")
+    expect(page.get_by_text("Error displaying widget")).to_have_count(0)
+    expect(button(page, "Start")).to_have_count(0)
+    # Nothing was changed by whoever only reads it.
+    assert not page.evaluate("() => jupyterapp.shell.currentWidget.context.model.dirty")
+    assert "widget-view" in (lab.root / "saved.ipynb").read_text()

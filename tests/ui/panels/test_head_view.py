@@ -11,10 +11,10 @@ from recorded import RecordedRun
 
 from nbgpu.config import train_config
 from nbgpu.errors import ClusterError
-from nbgpu.protocol.records import RankFailure
-from nbgpu.ui.run import head_view
+from nbgpu.protocol.records import RankFailure, Sample
+from nbgpu.ui.run import head_view, wording
 from nbgpu.ui.run.charts import charts
-from nbgpu.ui.run.snapshot import history_of
+from nbgpu.ui.run.snapshot import _validation_value, history_of
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,30 @@ def test_it_says_how_the_run_ended_and_where_it_is(finished: Any, monkeypatch: p
     # A page with no script and a notebook that nobody has trusted show it alike.
     assert not re.search("<script|<style|<svg|onclick", told)
     assert head_view.LIVE_CLASS not in told
+
+
+def test_a_value_of_the_validations_has_its_interval_everywhere(finished: Any) -> None:
+    history = history_of(finished)
+    values = {
+        "val_c_index": 0.7134,
+        "val_c_index_low": 0.5521,
+        "val_c_index_high": 0.8412,
+        "val_ebb_low": 2.0,
+    }
+    history.add([Sample(0, 10_000, 1e9, 60, values)])
+    shown = {chart.title: chart for chart in charts(history)}
+    assert [curve.label for curve in shown["Validation: c index"].curves] == [
+        "validation",
+        *["95 % interval"] * 2,
+    ]
+    assert "Validation: ebb low" in shown
+    assert "Validation: c index low" not in shown
+    assert "<td>0.7134 (0.5521 to 0.8412) (step 60)</td>" in head_view.html(finished, history)
+    line = wording.summary(finished.info, finished.status, finished.statuses(), history)
+    assert "validation loss 0.5981, c index 0.713 (0.552 to 0.841)" in line
+    of_epoch = {name.removeprefix("val_"): value for name, value in values.items()}
+    assert _validation_value("c_index", of_epoch) == "0.7134 (0.5521 to 0.8412)"
+    assert _validation_value("ebb_low", of_epoch) == 2.0
 
 
 def test_a_failed_run_says_why_in_the_first_sentence(tmp_path: Path) -> None:

@@ -57,7 +57,14 @@ def test_what_matters_first_stands_at_the_top_and_all_else_in_tabs(area: Setting
     assert [field.name for field in area._first.children] == list(FIRST)
     in_tabs = [name for names in titles(area).values() for name in names]
     assert sorted([*in_tabs, *FIRST]) == sorted(area.every_field)
-    assert titles(area)["Cluster"] == ["ranks", "memory_limit", "release_after_s", "link", "slow_rank"]
+    assert titles(area)["Cluster"] == [
+        "ranks",
+        "memory_limit",
+        "keep",
+        "release_after_s",
+        "link",
+        "slow_rank",
+    ]
 
 
 def shown(area: SettingsArea, title: str) -> list[str]:
@@ -99,7 +106,7 @@ def test_the_fields_of_hosts_are_those_that_count_with_the_launcher(area: Settin
     ]
     hosts["on_host_lost"].value = "wait"
     assert "host_patience_s" in shown(area, "Hosts")
-    assert shown(area, "Cluster") == ["memory_limit", "release_after_s"]
+    assert shown(area, "Cluster") == ["memory_limit", "keep", "release_after_s"]
     assert "names no host on which launcher='ssh' could start ranks" in problems(area)["hosts"]
     assert area.devices.gpus.layout.display == "none"
     hosts["hosts"].value = "node1, node2"
@@ -158,9 +165,9 @@ def test_rules_between_fields_are_said_at_the_field_that_was_changed_last(area: 
     type_in(area, cache_rate="0.5", early_stop_patience="3")
     assert "counts only with best_metric" in problems(area)["early_stop_patience"]
     # Rules between the cluster's.
-    area.devices.slow_rank.draft = "7=2x"
+    area.devices.fields["slow_rank"].draft = "7=2x"
     assert "names rank 7, and there are 2 rank(s)" in problems(area)["slow_rank"]
-    area.devices.memory_limit.draft = "10 TiB"
+    area.devices.fields["memory_limit"].draft = "10 TiB"
     assert "is more than" in problems(area)["memory_limit"]
 
 
@@ -176,7 +183,7 @@ def test_changes_are_marked_and_can_be_taken_back(area: SettingsArea) -> None:
     type_in(area, batch_size="4", lr="1e-3", data="phantoms")
     assert area.form.changed == ["batch_size", "lr", "data"]
     assert [area.fields[name].standard for name in ("batch_size", "lr", "data")] == ["2", "0.004", "mni152"]
-    area.devices.memory_limit.value = "2 GiB"
+    area.devices.fields["memory_limit"].value = "2 GiB"
     assert area._reset.description == "Reset all (4 changed)"
     # What equals its default is not marked, whoever typed it.
     type_in(area, batch_size="2")
@@ -185,7 +192,7 @@ def test_changes_are_marked_and_can_be_taken_back(area: SettingsArea) -> None:
     assert (area.fields["lr"].value, area.fields["lr"].changed) == ("0.004", False)
     area._reset.click()
     assert area.form.changed == []
-    assert (area.fields["data"].value, area.devices.memory_limit.value) == ("mni152", "")
+    assert (area.fields["data"].value, area.devices.fields["memory_limit"].value) == ("mni152", "")
     assert area._reset.disabled
 
 
@@ -239,7 +246,7 @@ def test_own_recipes_are_offered_and_one_that_is_broken_leaves_the_form_as_it_is
 def test_the_memory_of_files_is_looked_at_beside_the_kernel(area: SettingsArea, tmp_path: Path) -> None:
     note = area.fields["cache_rate"]
     assert note.note.startswith("fits in memory: the only volume, about ")
-    area.devices.memory_limit.value = "1 GiB"
+    area.devices.fields["memory_limit"].value = "1 GiB"
     assert note.note.startswith(
         "fits in memory: the only volume, about 37.5 MiB of the 2.0 GiB that memory_limit"
     )
@@ -266,7 +273,7 @@ def test_copies_are_of_what_stands_in_the_form(area: SettingsArea) -> None:
     copies = area._copy
     assert copies.command == "nbgpu train autoencoder --gpus none --ranks 2"
     type_in(area, batch_size="4", data="phantoms")
-    area.devices.memory_limit.value = "2 GiB"
+    area.devices.fields["memory_limit"].value = "2 GiB"
     assert copies.command == (
         "nbgpu train autoencoder --batch-size 4 --data phantoms --gpus none --ranks 2 --memory-limit '2 GiB'"
     )

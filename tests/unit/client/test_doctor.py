@@ -19,6 +19,7 @@ import pytest
 
 from nbgpu.cli import host
 from nbgpu.client.host import doctor
+from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.config import ClusterConfig
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, fail, ok, warn
@@ -62,7 +63,7 @@ def test_the_cards_head_the_report_and_name_nobody_in_json(
     pretend_gpus.install(
         [pretend_gpus.PretendGpu(used=2**34, processes=[(os.getpid(), 2**34)])], patch=monkeypatch
     )
-    monkeypatch.setattr(host.checks, "examine", lambda runs_dir: iter([ok("gloo", "adds up")]))
+    monkeypatch.setattr(host.checks, "examine", lambda runs_dir, devices: iter([ok("gloo", "adds up")]))
     assert host.doctor([]) == 0
     text = capsys.readouterr().out
     assert text.index("GPU 0  NVIDIA H100 80GB HBM3") < text.index("CPU") < text.index("gloo")
@@ -206,6 +207,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetName": lambda handle: f"Pretend {handle}",
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
             total=80 * 2**30, free=(10, 79)[handle] * 2**30
         ),
@@ -229,9 +231,10 @@ def torch_for(cuda: str | None, *architectures: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("two_gpus")
 def test_gpus_and_their_links() -> None:
-    found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_80", "sm_90"))}
+    uses = {"GPU-0": "In use, with 69 GiB, by user ada."}
+    found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_80", "sm_90"), uses)}
     assert found["driver"] == Finding("driver", "ok", "550.54, for CUDA 12.4 at most")
-    assert found["GPU 0"].verdict == "warn"  # 10 of 80 GiB free
+    assert (found["GPU 0"].verdict, found["GPU 0"].fix) == ("warn", uses["GPU-0"])
     assert found["GPU 1"].text == "Pretend 1, compute capability 9.0, 79.0 GiB free of 80.0 GiB"
     assert found["links"].text == "no P2P (chipset), one PCIe switch: GPUs 0-1"
     assert "nccl_safe" in found["links"].fix
@@ -241,7 +244,7 @@ def test_gpus_and_their_links() -> None:
 @pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_without_bfloat16_is_told_with_what_auto_takes_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda handle: ((7, 5), (6, 0))[handle])
-    found = {f.check: f.text for f in gpu_checks.gpus(torch_for("12.1", "compute_60"))}
+    found = {f.check: f.text for f in gpu_checks.gpus(torch_for("12.1", "compute_60"), {})}
     assert "compute capability 7.5, no bfloat16 (amp='auto' takes fp16)" in found["GPU 0"]
     assert "compute capability 6.0, no bfloat16 (amp='auto' is off)" in found["GPU 1"]
 
@@ -249,7 +252,7 @@ def test_a_gpu_without_bfloat16_is_told_with_what_auto_takes_there(monkeypatch: 
 def test_a_lost_gpu_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = pretend_gpus.install(pretend_gpus.several(3), patch=monkeypatch)
     gpus[1].is_lost = True
-    found = list(gpu_checks.gpus(torch_for("13.0", "sm_90")))
+    found = list(gpu_checks.gpus(torch_for("13.0", "sm_90"), {}))
     verdicts = {f.check: f.verdict for f in found if f.check.startswith("GPU ")}
     assert verdicts == {"GPU 0": "ok", "GPU 1": "fail", "GPU 2": "ok"}
     (lost,) = [f for f in found if f.verdict == "fail"]
@@ -257,12 +260,28 @@ def test_a_lost_gpu_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) 
     assert [f.text for f in found if f.check == "links"] == ["P2P over NVLink: GPUs 0-2"]
 
 
+def test_whoever_has_a_gpu_is_named_as_on_its_card_and_not_in_a_bug_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpus = pretend_gpus.install(pretend_gpus.several(3), patch=monkeypatch)
+    for gpu, gib in ((gpus[0], 70), (gpus[2], 12)):
+        # No process of this machine has this number.
+        gpu.processes, gpu.used = [(2**22 + gib, gib * 2**30)], gib * 2**30
+    with DeviceCards() as cards:
+        devices = cards.read()
+    findings = [f for f in gpu_checks.gpus(None, devices.uses()) if f.check.startswith("GPU ")]
+    assert [f.verdict for f in findings] == ["warn", "ok", "warn"]
+    assert [f.fix for f in findings] == [card.why for card in devices.cards if card.kind == "gpu"]
+    assert findings[2].fix.startswith("In use, with 12.0 GiB, by ")
+    assert "In use" not in doctor.as_json(findings, devices)
+
+
 def test_a_driver_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def mismatch() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", mismatch)
-    (finding,) = gpu_checks.gpus(torch_for("13.0"))
+    (finding,) = gpu_checks.gpus(torch_for("13.0"), {})
     assert (finding.check, finding.verdict) == ("GPUs", "warn")
     assert "version mismatch" in finding.text
 
@@ -277,7 +296,7 @@ def test_a_driver_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_torch_that_does_not_fit_the_gpus(torch: dict[str, Any], check: str, said: str) -> None:
-    found = [f for f in gpu_checks.gpus(torch) if f.check == check]
+    found = [f for f in gpu_checks.gpus(torch, {}) if f.check == check]
     assert [f.verdict for f in found] == ["fail"]
     assert said.replace("\\", "") in found[0].text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from nbgpu.client.cells.merging import HOLD_S, Block, Item, Merger
+from nbgpu.client.cells.merging import DISPLAY_HOLD_S, HOLD_S, Block, Item, Merger
 from nbgpu.text.ranks import rank_ranges
 
 
@@ -55,6 +55,25 @@ def test_a_line_waits_for_the_others_and_not_for_long() -> None:
     assert told(merger.take(10.0 + HOLD_S)) == [("0", "own")]
 
 
+def test_pictures_stand_in_the_order_of_the_ranks_whoever_ends_first() -> None:
+    picture0, picture1 = ("display_data", "picture 0"), ("display_data", "picture 1")
+    merger = Merger([0, 1, 2])
+    merger.add(1, [*out("drawn"), picture1, *out("later")], 10.0)
+    assert told(merger.take(10.0 + HOLD_S)) == [("1", "drawn")]
+    # Rank 0 draws more slowly, and rank 2 goes on without a picture.
+    merger.add(0, [picture0], 10.0 + 0.9 * DISPLAY_HOLD_S)
+    assert merger.take(10.0 + 0.95 * DISPLAY_HOLD_S) == []
+    shown = [("0", "picture 0"), ("1", "picture 1"), ("1", "later")]
+    assert told(merger.take(10.0 + DISPLAY_HOLD_S)) == shown
+    # A rank that draws alone is not waited for by its own text for ever, nor where the others have ended.
+    merger.add(2, [("display_data", "picture 2")], 20.0)
+    assert told(merger.take(20.0 + DISPLAY_HOLD_S)) == [("2", "picture 2")]
+    merger.add(0, [picture0], 30.0)
+    merger.end(1)
+    merger.end(2)
+    assert told(merger.take(30.0)) == [("0", "picture 0")]
+
+
 def test_nobody_waits_for_a_rank_that_has_ended() -> None:
     merger = Merger([0, 1, 2])
     merger.end(1)
@@ -76,14 +95,14 @@ def test_no_line_is_lost_and_each_ranks_order_is_kept_whatever_they_say() -> Non
         now_s = 0.0
         for _ in range(chance.randrange(30)):
             rank = chance.randrange(num_ranks)
-            kind = chance.choice(["stdout", "stderr"])
+            kind = chance.choice(["stdout", "stderr", "display_data"])
             items = [(kind, chance.choice("abcdefg")) for _ in range(chance.randrange(4))]
             said[rank] += items
             merger.add(rank, items, now_s)
             now_s += chance.choice([0.0, 0.1, 0.3])
             if chance.random() < 0.5:
                 blocks += merger.take(now_s)
-        blocks += merger.take(now_s + 2 * HOLD_S)
+        blocks += merger.take(now_s + 2 * DISPLAY_HOLD_S)
         for rank, items in said.items():
             shown = [(b.kind, text) for b in blocks if rank in b.ranks for text in b.texts]
             assert shown == items

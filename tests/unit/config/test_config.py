@@ -195,8 +195,10 @@ def test_a_bad_toml_file_is_named_with_all_that_is_wrong(tmp_path: Path, text: s
 
 
 def test_a_missing_or_binary_toml_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.toml cannot be read"):
+    with pytest.raises(ConfigError, match=rf"^there is no file {tmp_path}/missing\.toml$"):
         read_toml(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match=rf"^there is no folder {tmp_path}/nope$"):
+        read_toml(tmp_path / "nope" / "run.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"binary\.toml cannot be read"):
         read_toml(tmp_path / "binary.toml")

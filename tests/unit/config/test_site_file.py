@@ -67,7 +67,7 @@ def test_a_default_counts_where_nothing_is_given_on_every_path(site: Site, tmp_p
     )
     assert trials.plan("autoencoder", {"lr": [1e-4, 1e-3]}).cluster.release_after_s == 3600
     controls = DeviceControls()
-    assert controls.release_after_s.value == "3600"
+    assert controls.fields["release_after_s"].value == "3600"
     assert controls.gpus.wait(30)
     assert controls.gpus.value == ()
     # Each user has a folder of their own.

@@ -84,7 +84,7 @@ def test_a_persons_own_cores_stay(
 
 
 def told() -> str:
-    (finding,) = [finding for finding in gpu_checks.gpus(None) if finding.check == "NUMA"]
+    (finding,) = [finding for finding in gpu_checks.gpus(None, {}) if finding.check == "NUMA"]
     assert finding.verdict == "ok"
     return finding.text
 

@@ -198,6 +198,11 @@ def test_where_the_exchange_stops_being_hidden() -> None:
         assert hidden.batch_factor is not None
         assert hidden.batch_factor > 1
         assert hidden.gradients_factor is None or hidden.gradients_factor < 1
+        ends = (
+            f"At 64 ranks it is hidden with {hidden.batch_factor:.3g} times the batch. Fewer bytes do not, because",
+            f"At 64 ranks it is hidden with {hidden.batch_factor:.3g} times the batch, or with 0.",
+        )
+        assert ends[hidden.gradients_factor is not None] in str(hidden)
     never = modelled.hidden_up_to(0.05)
     assert never.ranks == 1
     assert str(never).startswith(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from nbgpu.recipes import side_by_side
 from nbgpu.recipes.autoencoder import pictures as autoencoder
@@ -20,6 +21,7 @@ from nbgpu.recipes.lithography import prediction
 from nbgpu.recipes.microstructure import pictures as microstructure
 from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.recipes.survival import pictures as survival
+from nbgpu.text.palette import TEXT_COLOR
 
 PHASE = Colours("number of the phase", 0, 1, "viridis")
 NM = Grid("nm", 25.0)
@@ -75,6 +77,14 @@ def test_axes_and_colours_have_names(
     assert drawn
     for figure in drawn:
         assert _without_names(figure) == []
+
+
+def test_a_picture_can_be_read_on_a_white_and_on_a_dark_page(drawn: list[Figure], tmp_path: Path) -> None:
+    _of_survival(tmp_path)
+    for figure in drawn:
+        assert figure.patch.get_alpha() == 0, "the page is not seen around the axes"
+        colours = {text.get_color() for text in figure.findobj(Text) if text.get_text()}
+        assert colours == {TEXT_COLOR}
 
 
 def test_a_block_names_its_three_edges(drawn: list[Figure]) -> None:

@@ -79,7 +79,17 @@ def test_otherwise_the_axis_has_the_values(study: Made, axis: list[Any]) -> None
     drawn = chart(study)
     assert drawn.title == f"Samples per second by {study.plan.vary}, measured: autoencoder, 1 rank"
     assert drawn.x == axis
-    assert "type" not in view.plotly_figure(study)["layout"]["xaxis"]
+    figure = view.plotly_figure(study)
+    assert "type" not in figure["layout"]["xaxis"]
+    # Between two names there is nothing that a line could show.
+    assert figure["data"][0]["mode"] == ("markers" if isinstance(axis[0], str) else "lines+markers")
+
+
+def test_numbers_far_apart_are_on_a_logarithmic_axis() -> None:
+    far = Made("bucket_mb", {0.05: 5_000, 1: 5_000, 25: 5_000})
+    axis = view.plotly_figure(far)["layout"]["xaxis"]
+    assert (axis["type"], axis["ticktext"]) == ("log", ["0.05", "1", "25"])
+    assert ">25<" in view.svg(far)
 
 
 def test_the_tables_have_a_column_where_the_size_differs() -> None:

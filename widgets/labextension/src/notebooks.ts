@@ -1,6 +1,7 @@
 // Finds the notebook that a person works in, and puts cells into it.
 import type { INotebookTracker, NotebookPanel } from "@jupyterlab/notebook";
 import { NotebookActions } from "@jupyterlab/notebook";
+import { showKeptPages } from "./kept_pages";
 import type { Cluster, Overview } from "./overview";
 
 /** The cluster that a notebook's kernel has. */
@@ -44,6 +45,8 @@ export function followNotebooks(tracker: INotebookTracker, onChange: () => void,
   };
   const follow = (panel: NotebookPanel) => {
     void panel.context.ready.then(() => hint(panel));
+    // A kernel that ends meanwhile does not answer, and JupyterLab says so.
+    showKeptPages(panel).catch((error: unknown) => console.warn("nbgpu: the kernel has not named its widgets", error));
     panel.sessionContext.kernelChanged.connect(onChange);
     panel.sessionContext.statusChanged.connect((_, status) => {
       if (["dead", "terminating", "restarting"].includes(status)) onChange();

@@ -159,6 +159,7 @@ def test_files_are_read_without_torch() -> None:
         "pathlib",
         "nbgpu.config.recipes.survival",
         "nbgpu.errors",
+        "nbgpu.machine.files",
         "nbgpu.planning.csv_rows",
     }
 
