@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, with_preset
 from nbgpu.config.conditions import default_of, defaults_beside
+from nbgpu.config.launchers import LAUNCHERS, LauncherSettings
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
@@ -225,10 +226,12 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
     """The settings of the clusters, with one rank on each host where nothing else is given."""
-    launcher = given.get("launcher", default_of(ClusterConfig, "launcher"))
-    if launcher == "hosts":
+    name = given.get("launcher", default_of(ClusterConfig, "launcher"))
+    # A name that is not known is refused with the other settings.
+    launcher = LAUNCHERS.get(name, LauncherSettings)
+    if launcher.IS_STARTED_BY_HAND:
         raise ConfigError(
-            "launcher='hosts' does not go with a sweep: each trial has a cluster of its own, for which hosts would have "
+            f"launcher={name!r} does not go with a sweep: each trial has a cluster of its own, for which hosts would have "
             "to dial in again. Take launcher='ssh' or 'slurm'"
         )
     if given.get("save_before_time_limit"):
@@ -238,7 +241,7 @@ def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
             "at_least does not go with a sweep: each trial has as many ranks as `ranks` says, which is 1 where it is "
             "left out. Give ranks, with gpus='none' for CPU ranks"
         )
-    return ClusterConfig.checked(**{"ranks" if launcher == "local" else "gpus_per_node": 1, **given})
+    return ClusterConfig.checked(**{"ranks" if launcher.IS_LOCAL else "gpus_per_node": 1, **given})
 
 
 def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:

@@ -90,6 +90,7 @@ HOUSE = [
     "config.own_file",
     "config.data",
     "config.cluster",
+    "config.launchers",
     "config.settings",
     "config.conditions",
     "config.site_file",

@@ -49,7 +49,7 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
     transport = _transport(cluster, config, chosen)
     _require_memory(cluster, wanted)
     _require_idle(cluster)
-    if num_ranks > num_before and config.launcher == "local":
+    if num_ranks > num_before and config.is_local:
         host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
     try:
         lines = cluster.take_size(config, chosen, transport, wanted.hosts[num_before:])
@@ -93,7 +93,7 @@ def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
     """
     processes = cluster.ranks.seating.processes
     now = tuple(processes[rank].host for rank in range(cluster.world_size))
-    if cluster.config.launcher == "local":
+    if cluster.config.is_local:
         config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
         chosen = _devices_here(cluster, config, num_ranks)
         devices.require_simulable(config, chosen)

@@ -22,7 +22,7 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
     pids = cluster.pids
     seating = cluster.ranks.seating
     # One host needs no name.
-    with_hosts = cluster.config.launcher != "local"
+    with_hosts = not cluster.config.is_local
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
     lost = cluster.missing_hosts()
     lookout.ask()

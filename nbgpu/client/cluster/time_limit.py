@@ -15,6 +15,7 @@ from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm_hosts import SlurmHosts
 from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.config import ClusterConfig
+from nbgpu.config.launchers import LAUNCHERS
 from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.text.durations import duration
 
@@ -40,7 +41,7 @@ def require_loop(config: ClusterConfig) -> None:
 
 def may_come(launcher: str) -> bool:
     """Whether a job may end ranks of this launcher, so that `save_before_time_limit` counts."""
-    return launcher == "slurm" or NotebooksJob.that_ends_this_process() is not None
+    return LAUNCHERS[launcher].IS_JOB or NotebooksJob.that_ends_this_process() is not None
 
 
 def require_limit(config: ClusterConfig) -> None:

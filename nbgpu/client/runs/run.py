@@ -550,7 +550,7 @@ class Run:
     def _send(self, send: Callable[[Path | None], None]) -> None:
         """Send a line to rank 0; raise RunError if it can be written to no folder."""
         # Ranks on other hosts do not see the cluster's folder of this one.
-        beside = self._host.folder if self._host.config.launcher == "local" else None
+        beside = self._host.folder if self._host.config.is_local else None
         try:
             send(beside)
         except OSError as error:
