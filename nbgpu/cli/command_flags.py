@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, MicrostructureConfig, TrainConfig, flags
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import unused
@@ -16,6 +16,7 @@ from nbgpu.exports.settings import ExportConfig
 from nbgpu.planning import studies
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 
 
 class FileFlag(BaseModel):

@@ -14,11 +14,7 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import characterizing, data_check, predicting
-from nbgpu.config import (
-    ClusterConfig,
-    MicrostructureConfig,
-    flags,
-)
+from nbgpu.config import ClusterConfig, flags
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together
@@ -26,6 +22,7 @@ from nbgpu.conversion import convert as conversion
 from nbgpu.errors import RunError
 from nbgpu.exports import export as exports
 from nbgpu.exports.settings import ExportConfig
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.run_folder import folder as runs
 from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.prediction import terminal as terminal_progress

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.config.conditions import meaning
-from nbgpu.config.recipes import TRAIN_CONFIGS
+from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import bounds, unused
 from nbgpu.config.training import TrainConfig
 

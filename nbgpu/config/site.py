@@ -14,8 +14,8 @@ from typing import Any
 
 from nbgpu.config import site_file
 from nbgpu.config.cluster import ClusterConfig
-from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.site_file import SiteFile
+from nbgpu.config.training import LogSettings
 from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
@@ -79,7 +79,7 @@ def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
         given = {name: rows[name] if rows[name] == value else value for name, value in given.items()}
         if "runs_dir" in defaults:
             try:
-                checked = AutoencoderConfig.checked(runs_dir=defaults["runs_dir"])
+                checked = LogSettings.checked(runs_dir=defaults["runs_dir"])
                 # Each user has a folder of their own: '/scratch/$USER/runs', '~/runs'.
                 given["runs_dir"] = str(Path(os.path.expandvars(checked.runs_dir)).expanduser())
             except ConfigError as error:

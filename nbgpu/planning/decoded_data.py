@@ -16,18 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from nbgpu.config import (
-    AutoencoderConfig,
-    DiffusionConfig,
-    LithographyConfig,
-    SurvivalConfig,
-    TrainConfig,
-)
+from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
 from nbgpu.planning.epochs import epoch_of
 from nbgpu.planning.parts import held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.diffusion.config import DiffusionConfig
+from nbgpu.recipes.lithography.config import LithographyConfig
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.text.sizes import in_words
 
 MAX_HEADERS = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,8 @@ HOUSE = [
     "config.toml",
     "config.recipes",
     "config.presets",
+    "config.recipe_packages",
+    "config.own_config",
     "config.training",
     "config.own_file",
     "config.data",
@@ -197,13 +200,22 @@ def _all_imports() -> list[Import]:
     ]
 
 
+def _place(module: str) -> str:
+    """A module's place in the house: a recipe's settings stand in its folder, and belong to the other
+    settings, which the notebook's side reads as well."""
+    return f"config.{module}" if re.fullmatch(_SETTINGS_OF_RECIPES, module) else module
+
+
+_SETTINGS_OF_RECIPES = r"recipes\.\w+\.config|recipes\.lithography\.symmetry"
+
+
 def _part(module: str) -> str:
-    return module.split(".")[0]
+    return _place(module).split(".")[0]
 
 
 def _room(module: str) -> str | None:
     """The longest name in HOUSE that `module` lies in; None where there is no such room."""
-    inside = module.split(".")
+    inside = _place(module).split(".")
     while inside:
         if ".".join(inside) in HOUSE:
             return ".".join(inside)
@@ -237,6 +249,15 @@ def test_every_module_has_a_room_and_every_room_a_module() -> None:
 
 def test_imports_only_go_down() -> None:
     assert [str(found) for found in _all_imports() if _is_wrong(found)] == []
+
+
+def test_the_packages_around_the_settings_of_recipes_import_nothing() -> None:
+    """They are imported with the settings, in the notebook's kernel."""
+    around = {"recipes.__init__"} | {
+        f"{module.rpartition('.')[0]}.__init__" for module in MODULES if _place(module) != module
+    }
+    assert len(around) > 5
+    assert [str(one) for one in _all_imports() if one.importer in around] == []
 
 
 @pytest.mark.parametrize("room", HOUSE[1:])

@@ -8,25 +8,12 @@ from typing import Any
 
 from nbgpu.config import own_file, presets
 from nbgpu.config.conditions import conditions, in_place_of_defaults
-from nbgpu.config.recipes.autoencoder import AutoencoderConfig
-from nbgpu.config.recipes.diffusion import DiffusionConfig
-from nbgpu.config.recipes.lithography import LithographyConfig
-from nbgpu.config.recipes.microstructure import MicrostructureConfig
-from nbgpu.config.recipes.own import settings_in
-from nbgpu.config.recipes.survival import SurvivalConfig
+from nbgpu.config.own_config import settings_in
+from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import from_text
 from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
-
-TRAIN_CONFIGS: dict[str, type[TrainConfig]] = {
-    "autoencoder": AutoencoderConfig,
-    "diffusion": DiffusionConfig,
-    "lithography": LithographyConfig,
-    "microstructure": MicrostructureConfig,
-    "survival": SurvivalConfig,
-}
-"""The settings of every recipe, by the recipe's name."""
 
 
 def settings_of(recipe: str) -> type[TrainConfig]:
