@@ -44,7 +44,6 @@ def scaling(arguments: list[str]) -> int:
     models: list[type[BaseModel]] = [StudyFlags, StudyConfig, ClusterConfig, TrainConfig]
     general_help("scaling", arguments, models, hidden=("recipe", *studies.DECIDED), first=_FIRST)
     ui.connect()
-    ui.connect_studies()
     if recipe := recipe_of(arguments):
         study = _new_study(recipe, arguments[1:])
     else:

@@ -48,6 +48,7 @@ HOUSE = [
     "client.engines",
     "client.launchers",
     "client.ipykernel",
+    "client.presenting",
     "client.__init__",
     "recipes",
     "engine.process",
