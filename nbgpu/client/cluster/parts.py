@@ -11,7 +11,7 @@ from typing import Any
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
-from nbgpu.client.cluster.time_limit import TimeLimitWatch
+from nbgpu.client.cluster.time_limit_watch import TimeLimitWatch
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.other_hosts.returning import ReturningHosts
 from nbgpu.client.engines.other_hosts.served import Served
