@@ -100,9 +100,9 @@ def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, Fi
     left_out = {"recipe", *unused(model), *(studies.DECIDED if command == "scaling" else ())}
     if command == "characterize":
         left_out |= {*MicrostructureConfig.model_fields} - {*MEASURING, *CharacterizeConfig.model_fields}
-    found: dict[str, FieldInfo] = {}
-    for each in models.get(command, []):
-        for name, info in each.model_fields.items():
+    fields: dict[str, FieldInfo] = {}
+    for group in models.get(command, []):
+        for name, info in group.model_fields.items():
             if name not in left_out:
-                found.setdefault(name, info)
-    yield from found.items()
+                fields.setdefault(name, info)
+    yield from fields.items()

@@ -316,12 +316,12 @@ class ClusterConfig(Settings):
     def _join_options(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        words = [
+        options = [
             str(name) if given is True else f"{name}={given}"
             for name, given in value.items()
             if given is not False
         ]
-        return shlex.join(words)
+        return shlex.join(options)
 
     @field_validator("launcher_options")
     @classmethod
@@ -466,11 +466,11 @@ def _slow_factors(text: str) -> dict[int, float]:
     factors: dict[int, float] = {}
     problems = []
     for part in filter(None, map(str.strip, text.split(","))):
-        found = re.fullmatch(r"(\d+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*x?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*x?", part)
+        if match is None:
             problems.append(f"{part!r} is not a rank and a factor, such as 1=1.5x")
             continue
-        rank, factor = int(found[1]), float(found[2])
+        rank, factor = int(match[1]), float(match[2])
         if not 1 < factor <= MAX_SLOW_FACTOR:
             problems.append(f"{part!r}: the factor is above 1 and at most {MAX_SLOW_FACTOR:g}")
         if rank in factors:

@@ -52,9 +52,9 @@ def require_within_limit(num_wanted: int, num_others: int = 0, others: str = "")
     )
 
 
-def in_words(found: SiteFile) -> str:
+def in_words(site: SiteFile) -> str:
     """The rows of a file: "gpus='free:1', gpus_per_person=2"."""
-    return ", ".join(f"{name}={value!r}" for name, value in {**found.defaults, **found.limits}.items())
+    return ", ".join(f"{name}={value!r}" for name, value in {**site.defaults, **site.limits}.items())
 
 
 def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
@@ -99,11 +99,11 @@ def _odd_rows(tables: Mapping[str, Any]) -> Iterator[str]:
         elif not isinstance(rows, dict):
             yield f"{table} must be a table: [{table}]"
         else:
-            known = _TABLES[table]
+            names = _TABLES[table]
             yield from (
-                f"[{table}] {name} cannot be set for a site.{did_you_mean(name, known)} It may have: {', '.join(known)}"
+                f"[{table}] {name} cannot be set for a site.{did_you_mean(name, names)} It may have: {', '.join(names)}"
                 for name in rows
-                if name not in known
+                if name not in names
             )
 
 

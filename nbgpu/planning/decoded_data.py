@@ -121,11 +121,11 @@ def memory_fit(
     )
     if copies > 1:
         fitting += " (twice their size: worker processes have a copy; num_workers=0 does without)"
-    words = f"fits in memory: {fitting}{basis}"
+    sentence = f"fits in memory: {fitting}{basis}"
     if asked <= free_bytes:
-        return MemoryFit(words, True)
+        return MemoryFit(sentence, True)
     most = math.floor(100 * share) / 100
-    return MemoryFit(f"{words}. {config.cache_rate:g} is too much: take {most:g} or less", False)
+    return MemoryFit(f"{sentence}. {config.cache_rate:g} is too much: take {most:g} or less", False)
 
 
 def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:

@@ -142,7 +142,7 @@ class StudyPlan:
         return self.cluster.changed(ranks=ranks) if self.cluster.is_local else self.cluster
 
     def _devices(self, ranks: int | None) -> Sequence[Device]:
-        """The devices of a point's ranks, as far as they are known.
+        """The known devices of a point's ranks.
 
         Args:
             ranks: the number of ranks; None for as many as the cluster's settings give.
@@ -292,11 +292,11 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     fields = settings_of(recipe).model_fields
     homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        known = [*itertools.chain(*homes)]
+        names = [*itertools.chain(*homes)]
         raise ConfigError(
             "\n".join(
-                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, known)} "
-                f"Settings: {', '.join(known)}"
+                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, names)} "
+                f"Settings: {', '.join(names)}"
                 for name in unknown
             )
         )
@@ -324,7 +324,7 @@ def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
     how many: a study has to know before the hosts are there."""
     if cluster.is_local or cluster.gpus_per_node is not None or not ranks:
         return cluster
-    numbers = [ClusterConfig.checked(ranks=each).ranks or 1 for each in ranks]
+    numbers = [ClusterConfig.checked(ranks=number).ranks or 1 for number in ranks]
     return cluster.changed(gpus_per_node=math.ceil(max(numbers) / cluster.num_hosts))
 
 
@@ -334,9 +334,9 @@ def _with_preset(
     """The settings with the values of a preset, but for what a study decides, and for checkpoints and
     validations, which it leaves out unless they are asked for."""
     varied = {} if vary == RANKS else {vary: list(values)}
-    found = with_preset(recipe, {**varied, **settings})
+    merged = with_preset(recipe, {**varied, **settings})
     left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
-    return {name: value for name, value in found.items() if name not in {*varied, *left_out}}
+    return {name: value for name, value in merged.items() if name not in {*varied, *left_out}}
 
 
 def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
