@@ -102,20 +102,17 @@ _ANYWHERE = {"ClusterConfig", "TrainConfig"} | {name for name in __all__ if name
 if _why_not := operating_system.why_not():
     warnings.warn(_why_not, stacklevel=2)
 
+_SHOWN = {"Cluster", "Run", "Sweep", "Study", "attach", "controls", "sweep", "scaling", "study", "try_advice"}
+"""The names whose runs, sweeps and studies are shown."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nbgpu' has no attribute {name!r}")
     if name not in _ANYWHERE:
         _require_linux()
-    studies = ("Study", "scaling", "study", "try_advice")
-    if name in ("Cluster", "Run", "Sweep", "attach", "controls", "sweep", *studies):
-        ui = import_module("nbgpu.ui")
-        ui.connect()
-        if name in ("Sweep", "sweep"):
-            ui.connect_sweeps()
-        if name in studies:
-            ui.connect_studies()
+    if name in _SHOWN:
+        import_module("nbgpu.ui").connect()
     found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found  # the next use, such as that of every distributed cell, does not come here
     return found

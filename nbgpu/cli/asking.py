@@ -97,10 +97,10 @@ def asked_before(
     if None in presets or len(presets) > 1:
         raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
     before: dict[str, Any] = {"preset": presets[0]} if presets else {}
-    found = _from_file(arguments, recipe)
-    if found is None:
+    from_file = _from_file(arguments, recipe)
+    if from_file is None:
         return cluster or ClusterConfig.checked(), before
-    cluster, train = found
+    cluster, train = from_file
     return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
 
 

@@ -203,5 +203,5 @@ def overview() -> str:
     """What `nbgpu` alone prints; no line has more than 80 columns."""
     lines = ["nbgpu runs cells and training on several GPUs, from JupyterLab or a terminal."]
     for title, commands in GROUPS.items():
-        lines += ["", title, *(f"  nbgpu {each.usage:<22} {each.what}" for each in commands)]
+        lines += ["", title, *(f"  nbgpu {command.usage:<22} {command.what}" for command in commands)]
     return "\n".join([*lines, "", "nbgpu COMMAND --help says more; nbgpu --version prints the version.", ""])

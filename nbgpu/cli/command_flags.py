@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, MicrostructureConfig, TrainConfig, flags
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import unused
@@ -16,6 +16,7 @@ from nbgpu.exports.settings import ExportConfig
 from nbgpu.planning import studies
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 
 
 class FileFlag(BaseModel):
@@ -99,9 +100,9 @@ def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, Fi
     left_out = {"recipe", *unused(model), *(studies.DECIDED if command == "scaling" else ())}
     if command == "characterize":
         left_out |= {*MicrostructureConfig.model_fields} - {*MEASURING, *CharacterizeConfig.model_fields}
-    found: dict[str, FieldInfo] = {}
-    for each in models.get(command, []):
-        for name, info in each.model_fields.items():
+    fields: dict[str, FieldInfo] = {}
+    for group in models.get(command, []):
+        for name, info in group.model_fields.items():
             if name not in left_out:
-                found.setdefault(name, info)
-    yield from found.items()
+                fields.setdefault(name, info)
+    yield from fields.items()

@@ -87,17 +87,22 @@ def _flag(name: str) -> str:
 
 def _choices() -> dict[str, tuple[str, ...]]:
     """The values of the flags that take one of a few, over all commands and recipes."""
-    found: dict[str, tuple[str, ...]] = {}
+    choices: dict[str, tuple[str, ...]] = {}
     fields: list[tuple[str, FieldInfo]] = [
-        *(each for recipe in TRAIN_CONFIGS for command in WITH_RECIPE for each in fields_of(command, recipe)),
+        *(
+            field
+            for recipe in TRAIN_CONFIGS
+            for command in WITH_RECIPE
+            for field in fields_of(command, recipe)
+        ),
         *fields_of("predict"),
     ]
     for name, info in fields:
         kinds = [info.annotation, *get_args(info.annotation)]
         values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
         if values:
-            found[_flag(name)] = tuple(dict.fromkeys([*found.get(_flag(name), ()), *map(str, values)]))
-    return found
+            choices[_flag(name)] = tuple(dict.fromkeys([*choices.get(_flag(name), ()), *map(str, values)]))
+    return choices
 
 
 def _bash() -> str:
@@ -108,7 +113,7 @@ def _bash() -> str:
     }
     # A recipe in a file has at least what all have.
     flags |= {f"{command} *": [*flags_of(command), *_HELP] for command in COMMANDS if flags_of(command)}
-    flags |= {f"{command} *": words for command, words in _OWN_WORDS.items()}
+    flags |= {f"{command} *": values for command, values in _OWN_WORDS.items()}
     return _BASH.format(
         commands=" ".join(COMMANDS),
         recipes=" ".join(TRAIN_CONFIGS),
@@ -128,23 +133,23 @@ def _cases(words: Mapping[str, Iterable[str]]) -> str:
 def _fish() -> str:
     lines = ["# For ~/.config/fish/config.fish: nbgpu completion fish | source"]
     first = "complete -c nbgpu -f -n __fish_use_subcommand"
-    lines += [f"{first} -a {each.name} -d '{each.what}'" for each in COMMANDS.values()]
-    for command, words in _OWN_WORDS.items():
-        lines.append(f"complete -c nbgpu -n '__fish_seen_subcommand_from {command}' -a '{' '.join(words)}'")
+    lines += [f"{first} -a {entry.name} -d '{entry.what}'" for entry in COMMANDS.values()]
+    for command, values in _OWN_WORDS.items():
+        lines.append(f"complete -c nbgpu -n '__fish_seen_subcommand_from {command}' -a '{' '.join(values)}'")
     choices: dict[str, Sequence[str]] = {**_choices()}
     for command in WITH_RECIPE:
         named = f"__fish_seen_subcommand_from {command}"
         no_recipe = f"not __fish_seen_subcommand_from {' '.join(TRAIN_CONFIGS)}"
         lines.append(f"complete -c nbgpu -n '{named}; and {no_recipe}' -a '{' '.join(TRAIN_CONFIGS)}'")
         of_recipes = {recipe: flags_of(command, recipe) for recipe in TRAIN_CONFIGS}
-        of_all = [flag for flag in flags_of(command) if all(flag in own for own in of_recipes.values())]
+        of_all = [flag for flag in flags_of(command) if all(flag in flags for flags in of_recipes.values())]
         lines += _fish_flags(f"'{named}'", [flag for flag in of_all if flag != "--preset"], choices)
         # A recipe in a file has what the settings of all have.
         rest = [flag for flag in flags_of(command) if flag not in of_all]
         lines += _fish_flags(f"'{named}; and {no_recipe}'", rest, choices)
-        for recipe, own in of_recipes.items():
+        for recipe, flags in of_recipes.items():
             given = f"'{named}; and __fish_seen_subcommand_from {recipe}'"
-            others = [flag for flag in own if flag not in of_all or flag == "--preset"]
+            others = [flag for flag in flags if flag not in of_all or flag == "--preset"]
             lines += _fish_flags(given, others, choices | {"--preset": presets.names(recipe)})
     for command in COMMANDS:
         if command not in WITH_RECIPE:

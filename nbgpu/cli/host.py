@@ -46,7 +46,7 @@ def _doctor_of_hosts(arguments: list[str]) -> int:
     rest = [word for word in arguments if word != "--json"]
     values = flags.parse([ClusterConfig], rest, prog="nbgpu doctor", description="Check a launcher's hosts.")
     config = ClusterConfig.checked(**{name: values[name] for name in flags.given(rest, values)})
-    if config.launcher == "local":
+    if config.is_local:
         raise UsageError("nbgpu doctor without --launcher checks this machine")
     if rest == arguments:
         return _tell(hosts_check.examine(config), as_json=False)

@@ -14,11 +14,7 @@ from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import characterizing, data_check, predicting
-from nbgpu.config import (
-    ClusterConfig,
-    MicrostructureConfig,
-    flags,
-)
+from nbgpu.config import ClusterConfig, flags
 from nbgpu.config.characterization import MEASURING, CharacterizeConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import together
@@ -26,6 +22,7 @@ from nbgpu.conversion import convert as conversion
 from nbgpu.errors import RunError
 from nbgpu.exports import export as exports
 from nbgpu.exports.settings import ExportConfig
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.run_folder import folder as runs
 from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.prediction import terminal as terminal_progress
@@ -90,9 +87,9 @@ def predict(arguments: list[str]) -> int:
         data_check.require_new(job)
         with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
             say(console, started.describe())
-            found = started.predict_with(job, show)
-    say(console, str(found))
-    return 1 if found.failed else 0
+            predictions = started.predict_with(job, show)
+    say(console, str(predictions))
+    return 1 if predictions.failed else 0
 
 
 def result(arguments: list[str]) -> None:
@@ -145,12 +142,12 @@ def convert(arguments: list[str]) -> None:
         )
     values = flags.parse([ConvertFlags], arguments[len(files) :], prog="nbgpu convert FILE [FILE ...]")
     asked = ConvertFlags(**values)
-    found = conversion.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
+    converted = conversion.convert([Path(file) for file in files], asked.data, asked.perceptual_network)
     if not asked.out:
-        print(found.to_toml(), end="")
+        print(converted.to_toml(), end="")
         return
-    conversion.write(found, Path(asked.out))
-    print("\n".join([*found.notes(), f"nbgpu train {found.recipe} --config {asked.out}"]))
+    conversion.write(converted, Path(asked.out))
+    print("\n".join([*converted.notes(), f"nbgpu train {converted.recipe} --config {asked.out}"]))
 
 
 def characterize(arguments: list[str]) -> None:
@@ -177,13 +174,13 @@ def characterize(arguments: list[str]) -> None:
     asked = CharacterizeConfig.checked(**of_command)
     job = characterizing.job_of(files, asked, values)
     characterizing.require(job)
-    found = []
+    characterized = []
     for one, measurement in zip(characterizing.characterized(job), job.measurements, strict=True):
-        found.append(one)
+        characterized.append(one)
         print(f"{one.data}: {characterizing.written(measurement, job)}", flush=True)
-    print("\n".join(["", *characterizing.table(found)]))
+    print("\n".join(["", *characterizing.table(characterized)]))
     if asked.against:
-        lines = characterizing.table_of_differences(found)
+        lines = characterizing.table_of_differences(characterized)
         print("\n".join(["", f"mean absolute differences from {asked.against}", *lines]))
 
 

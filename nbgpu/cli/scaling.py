@@ -44,7 +44,6 @@ def scaling(arguments: list[str]) -> int:
     models: list[type[BaseModel]] = [StudyFlags, StudyConfig, ClusterConfig, TrainConfig]
     general_help("scaling", arguments, models, hidden=("recipe", *studies.DECIDED), first=_FIRST)
     ui.connect()
-    ui.connect_studies()
     if recipe := recipe_of(arguments):
         study = _new_study(recipe, arguments[1:])
     else:
@@ -52,14 +51,14 @@ def scaling(arguments: list[str]) -> int:
         if folder is None or rest:
             raise no_recipe(arguments, "nbgpu scaling RECIPE [flags], or nbgpu scaling --resume FOLDER")
         study = Study(folder)
-        if study.status != "finished" or any(each.why_failed for each in study.measured()):
+        if study.status != "finished" or any(repeat.why_failed for repeat in study.measured()):
             study.resume()
     console = CommandConsole()
     count = f"{len(study.points)} point{'s' if len(study.points) > 1 else ''}"
     say(console, f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}")
     study_terminal.follow(study, console)
     study.wait(progress=False)
-    return 0 if all(isinstance(found, PointSummary) for found in study.summary()) else 1
+    return 0 if all(isinstance(summary, PointSummary) for summary in study.summary()) else 1
 
 
 def _new_study(recipe: str, arguments: list[str]) -> Study:
@@ -77,8 +76,8 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
     )
     asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.
-    known = {n: default_of(m, n) for m in (ClusterConfig, StudyConfig) for n in m.model_fields}
-    given = {name: value for name, value in values.items() if name in known and value != known[name]}
+    usual = {n: default_of(m, n) for m in (ClusterConfig, StudyConfig) for n in m.model_fields}
+    given = {name: value for name, value in values.items() if name in usual and value != usual[name]}
     given |= {name: value for name, value in before.items() if name in {*values, "preset"}}
     given |= {name: values[name] for name in flags.given(arguments, values)}
     if not asked.vary:

@@ -43,7 +43,6 @@ def sweep(arguments: list[str]) -> int:
     models: list[type[BaseModel]] = [FileFlag, SweepConfig, ClusterConfig, TrainConfig]
     general_help("sweep", arguments, models, hidden=("recipe",), as_text=TrainConfig, first=_FIRST)
     ui.connect()
-    ui.connect_sweeps()
     if recipe := recipe_of(arguments):
         sweep = starting.begin(recipe, _sweep_settings(recipe, arguments[1:]))
     else:

@@ -27,21 +27,21 @@ def notebooks(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError("usage: nbgpu notebooks DIR, such as lessons")
     to = Path(arguments[0]).expanduser()
-    found = sorted(folder().glob("*.ipynb"))
-    if there := [each.name for each in found if (to / each.name).exists()]:
+    paths = sorted(folder().glob("*.ipynb"))
+    if there := [path.name for path in paths if (to / path.name).exists()]:
         raise ConfigError(f"{to} has {', '.join(there)} already. Name another folder")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for each in found:
-            shutil.copyfile(each, to / each.name)
+        for path in paths:
+            shutil.copyfile(path, to / path.name)
     except OSError as error:
         raise ConfigError(f"{error.filename or to}: {error.strerror}. Name another folder") from None
-    print(f"{len(found)} notebooks are in {to}. Begin with {to / FIRST}")
+    print(f"{len(paths)} notebooks are in {to}. Begin with {to / FIRST}")
 
 
 def demo(arguments: list[str]) -> int:
     """Execute the first notebook."""
-    if len(arguments) > 1 or any(each.startswith("-") for each in arguments):
+    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
         raise UsageError("usage: nbgpu demo [FOLDER], which is demo where none is named")
     _show_commands()
     # nbconvert takes a second to import.

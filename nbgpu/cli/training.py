@@ -96,9 +96,9 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
     with Cluster.with_config(cluster) as started:
         say(console, started.describe())
         if asked.find_batch_size:
-            found = started.find_batch_size_with(config)
-            say(console, str(found))
-            config = config.changed(batch_size=found.batch_size, global_batch_size=None)
+            search = started.find_batch_size_with(config)
+            say(console, str(search))
+            config = config.changed(batch_size=search.batch_size, global_batch_size=None)
         plan = started.plan_with(config)
         say(console, str(plan))
         if asked.plan:

@@ -10,20 +10,15 @@ from __future__ import annotations
 from nbgpu.config import site as site  # what reads settings also checks the site's file
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
+from nbgpu.config.own_config import RECIPE_GROUP, OwnConfig
+from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.recipes import (
-    TRAIN_CONFIGS,
     config_of_point,
     settings_beside,
     settings_of,
     train_config,
     with_preset,
 )
-from nbgpu.config.recipes.autoencoder import AutoencoderConfig
-from nbgpu.config.recipes.diffusion import DiffusionConfig
-from nbgpu.config.recipes.lithography import LithographyConfig
-from nbgpu.config.recipes.microstructure import DescriptorType, MicrostructureConfig
-from nbgpu.config.recipes.own import RECIPE_GROUP, OwnConfig
-from nbgpu.config.recipes.survival import SurvivalConfig
 from nbgpu.config.toml import read_tables, read_toml, write_toml
 from nbgpu.config.training import (
     MAX_PROFILED_STEPS,
@@ -40,21 +35,15 @@ __all__ = [
     "MAX_PROFILED_STEPS",
     "RECIPE_GROUP",
     "TRAIN_CONFIGS",
-    "AutoencoderConfig",
     "CheckpointSettings",
     "ClusterConfig",
     "DataSettings",
-    "DescriptorType",
-    "DiffusionConfig",
-    "LithographyConfig",
     "LogSettings",
     "LoopSettings",
-    "MicrostructureConfig",
     "OptimizerSettings",
     "OwnConfig",
     "ParallelSettings",
     "PrecisionSettings",
-    "SurvivalConfig",
     "TrainConfig",
     "config_of_point",
     "read_tables",

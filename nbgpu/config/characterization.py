@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nbgpu.config.recipes.microstructure import DescriptorType, MicrostructureConfig
 from nbgpu.config.settings import Settings, read_from
+from nbgpu.recipes.microstructure.config import DescriptorType, MicrostructureConfig
 
 MEASURING = (
     "limit_to",

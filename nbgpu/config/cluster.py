@@ -5,30 +5,28 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from nbgpu.config.conditions import Condition, Rules, given, left_out, none_of, one_of, only
+from nbgpu.config.launchers import LAUNCHERS, OPTIONAL, LauncherSettings
 from nbgpu.config.settings import Settings, control, several
 from nbgpu.errors import ConfigError
-from nbgpu.machine import slurm_job
 from nbgpu.machine.cgroups import usable_cores
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.machine.links import Link, parse_link
-from nbgpu.machine.slurm_job import OwnJob
 from nbgpu.text.ranks import named_ranks
-from nbgpu.text.similar import did_you_mean
 from nbgpu.text.sizes import in_words, parse_size
 
 MAX_RANKS = 64
 MAX_SLOW_FACTOR = 100.0
-SSH_OPTIONS = ("python", "ssh")
-"""The names in `launcher_options` with launcher='ssh'."""
-PROFILE_OPTIONS = ("python", "folder")
-"""The names in `launcher_options` with an `ipython_profile`."""
 _LEAST_MEMORY_BYTES = 64 * 2**20
 """Python and torch alone take more. A smaller limit is a mistake, such as a unit that was forgotten."""
+if TYPE_CHECKING:
+    LauncherName = str
+else:
+    LauncherName = Literal[tuple(LAUNCHERS)]
 
 
 class ClusterConfig(Settings):
@@ -39,11 +37,10 @@ class ClusterConfig(Settings):
         only(one_of("backend", "auto"), "probe_timeout_s"),
         only(none_of("gpus", "none"), "share_gpus", "allocator", "bind_cores"),
         only(given("release_after_s"), "save_on_release"),
-        only(one_of("launcher", "hosts", "slurm"), "nodes"),
-        only(one_of("launcher", "ssh"), "hosts"),
-        only(one_of("launcher", "ssh", "slurm", "hosts"), "launcher_options"),
-        only(one_of("launcher", "ssh", "slurm"), "setup"),
-        only(one_of("launcher", "hosts"), "ipython_profile"),
+        *(
+            only(one_of("launcher", *(each.NAME for each in LAUNCHERS.values() if name in each.TAKES)), name)
+            for name in OPTIONAL
+        ),
         only(none_of("launcher", "local"), "gpus_per_node", "interface", "on_host_lost"),
         only(one_of("on_host_lost", "wait"), "host_patience_s"),
         only(left_out("ranks"), "at_least"),
@@ -94,11 +91,10 @@ class ClusterConfig(Settings):
         "ranks on the CPU, or on the GPUs that `gpus` names, which share them; the start says which, and what times mean "
         "then. Left out: as many ranks as GPUs, also if that is one",
     )
-    launcher: Literal["local", "ssh", "slurm", "hosts"] = Field(
+    launcher: LauncherName = Field(
         "local",
-        description="where ranks run: 'local' on the notebook's host; 'ssh' on the hosts that `hosts` names; 'slurm' on "
-        "the nodes of a Slurm job, that of the notebook where it is in one; 'hosts' on hosts that dial in with `nbgpu host "
-        "--join FILE`, which a person or any scheduler starts there",
+        description="where ranks run: "
+        + "; ".join(f"{each.NAME!r} {each.MEANING}" for each in LAUNCHERS.values()),
         json_schema_extra=control("Hosts", "Launcher"),
     )
     hosts: str = Field(
@@ -124,11 +120,8 @@ class ClusterConfig(Settings):
     )
     launcher_options: str = Field(
         "",
-        description="more for the launcher, as names and values separated by spaces. With 'ssh': python=PATH, the Python "
-        "of the hosts (left out: this one's path), and ssh='-p 2222', arguments of ssh. With 'slurm': options of sbatch "
-        "without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and folder=PATH, which all nodes see (left "
-        "out: the home folder); where the notebook is in a job itself, python, folder and new_job, which asks for another "
-        "job. With an ipython_profile: python=PATH and folder=PATH",
+        description="more for the launcher, as names and values separated by spaces. "
+        + " ".join(filter(None, (each.OPTIONS_MEANING for each in LAUNCHERS.values()))).removesuffix("."),
         json_schema_extra=control("Hosts", "Launcher options"),
     )
     setup: str = Field(
@@ -324,12 +317,12 @@ class ClusterConfig(Settings):
     def _join_options(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        words = [
+        options = [
             str(name) if given is True else f"{name}={given}"
             for name, given in value.items()
             if given is not False
         ]
-        return shlex.join(words)
+        return shlex.join(options)
 
     @field_validator("launcher_options")
     @classmethod
@@ -376,26 +369,7 @@ class ClusterConfig(Settings):
                 f"share_gpus does not go with {'wait' if self.wait else f'gpus={self.gpus!r}'}: nobody else has a GPU that is "
                 "free. Leave one of them out"
             )
-        if self.launcher == "slurm" and self.num_free_gpus:
-            yield (
-                f"gpus={self.gpus!r} does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it for so many with "
-                f"launcher_options='gpus-per-node={self.num_free_gpus}', and leave gpus out"
-            )
-        if self.launcher == "ssh":
-            if not self.hosts:
-                yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"
-            yield from self._unknown_options("launcher='ssh'", SSH_OPTIONS)
-        if self.launcher == "hosts" and self.ipython_profile:
-            yield from self._unknown_options("an ipython_profile", PROFILE_OPTIONS)
-        elif self.launcher == "hosts" and self.launcher_options:
-            yield "launcher_options count with launcher='hosts' only beside an ipython_profile, because nothing is started otherwise"
-
-    def _unknown_options(self, whose: str, known: tuple[str, ...]) -> Iterator[str]:
-        if unknown := [name for name in self.options_of_launcher if name not in known]:
-            yield (
-                f"launcher_options: {unknown[0]} is none of {whose}.{did_you_mean(unknown[0], known)} "
-                f"It takes {' and '.join(known)}"
-            )
+        yield from self.launcher_settings.problems()
 
     @property
     def takes_free_gpus(self) -> bool:
@@ -415,17 +389,19 @@ class ClusterConfig(Settings):
     @property
     def num_hosts(self) -> int:
         """The number of hosts that have ranks."""
-        if self.launcher == "ssh":
-            return len(self.host_names)
-        job = self.own_job
-        return self.nodes or (1 if job is None else job.num_nodes)
+        return self.launcher_settings.num_hosts
 
     @property
-    def own_job(self) -> OwnJob | None:
-        """The Slurm job in which this process runs, where its nodes are to have the ranks; None otherwise."""
-        if self.launcher != "slurm" or slurm_job.NEW_JOB in self.options_of_launcher:
-            return None
-        return slurm_job.own_job()
+    def is_local(self) -> bool:
+        """Whether the ranks run on the notebook's host."""
+        return LAUNCHERS[self.launcher].IS_LOCAL
+
+    @property
+    def launcher_settings(self) -> LauncherSettings:
+        """What the launcher takes of these settings."""
+        return LAUNCHERS[self.launcher](
+            self.host_names, self.nodes, self.options_of_launcher, self.ipython_profile, self.num_free_gpus
+        )
 
     @property
     def host_names(self) -> list[str]:
@@ -491,11 +467,11 @@ def _slow_factors(text: str) -> dict[int, float]:
     factors: dict[int, float] = {}
     problems = []
     for part in filter(None, map(str.strip, text.split(","))):
-        found = re.fullmatch(r"(\d+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*x?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d+)\s*=\s*(\d+(?:\.\d*)?|\.\d+)\s*x?", part)
+        if match is None:
             problems.append(f"{part!r} is not a rank and a factor, such as 1=1.5x")
             continue
-        rank, factor = int(found[1]), float(found[2])
+        rank, factor = int(match[1]), float(match[2])
         if not 1 < factor <= MAX_SLOW_FACTOR:
             problems.append(f"{part!r}: the factor is above 1 and at most {MAX_SLOW_FACTOR:g}")
         if rank in factors:

@@ -105,7 +105,7 @@ def defaults(condition: Condition, **values: Any) -> OtherDefaults:
 
 def conditions(model: type[BaseModel], name: str) -> tuple[Condition, ...]:
     """All conditions for a setting to count, of the model and of those that it extends."""
-    rules = [rule for known in model.__mro__[::-1] for rule in vars(known).get("ONLY_WITH", ())]
+    rules = [rule for base in model.__mro__[::-1] for rule in vars(base).get("ONLY_WITH", ())]
     return tuple(rule.condition for rule in rules if name in rule.names)
 
 
@@ -138,32 +138,32 @@ def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterato
 
 def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
     """The default of every setting beside these values of others; a setting that is missing has its own."""
-    found = {name: field.default for name, field in model.model_fields.items()}
+    present = {name: field.default for name, field in model.model_fields.items()}
     for rule in _default_rules(model):
-        if _holds(rule.condition, values.get(rule.condition.name, found[rule.condition.name])):
-            found |= rule.values
-    return found | of_the_site(model, values)
+        if _holds(rule.condition, values.get(rule.condition.name, present[rule.condition.name])):
+            present |= rule.values
+    return present | site_defaults(model, values)
 
 
 def default_of(model: type[BaseModel], name: str) -> Any:
     """The default of a setting where nothing is given: the site's, or the field's own."""
-    return of_the_site(model, {}).get(name, model.model_fields[name].default)
+    return site_defaults(model, {}).get(name, model.model_fields[name].default)
 
 
-def of_the_site(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that the host's administrator has set, as far as they count beside these values.
+def site_defaults(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that the host's administrator has set and that count with these values.
 
     Raises:
         ConfigError: the administrator's file has bad rows.
     """
-    found = site_file.defaults_of(model)
-    if not found:
+    site = site_file.defaults_of(model)
+    if not site:
         return {}
-    merged = {**{name: field.default for name, field in model.model_fields.items()}, **found, **values}
-    rules = [rule for known in model.__mro__[::-1] for rule in vars(known).get("SITE_ONLY_WITH", ())]
+    merged = {**{name: field.default for name, field in model.model_fields.items()}, **site, **values}
+    rules = [rule for base in model.__mro__[::-1] for rule in vars(base).get("SITE_ONLY_WITH", ())]
     return {
         name: value
-        for name, value in found.items()
+        for name, value in site.items()
         if all(
             _holds(condition, merged[condition.name])
             for condition in (
@@ -175,7 +175,7 @@ def of_the_site(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, 
 
 
 def deciding(model: type[BaseModel]) -> set[str]:
-    """The settings beside which others have other defaults."""
+    """The settings that decide about the defaults of others."""
     return {rule.condition.name for rule in _default_rules(model)}
 
 
@@ -194,23 +194,23 @@ def in_place_of_defaults(
         preset: the values of a preset, by name.
     """
     preset = preset or {}
-    own = {name: field.default for name, field in model.model_fields.items()}
-    found = {
+    field_defaults = {name: field.default for name, field in model.model_fields.items()}
+    values = {
         name: value
         for name, value in {**defaults_beside(model, {**preset, **given}), **preset}.items()
-        if name in preset or value != own.get(name)
+        if name in preset or value != field_defaults.get(name)
     }
     # What does not go with the site's launcher is refused: a person would not expect ranks on another host.
-    of_site = {} if preset else of_the_site(model, given)
-    found = {
+    of_site = {} if preset else site_defaults(model, given)
+    values = {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if name not in given and (name in of_site or not _stands_in_the_way(model, name, value, given))
     }
-    merged = {**own, **found, **given}
+    merged = {**field_defaults, **values, **given}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if all(_holds(condition, merged[condition.name]) for condition in conditions(model, name))
     }
 
@@ -232,7 +232,7 @@ def _stands_in_the_way(model: type[BaseModel], name: str, value: Any, given: Map
 
 def _default_rules(model: type[BaseModel]) -> list[OtherDefaults]:
     """The rules of the model and of those that it extends, whose own come last and win."""
-    return [rule for known in model.__mro__[::-1] for rule in vars(known).get("DEFAULTS_WITH", ())]
+    return [rule for base in model.__mro__[::-1] for rule in vars(base).get("DEFAULTS_WITH", ())]
 
 
 def _holds(condition: Condition, value: Any) -> bool:

@@ -109,18 +109,22 @@ def _marks(info: FieldInfo) -> list[Any]:
 
 def given(arguments: Sequence[str], names: Iterable[str]) -> set[str]:
     """The fields whose flag stands among the arguments, also as `--no-name`."""
-    flags = {each.partition("=")[0][2:].replace("-", "_") for each in arguments if each.startswith("--")}
+    flags = {
+        argument.partition("=")[0][2:].replace("-", "_")
+        for argument in arguments
+        if argument.startswith("--")
+    }
     return {name for name in names if name in flags or f"no_{name}" in flags}
 
 
 def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
     """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is
     missing."""
-    found: list[str | None] = []
+    values: list[str | None] = []
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag.replace("-", "_") != f"__{name}":
             continue
         following = value if equals else next(iter(arguments[place + 1 :]), "")
-        found.append(following if following and not following.startswith("--") else None)
-    return found
+        values.append(following if following and not following.startswith("--") else None)
+    return values

@@ -89,24 +89,24 @@ def flag_of(
     allowed = bounds(info)
     if annotation is bool and kind is None:
         usage = flag if is_switch else f"{flag}, --no-{flag[2:]}"
-        told = "" if is_switch else ("on" if default else "off")
+        default_text = "" if is_switch else ("on" if default else "off")
     else:
         kind = kind or _kind(annotation)
         usage = f"{flag} {kind}"
-        words = default if isinstance(default, tuple) else [] if default is None else [default]
-        told = " ".join(map(str, words))
+        items = default if isinstance(default, tuple) else [] if default is None else [default]
+        default_text = " ".join(map(str, items))
         if "|" in kind:
             allowed = ""
         elif "CHOICE ..." in kind:
             choices = ", ".join(map(str, get_args(get_args(annotation)[0])))
             allowed = f"of {choices}; {allowed}" if allowed else f"of {choices}"
-    brackets = [*([allowed] if allowed else []), *([f"default {told}"] if told else [])]
+    brackets = [*([allowed] if allowed else []), *([f"default {default_text}"] if default_text else [])]
     return Flag(usage, f"{meaning} ({'; '.join(brackets)})" if brackets else meaning)
 
 
 def _without_none(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, types.UnionType):
-        kept = [each for each in get_args(annotation) if each is not type(None)]
+        kept = [member for member in get_args(annotation) if member is not type(None)]
         return kept[0] if len(kept) == 1 else annotation
     return annotation
 
@@ -117,7 +117,7 @@ def _kind(annotation: Any) -> str:
         choices = "|".join(map(str, get_args(annotation)))
         return choices if len(choices) <= _FLAG_WIDTH - len("--amp ") else "CHOICE"
     if get_origin(annotation) is tuple:
-        kinds = [_kind(each) for each in get_args(annotation) if each is not ...]
+        kinds = [_kind(item) for item in get_args(annotation) if item is not ...]
         return f"{kinds[0]} ..." if ... in get_args(annotation) else " ".join(kinds)
     return _KINDS.get(annotation, "VALUE")
 

@@ -108,9 +108,9 @@ def read(path: Path) -> RecipeFile:
         ) from None
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and _is_recipe(node)]
     if len(classes) != 1:
-        found = ", ".join(node.name for node in classes) or "none"
+        names = ", ".join(node.name for node in classes) or "none"
         raise ConfigError(
-            f"{path} must have one class of {BASE_CLASS} (from nbgpu.recipes.own); found: {found}. "
+            f"{path} must have one class of {BASE_CLASS} (from nbgpu.recipes.own); found: {names}. "
             "`nbgpu new NAME` writes a file to begin with"
         )
     comments = _comments(text)
@@ -145,15 +145,15 @@ _MOST_FILES = 200
 
 def in_folder(folder: Path) -> list[str]:
     """The files of a folder that have a recipe which can be used, in alphabetical order."""
-    found = []
+    recipes = []
     for path in sorted(folder.glob("*.py"))[:_MOST_FILES]:
         try:
             # Most files have none, and need not be parsed for that.
             if BASE_CLASS in read_text(path):
-                found.append(str(read(path).path))
+                recipes.append(str(read(path).path))
         except (OSError, UnicodeDecodeError, ConfigError):
             continue  # it is offered when it can be read
-    return found
+    return recipes
 
 
 def _is_recipe(node: ast.ClassDef) -> bool:

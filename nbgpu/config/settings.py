@@ -44,8 +44,8 @@ def control(group: str, label: str = "", *, unit: str = "") -> Any:
             the field is inherited, or else its name with spaces.
         unit: what a number of it counts or measures, such as 'steps'; left out as `label`.
     """
-    words = {"label": label, "unit": unit}
-    return {"control": group, **{name: word for name, word in words.items() if word}}
+    texts = {"label": label, "unit": unit}
+    return {"control": group, **{name: word for name, word in texts.items() if word}}
 
 
 def shape_of_model() -> Any:
@@ -129,8 +129,8 @@ class Settings(BaseModel):
     DEFAULTS_WITH: ClassVar[DefaultRules] = ()
     """The defaults that settings have beside certain values of another one, in place of the fields' own."""
     REPLACES: ClassVar[Mapping[str, str]] = {}
-    """By the name of a setting the one beside which its default, if it is another one's than the field's own,
-    does not count: what is given takes its place."""
+    """Maps a setting to the one that it replaces: an explicit value of the latter takes the place of the
+    former's conditional default."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -138,8 +138,8 @@ class Settings(BaseModel):
         """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
         if not isinstance(values, dict):
             return handler(values)
-        known = {name: _typed(cls, name, value) for name, value in values.items()}
-        made = handler({**in_place_of_defaults(cls, known), **values})
+        typed = {name: _typed(cls, name, value) for name, value in values.items()}
+        made = handler({**in_place_of_defaults(cls, typed), **values})
         made.model_fields_set.intersection_update(values)
         return made
 
@@ -240,15 +240,15 @@ def bounds(field: FieldInfo) -> str:
         for k in ("ge", "gt", "le", "lt", "multiple_of")
         if hasattr(m, k)
     }
-    words = []
+    parts = []
     if "ge" in limits and "le" in limits:
-        words.append(f"{limits['ge']} to {limits['le']}")
+        parts.append(f"{limits['ge']} to {limits['le']}")
     else:
         names_of = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-        words += [f"{names_of[k]} {limits[k]}" for k in ("ge", "gt", "le", "lt") if k in limits]
+        parts += [f"{names_of[k]} {limits[k]}" for k in ("ge", "gt", "le", "lt") if k in limits]
     if "multiple_of" in limits:
-        words.append(f"a multiple of {limits['multiple_of']}")
-    return ", ".join(words)
+        parts.append(f"a multiple of {limits['multiple_of']}")
+    return ", ".join(parts)
 
 
 def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str, Any]) -> str:
@@ -323,9 +323,9 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
         model(**{name: value})
     except ValidationError as error:
         # Rules about several fields are checked where all of the fields are known.
-        own = [problem for problem in error.errors() if problem["loc"][:1] == (name,)]
-        if own:
-            reason = _reason(own[0]["msg"])
+        problems = [problem for problem in error.errors() if problem["loc"][:1] == (name,)]
+        if problems:
+            reason = _reason(problems[0]["msg"])
             if not text.strip():
                 reason = f"a value is missing{fix}"
             elif allowed:
@@ -449,8 +449,8 @@ def unit_of(model: type[BaseModel], name: str) -> str:
 
 def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
     """What the field, or the one that it replaces, says in `control(...)`; empty where none does."""
-    for known in model.__mro__:
-        field = getattr(known, "model_fields", {}).get(name)
+    for base in model.__mro__:
+        field = getattr(base, "model_fields", {}).get(name)
         extra = getattr(field, "json_schema_extra", None)
         if isinstance(extra, dict) and kind in extra:
             return str(extra[kind])
@@ -475,12 +475,12 @@ def marked(model: type[BaseModel], mark: Literal["shapes_the_model", "divides_th
 
 def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
     """The fields that can be changed while a run goes on, and the moment at which a change takes effect."""
-    found: dict[str, Literal["step", "epoch"]] = {}
+    moments: dict[str, Literal["step", "epoch"]] = {}
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "steered" in extra and name not in unused(model):
-            found[name] = "epoch" if extra["steered"] == "epoch" else "step"
-    return found
+            moments[name] = "epoch" if extra["steered"] == "epoch" else "step"
+    return moments
 
 
 def markdown_table(model: type[BaseModel]) -> str:

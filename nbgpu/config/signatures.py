@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.config.conditions import meaning
-from nbgpu.config.recipes import TRAIN_CONFIGS
+from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import bounds, unused
 from nbgpu.config.training import TrainConfig
 
@@ -46,9 +46,11 @@ def _written(kind: Any) -> str:
     if kind is NoneType:
         return "None"
     if get_origin(kind) in (Union, UnionType):
-        return " | ".join(_written(each) for each in get_args(kind))
+        return " | ".join(_written(member) for member in get_args(kind))
     if get_origin(kind) is Literal:
-        choices = ", ".join(f'"{each}"' if isinstance(each, str) else repr(each) for each in get_args(kind))
+        choices = ", ".join(
+            f'"{member}"' if isinstance(member, str) else repr(member) for member in get_args(kind)
+        )
         return f"Literal[{choices}]"
     if get_origin(kind) is tuple:
         # Lists do as well.
@@ -109,7 +111,7 @@ def list_settings_of_every_recipe() -> str:
     parts = []
     for group, names in _groups():
         parts.append(f"{group}\n{listed(TrainConfig, names)}")
-    own = [
+    of_recipes = [
         textwrap.fill(
             f"{recipe}: {', '.join(_own(model))}", _WIDTH, initial_indent="    ", subsequent_indent=" " * 8
         )
@@ -119,7 +121,7 @@ def list_settings_of_every_recipe() -> str:
         [
             "Settings of every recipe (Shift-Tab behind the recipe's name lists that recipe's own as well):",
             *parts,
-            "Settings of single recipes:\n" + "\n".join(own),
+            "Settings of single recipes:\n" + "\n".join(of_recipes),
         ]
     )
 

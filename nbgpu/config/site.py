@@ -14,8 +14,8 @@ from typing import Any
 
 from nbgpu.config import site_file
 from nbgpu.config.cluster import ClusterConfig
-from nbgpu.config.recipes.autoencoder import AutoencoderConfig
 from nbgpu.config.site_file import SiteFile
+from nbgpu.config.training import LogSettings
 from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
 
@@ -52,9 +52,9 @@ def require_within_limit(num_wanted: int, num_others: int = 0, others: str = "")
     )
 
 
-def in_words(found: SiteFile) -> str:
+def in_words(site: SiteFile) -> str:
     """The rows of a file: "gpus='free:1', gpus_per_person=2"."""
-    return ", ".join(f"{name}={value!r}" for name, value in {**found.defaults, **found.limits}.items())
+    return ", ".join(f"{name}={value!r}" for name, value in {**site.defaults, **site.limits}.items())
 
 
 def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
@@ -79,7 +79,7 @@ def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
         given = {name: rows[name] if rows[name] == value else value for name, value in given.items()}
         if "runs_dir" in defaults:
             try:
-                checked = AutoencoderConfig.checked(runs_dir=defaults["runs_dir"])
+                checked = LogSettings.checked(runs_dir=defaults["runs_dir"])
                 # Each user has a folder of their own: '/scratch/$USER/runs', '~/runs'.
                 given["runs_dir"] = str(Path(os.path.expandvars(checked.runs_dir)).expanduser())
             except ConfigError as error:
@@ -99,11 +99,11 @@ def _odd_rows(tables: Mapping[str, Any]) -> Iterator[str]:
         elif not isinstance(rows, dict):
             yield f"{table} must be a table: [{table}]"
         else:
-            known = _TABLES[table]
+            names = _TABLES[table]
             yield from (
-                f"[{table}] {name} cannot be set for a site.{did_you_mean(name, known)} It may have: {', '.join(known)}"
+                f"[{table}] {name} cannot be set for a site.{did_you_mean(name, names)} It may have: {', '.join(names)}"
                 for name in rows
-                if name not in known
+                if name not in names
             )
 
 

@@ -63,12 +63,12 @@ def read() -> SiteFile:
         return SiteFile()
     path = USUAL if named is None else Path(named).expanduser()
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         if named is None:
             return SiteFile()
         raise ConfigError(f"{VARIABLE}={named}: the file cannot be read ({error.strerror})") from None
-    key = (path, found.st_mtime_ns, found.st_size, found.st_ino)
+    key = (path, status.st_mtime_ns, status.st_size, status.st_ino)
     if _known is None or _known[0] != key:
         assert check is not None, "nbgpu.config sets it"
         with ignored():
@@ -82,8 +82,8 @@ def defaults_of(model: type) -> dict[str, Any]:
     rows: Mapping[str, str] = getattr(model, "FROM_SITE", {})
     if not rows:
         return {}
-    found = read().defaults
-    return {name: found[row] for name, row in rows.items() if row in found}
+    defaults = read().defaults
+    return {name: defaults[row] for name, row in rows.items() if row in defaults}
 
 
 def _tables(path: Path) -> dict[str, Any]:

@@ -544,10 +544,10 @@ class TrainConfig(
             yield "schedule='plateau' looks at the validation loss, and val_every=0 makes none"
         if self.best_metric and not self.validates:
             yield f"best_metric={self.best_metric!r} is a value of validations, and val_every=0 makes none"
-        known = self.VALIDATION_VALUES
-        if self.best_metric and known and self.best_metric not in known:
+        measured = self.VALIDATION_VALUES
+        if self.best_metric and measured and self.best_metric not in measured:
             yield (
-                f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(known)}"
+                f"best_metric={self.best_metric!r} is not a value of this recipe's validation. Values: {', '.join(measured)}"
             )
         for name in sorted(self.UNUSED):
             if (value := getattr(self, name)) != type(self).model_fields[name].default:

@@ -30,7 +30,7 @@ def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, A
     whole = train_config(recipe, **beside, **given)
     needed = dict(given)
     for name, value in given.items():
-        others = {each: needed[each] for each in needed if each != name}
+        others = {setting: needed[setting] for setting in needed if setting != name}
         if settings_beside(recipe, {**beside, **others})[name] == value:
             needed = others
     # A value that is given also changes what a preset or another default may be.
@@ -69,27 +69,27 @@ def as_code(
 
 def as_command(recipe: str, preset: str, settings: Mapping[str, Any], cluster: ClusterConfig) -> str:
     """The command that trains with these settings, for a shell."""
-    words = ["nbgpu", "train", recipe, *(["--preset", preset] if preset else [])]
-    words += arguments_of(settings_of(recipe), settings)
-    words += arguments_of(ClusterConfig, cluster.beyond_defaults)
-    return shlex.join(words)
+    arguments = ["nbgpu", "train", recipe, *(["--preset", preset] if preset else [])]
+    arguments += arguments_of(settings_of(recipe), settings)
+    arguments += arguments_of(ClusterConfig, cluster.beyond_defaults)
+    return shlex.join(arguments)
 
 
 def arguments_of(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
     """The flags of these settings, as `nbgpu.config.flags.parse` reads them."""
-    words = []
+    arguments = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool) and model.model_fields[name].annotation is bool:
-            words.append(flag if value else f"--no-{flag[2:]}")
+            arguments.append(flag if value else f"--no-{flag[2:]}")
             continue
         items = [str(item) for item in (value if isinstance(value, tuple) else (value,))]
         if len(items) == 1 and items[0].startswith("-"):
             # Alone it would be taken for a flag.
-            words.append(f"{flag}={items[0]}")
+            arguments.append(f"{flag}={items[0]}")
         else:
-            words += [flag, *items]
-    return words
+            arguments += [flag, *items]
+    return arguments
 
 
 def _literal(value: Any) -> str:

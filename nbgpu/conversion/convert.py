@@ -59,9 +59,9 @@ def convert(paths: Sequence[Path], data: str = "", network: str = "") -> Convert
     tables = {name for content in contents for name in content}
     for of_tool, convert_files in _KNOWN:
         if tables & {*of_tool}:
-            found = convert_files(Keys(*contents), names, data, network)
-            found.config()
-            return found
+            result = convert_files(Keys(*contents), names, data, network)
+            result.config()
+            return result
     raise ConfigError(
         f"{names}: not the files of a tool that can be converted. Known are MONAI's tutorial 3d_ldm (with "
         f"{' or '.join(latent_diffusion.TABLES)}) and Fast-DDPM (with {', '.join(fast_ddpm.TABLES)}). The names there are: "

@@ -9,7 +9,7 @@ from nbgpu.conversion.converted import Converted
 from nbgpu.conversion.foreign import Keys, in_words
 
 TABLES = ("diffusion", "sampling", "optim")
-"""The tables of which such a file has at least one."""
+"""Such a file has at least one of these tables."""
 
 _BETAS = {
     "linear": "linear_beta",
@@ -30,22 +30,22 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
         data: the data, which the file does not name; '' for none.
         network: unused here; the loss has no other network.
     """
-    found = Converted("diffusion", keys, names)
+    result = Converted("diffusion", keys, names)
     # A folder that is not there is refused; without one the recipe would train on generated heads.
-    found.set(
+    result.set(
         "data", data or "BraTS2023", "--data" if data else "which the file does not name: the folder of BraTS"
     )
-    size = _volumes(found)
-    _network(found, size)
-    _diffusion(found)
-    _training(found)
-    _optimizer(found)
-    _sampling(found)
+    size = _volumes(result)
+    _network(result, size)
+    _diffusion(result)
+    _training(result)
+    _optimizer(result)
+    _sampling(result)
     if network:
-        found.left_out.append("--perceptual-network: the loss is the squared error alone")
-    found.expect("device", "cuda", otherwise="the cluster chooses the devices: --gpus")
-    found.take("mixed_precision", "amp", convert=lambda on: "fp16" if on else "off")
-    return found
+        result.left_out.append("--perceptual-network: the loss is the squared error alone")
+    result.expect("device", "cuda", otherwise="the cluster chooses the devices: --gpus")
+    result.take("mixed_precision", "amp", convert=lambda on: "fp16" if on else "off")
+    return result
 
 
 def _cube(value: Any) -> int:
@@ -55,112 +55,112 @@ def _cube(value: Any) -> int:
     return int(edges[0])
 
 
-def _volumes(found: Converted) -> int | None:
-    found.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
-    size: int | None = found.take("data.volume_size", "size", convert=_cube)
-    if "data.crop_size" in found.keys:
-        size = found.take(
+def _volumes(result: Converted) -> int | None:
+    result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
+    size: int | None = result.take("data.volume_size", "size", convert=_cube)
+    if "data.crop_size" in result.keys:
+        size = result.take(
             "data.crop_size", "size", "the middle, where the script draws places", convert=_cube
         )
-        found.set("fit", "crop", "data.crop_size")
-        found.leave("data.crops_per_volume", "a volume is cropped once, in its middle")
-    found.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
-    found.take("data.num_workers", "num_workers", "for each rank")
-    found.leave("data.normalization", "percentiles 1 to 99 of the brain become -1 to 1, for all volumes")
+        result.set("fit", "crop", "data.crop_size")
+        result.leave("data.crops_per_volume", "a volume is cropped once, in its middle")
+    result.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
+    result.take("data.num_workers", "num_workers", "for each rank")
+    result.leave("data.normalization", "percentiles 1 to 99 of the brain become -1 to 1, for all volumes")
     return size
 
 
-def _network(found: Converted, size: int | None) -> None:
-    found.leave("model.type", "one modality is made from the other three; see target")
-    found.expect("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
-    found.expect("model.out_ch", 1, otherwise="one modality comes out")
-    channels = found.keys.take("model.ch")
-    multiples = found.keys.take("model.ch_mult")
+def _network(result: Converted, size: int | None) -> None:
+    result.leave("model.type", "one modality is made from the other three; see target")
+    result.expect("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
+    result.expect("model.out_ch", 1, otherwise="one modality comes out")
+    channels = result.keys.take("model.ch")
+    multiples = result.keys.take("model.ch_mult")
     if channels is not None and multiples is not None:
-        found.set("channels", [channels * each for each in multiples], "model.ch x model.ch_mult")
-        if all(channels * each % _NUM_GROUPS == 0 for each in multiples):
-            found.set("norm_groups", _NUM_GROUPS, _IN_SCRIPT)
+        result.set("channels", [channels * factor for factor in multiples], "model.ch x model.ch_mult")
+        if all(channels * factor % _NUM_GROUPS == 0 for factor in multiples):
+            result.set("norm_groups", _NUM_GROUPS, _IN_SCRIPT)
     elif channels is not None:
-        found.left_out.append(f"model.ch = {channels}: needs model.ch_mult")
+        result.left_out.append(f"model.ch = {channels}: needs model.ch_mult")
     elif multiples is not None:
-        found.left_out.append(f"model.ch_mult = {multiples}: needs model.ch")
-    found.take("model.num_res_blocks", "num_res_blocks")
+        result.left_out.append(f"model.ch_mult = {multiples}: needs model.ch")
+    result.take("model.num_res_blocks", "num_res_blocks")
     edges = [size // 2**level for level in range(len(multiples or ()))] if size else []
-    asked = found.keys.take("model.attn_resolutions") or ()
+    asked = result.keys.take("model.attn_resolutions") or ()
     if there := [edge for edge in asked if edge in edges]:
-        found.set("attention_edges", there, "model.attn_resolutions")
+        result.set("attention_edges", there, "model.attn_resolutions")
     if missing := [edge for edge in asked if edge not in edges]:
-        found.left_out.append(
+        result.left_out.append(
             f"model.attn_resolutions = {in_words(missing)}: the network's resolutions have the edges {edges}"
         )
-    found.expect("model.dropout", 0, 0.0, otherwise="MONAI's network has no dropout")
-    found.expect("model.resamp_with_conv", True, otherwise="resolutions are changed by convolutions")
-    found.expect("model.use_sigmoid", False, otherwise="the output is not squashed: images go from -1 to 1")
-    found.leave(
+    result.expect("model.dropout", 0, 0.0, otherwise="MONAI's network has no dropout")
+    result.expect("model.resamp_with_conv", True, otherwise="resolutions are changed by convolutions")
+    result.expect("model.use_sigmoid", False, otherwise="the output is not squashed: images go from -1 to 1")
+    result.leave(
         "model.var_type", "DDIM's steps (eta) draw with no variance of their own; see sampler and variance"
     )
-    average = found.keys.take("model.ema", True)
+    average = result.keys.take("model.ema", True)
     if average:
-        found.take("model.ema_rate", "ema_decay", "with model.ema")
+        result.take("model.ema_rate", "ema_decay", "with model.ema")
     else:
-        found.leave("model.ema_rate", "model.ema is false")
+        result.leave("model.ema_rate", "model.ema is false")
 
 
-def _diffusion(found: Converted) -> None:
+def _diffusion(result: Converted) -> None:
     def known(value: Any) -> str:
         if value not in _BETAS:
             raise ValueError(f"is not known; known are {', '.join(_BETAS)}")
         return _BETAS[value]
 
-    betas = found.take("diffusion.beta_schedule", "betas", convert=known)
+    betas = result.take("diffusion.beta_schedule", "betas", convert=known)
     for name in ("beta_start", "beta_end"):
         if betas == "cosine":
-            found.leave(f"diffusion.{name}", "the cosine schedule has none")
+            result.leave(f"diffusion.{name}", "the cosine schedule has none")
         else:
-            found.take(f"diffusion.{name}", name)
-    found.take("diffusion.num_diffusion_timesteps", "num_times")
-    found.set("prediction", "epsilon", f"{_IN_SCRIPT}, which learns the noise")
+            result.take(f"diffusion.{name}", name)
+    result.take("diffusion.num_diffusion_timesteps", "num_times")
+    result.set("prediction", "epsilon", f"{_IN_SCRIPT}, which learns the noise")
 
 
-def _training(found: Converted) -> None:
-    found.take("training.batch_size", "batch_size", "per rank in both")
-    found.take("training.gradient_accumulation_steps", "accumulate")
-    found.take("training.epochs", "epochs")
-    found.expect("training.loss_type", "mse", "simple", otherwise="the loss is the squared error")
-    found.take("training.gradient_clip", "clip_norm")
-    found.take("training.save_every", "checkpoint_every")
-    found.take("training.validate_every", "val_every")
-    found.take("training.log_every_n_steps", "log_every")
-    found.take(
+def _training(result: Converted) -> None:
+    result.take("training.batch_size", "batch_size", "per rank in both")
+    result.take("training.gradient_accumulation_steps", "accumulate")
+    result.take("training.epochs", "epochs")
+    result.expect("training.loss_type", "mse", "simple", otherwise="the loss is the squared error")
+    result.take("training.gradient_clip", "clip_norm")
+    result.take("training.save_every", "checkpoint_every")
+    result.take("training.validate_every", "val_every")
+    result.take("training.log_every_n_steps", "log_every")
+    result.take(
         "training.sync_batchnorm", "sync_batchnorm", "the network has GroupNorm: 0 layers are converted"
     )
-    found.leave("training.multi_gpu", "all GPUs are taken, or those of --gpus")
-    found.leave("training.distributed", "DDP in both cases, in place of DataParallel")
-    found.leave("training.warmup_start_lr", "the rate rises from 0")
-    found.set("schedule", "constant", _IN_SCRIPT)
-    if found.take("training.warmup_steps", "warmup_steps") is None:
-        found.set("warmup_steps", 0, f"{_IN_SCRIPT}, where there is no training.warmup_steps")
+    result.leave("training.multi_gpu", "all GPUs are taken, or those of --gpus")
+    result.leave("training.distributed", "DDP in both cases, in place of DataParallel")
+    result.leave("training.warmup_start_lr", "the rate rises from 0")
+    result.set("schedule", "constant", _IN_SCRIPT)
+    if result.take("training.warmup_steps", "warmup_steps") is None:
+        result.set("warmup_steps", 0, f"{_IN_SCRIPT}, where there is no training.warmup_steps")
 
 
-def _optimizer(found: Converted) -> None:
-    found.take("optim.optimizer", "optimizer", convert=lambda name: str(name).lower())
+def _optimizer(result: Converted) -> None:
+    result.take("optim.optimizer", "optimizer", convert=lambda name: str(name).lower())
     # The script's optimizer reads the table optim.
-    rate = found.take("optim.lr", "lr")
+    rate = result.take("optim.lr", "lr")
     if rate is None:
-        found.take("training.learning_rate", "lr")
+        result.take("training.learning_rate", "lr")
     else:
-        found.expect("training.learning_rate", rate, otherwise="the optimizer takes optim.lr")
-    decay = found.take("optim.weight_decay", "weight_decay")
+        result.expect("training.learning_rate", rate, otherwise="the optimizer takes optim.lr")
+    decay = result.take("optim.weight_decay", "weight_decay")
     if decay is None:
-        found.take("training.weight_decay", "weight_decay")
+        result.take("training.weight_decay", "weight_decay")
     else:
-        found.expect("training.weight_decay", decay, otherwise="the optimizer takes optim.weight_decay")
-    found.expect("optim.beta1", 0.9, otherwise="Adam's first beta is 0.9")
-    found.expect("optim.amsgrad", False, otherwise="Adam is without AMSGrad")
-    found.expect("optim.eps", 1e-8, otherwise="Adam's epsilon is 1e-8")
+        result.expect("training.weight_decay", decay, otherwise="the optimizer takes optim.weight_decay")
+    result.expect("optim.beta1", 0.9, otherwise="Adam's first beta is 0.9")
+    result.expect("optim.amsgrad", False, otherwise="Adam is without AMSGrad")
+    result.expect("optim.eps", 1e-8, otherwise="Adam's epsilon is 1e-8")
 
 
-def _sampling(found: Converted) -> None:
+def _sampling(result: Converted) -> None:
     kinds = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
     def known(value: Any) -> str:
@@ -168,16 +168,16 @@ def _sampling(found: Converted) -> None:
             raise ValueError("is not known; known are uniform and non-uniform")
         return kinds[value]
 
-    spacing = found.take(
+    spacing = result.take(
         "sampling.scheduler_type", "spacing", "0, 100, ..., 900 is what the script visits", convert=known
     )
     if spacing == "non-uniform":
-        found.expect("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
+        result.expect("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
     else:
-        found.take("sampling.timesteps", "sampling_steps")
-    if "sampling.eta" in found.keys:
-        found.take("sampling.eta", "eta")
-    found.leave("sampling.batch_size", "validation samples in batches of batch_size")
-    found.expect("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")
-    found.expect("sampling.noise_std", 1.0, otherwise="the first noise has standard deviation 1")
-    found.expect("sampling.noise_mean", 0.0, otherwise="the first noise has mean 0")
+        result.take("sampling.timesteps", "sampling_steps")
+    if "sampling.eta" in result.keys:
+        result.take("sampling.eta", "eta")
+    result.leave("sampling.batch_size", "validation samples in batches of batch_size")
+    result.expect("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")
+    result.expect("sampling.noise_std", 1.0, otherwise="the first noise has standard deviation 1")
+    result.expect("sampling.noise_mean", 0.0, otherwise="the first noise has mean 0")

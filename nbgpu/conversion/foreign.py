@@ -54,10 +54,10 @@ class Keys:
         self._values: dict[str, Any] = {}
         referred_to: set[str] = set()
         for key, value in _flat(whole):
-            found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-            if found and found[1] in whole:
-                referred_to.add(found[1])
-                value = whole[found[1]]
+            reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if reference and reference[1] in whole:
+                referred_to.add(reference[1])
+                value = whole[reference[1]]
             self._values[key] = value
         for name in referred_to:
             self._values.pop(name, None)

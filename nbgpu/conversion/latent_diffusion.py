@@ -13,7 +13,7 @@ from nbgpu.conversion.foreign import Keys, in_words
 from nbgpu.errors import ConfigError
 
 TABLES = ("autoencoder_def", "autoencoder_train")
-"""The tables of which such a file has at least one."""
+"""Such a file has at least one of these tables."""
 
 _OF_SECOND_STAGE = ("diffusion_def", "diffusion_train", "NoiseScheduler", "diffusion")
 _WARM_UP_EPOCHS = 6
@@ -44,57 +44,59 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
     Raises:
         ConfigError: the files are of another network.
     """
-    found = Converted("autoencoder", keys, names)
-    _environment(found, data)
-    _volumes(found)
-    _network(found)
-    _training(found)
-    _perceptual(found, network)
+    result = Converted("autoencoder", keys, names)
+    _environment(result, data)
+    _volumes(result)
+    _network(result)
+    _training(result)
+    _perceptual(result, network)
     for table in _OF_SECOND_STAGE:
-        found.leave_all(
+        result.leave_all(
             table, "it is of the tutorial's second stage, diffusion of latents, which nbgpu does not train"
         )
-    return found
+    return result
 
 
-def _environment(found: Converted, data: str) -> None:
+def _environment(result: Converted, data: str) -> None:
     if data:
-        found.set("data", data, "--data")
-        found.leave("data_base_dir", "--data is taken in its place")
-    elif "data_base_dir" in found.keys:
-        found.take("data_base_dir", "data", convert=_images)
+        result.set("data", data, "--data")
+        result.leave("data_base_dir", "--data is taken in its place")
+    elif "data_base_dir" in result.keys:
+        result.take("data_base_dir", "data", convert=_images)
     else:
         # A folder that is not there is refused; without one the recipe would train on a template brain.
-        found.set(
+        result.set(
             "data", "dataset", "which data_base_dir of environment.json names: the folder of the volumes"
         )
-    found.take("model_dir", "runs_dir", "each run gets a folder in it")
-    found.take(
+    result.take("model_dir", "runs_dir", "each run gets a folder in it")
+    result.take(
         "tfevent_path", "tensorboard", "TensorBoard's files are in each run's folder", convert=lambda _: True
     )
-    found.leave(
+    result.leave(
         "output_dir", "the generated images; nbgpu predict RUN_FOLDER --data NEW --out FOLDER names its own"
     )
-    _beginning(found)
+    _beginning(result)
 
 
-def _beginning(found: Converted) -> None:
+def _beginning(result: Converted) -> None:
     """Set what a run begins with: the weights that the script has left in model_dir, or nbgpu's own
     checkpoint."""
-    weights = Path(str(found.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
-    if "resume_ckpt" not in found.keys:
+    weights = Path(str(result.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
+    if "resume_ckpt" not in result.keys:
         return
-    if found.keys.take("resume_ckpt"):
+    if result.keys.take("resume_ckpt"):
         if weights.is_file():
-            found.set("pretrained", str(weights), f"resume_ckpt = true; the script's {_WEIGHTS} in model_dir")
+            result.set(
+                "pretrained", str(weights), f"resume_ckpt = true; the script's {_WEIGHTS} in model_dir"
+            )
             return
-        found.set(
+        result.set(
             "resume",
             "auto",
             f"resume_ckpt = true, and model_dir has no {_WEIGHTS}: from nbgpu's newest checkpoint in runs_dir, if there is one",
         )
     else:
-        found.the_same.append("resume_ckpt = false")
+        result.the_same.append("resume_ckpt = false")
 
 
 def _images(base: Any) -> str:
@@ -104,32 +106,32 @@ def _images(base: Any) -> str:
     return str(images) if images.is_dir() else str(base)
 
 
-def _volumes(found: Converted) -> None:
-    found.expect("spatial_dims", 3, otherwise="the recipe is for volumes")
-    found.expect("image_channels", 1, otherwise="image_channels here are the numbers of a file's channels")
-    found.take("spacing", "spacing")
-    found.take("channel", "image_channels", convert=lambda channel: [channel])
+def _volumes(result: Converted) -> None:
+    result.expect("spatial_dims", 3, otherwise="the recipe is for volumes")
+    result.expect("image_channels", 1, otherwise="image_channels here are the numbers of a file's channels")
+    result.take("spacing", "spacing")
+    result.take("channel", "image_channels", convert=lambda channel: [channel])
 
 
-def _network(found: Converted) -> None:
+def _network(result: Converted) -> None:
     """Set the network as autoencoder_def has it, with MONAI's defaults for what that leaves out."""
     prefix = "autoencoder_def."
-    keys = found.keys
+    keys = result.keys
     if not keys.has_table("autoencoder_def"):
-        found.left_out.append("the network: the files have no autoencoder_def, and it is nbgpu's own")
+        result.left_out.append("the network: the files have no autoencoder_def, and it is nbgpu's own")
         return
     target = keys.take(f"{prefix}_target_")
     if target is not None:
         if str(target).rpartition(".")[2] != "AutoencoderKL":
             raise ConfigError(
-                f"{found.names}: {prefix}_target_ is {target}, and the recipe trains AutoencoderKL"
+                f"{result.names}: {prefix}_target_ is {target}, and the recipe trains AutoencoderKL"
             )
-        found.the_same.append(f"{prefix}_target_ = {in_words(target)}")
-    found.expect(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
+        result.the_same.append(f"{prefix}_target_ = {in_words(target)}")
+    result.expect(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
     for name in ("in_channels", "out_channels"):
-        found.expect(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
+        result.expect(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
     old = f"{prefix}num_channels" in keys
-    found.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
+    result.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
     for name, setting, default in (
         ("num_channels" if old else "channels", "channels", (32, 64, 64, 64)),
         ("latent_channels", "latent_channels", 3),
@@ -139,59 +141,59 @@ def _network(found: Converted) -> None:
         ("with_encoder_nonlocal_attn", "with_encoder_nonlocal_attn", True),
         ("with_decoder_nonlocal_attn", "with_decoder_nonlocal_attn", True),
     ):
-        if found.take(f"{prefix}{name}", setting) is None:
-            found.set(setting, default, f"MONAI's default of {name}, which autoencoder_def leaves out")
-    found.expect(f"{prefix}norm_eps", 1e-6, otherwise="GroupNorm's epsilon is 1e-6 here")
+        if result.take(f"{prefix}{name}", setting) is None:
+            result.set(setting, default, f"MONAI's default of {name}, which autoencoder_def leaves out")
+    result.expect(f"{prefix}norm_eps", 1e-6, otherwise="GroupNorm's epsilon is 1e-6 here")
     for name in ("use_checkpoint", "use_checkpointing"):
-        found.take(f"{prefix}{name}", "checkpoint_activations", convert=bool)
-    found.expect(
+        result.take(f"{prefix}{name}", "checkpoint_activations", convert=bool)
+    result.expect(
         f"{prefix}use_flash_attention", False, otherwise="torch chooses the kernel of the attention; see sdpa"
     )
     for name in ("use_convtranspose", "use_combined_linear"):
-        found.expect(f"{prefix}{name}", False, otherwise="the network has none here")
-    found.expect(f"{prefix}include_fc", True, otherwise="the attention has its last linear layer here")
+        result.expect(f"{prefix}{name}", False, otherwise="the network has none here")
+    result.expect(f"{prefix}include_fc", True, otherwise="the attention has its last linear layer here")
 
 
-def _training(found: Converted) -> None:
+def _training(result: Converted) -> None:
     prefix = "autoencoder_train."
-    keys = found.keys
+    keys = result.keys
     # Only the guide for several GPUs has this key; its script differs from the tutorial's.
     of_guide = f"{prefix}lr_scheduler" in keys
-    batch_size = found.take(f"{prefix}batch_size", "batch_size", "per rank in both")
-    found.take(f"{prefix}patch_size", "patch_size")
-    found.set("patches_per_volume", 1, f"{_IN_SCRIPT}, whose epoch has one patch of each volume")
-    _optimizer(found, prefix, of_guide, batch_size)
-    found.take(f"{prefix}kl_weight", "kl_weight")
+    batch_size = result.take(f"{prefix}batch_size", "batch_size", "per rank in both")
+    result.take(f"{prefix}patch_size", "patch_size")
+    result.set("patches_per_volume", 1, f"{_IN_SCRIPT}, whose epoch has one patch of each volume")
+    _optimizer(result, prefix, of_guide, batch_size)
+    result.take(f"{prefix}kl_weight", "kl_weight")
     if f"{prefix}recon_loss" in keys:
-        found.take(f"{prefix}recon_loss", "recon_loss")
+        result.take(f"{prefix}recon_loss", "recon_loss")
     else:
-        found.set("recon_loss", "l1", f"{_IN_SCRIPT}, where there is no {prefix}recon_loss")
+        result.set("recon_loss", "l1", f"{_IN_SCRIPT}, where there is no {prefix}recon_loss")
     for name in ("n_epochs", "max_epochs"):
-        found.take(f"{prefix}{name}", "epochs")
-    interval = found.take(f"{prefix}val_interval", "val_every_epochs")
+        result.take(f"{prefix}{name}", "epochs")
+    interval = result.take(f"{prefix}val_interval", "val_every_epochs")
     if interval is not None:
-        found.set(
+        result.set(
             "checkpoint_every_epochs", interval, f"the script saves at each validation, {prefix}val_interval"
         )
-        found.set("best_metric", "loss", f"{_IN_SCRIPT}, which keeps the best model, too")
-    found.set("adversarial_weight", _ADVERSARIAL_WEIGHT, _IN_SCRIPT)
-    found.set("adversarial_after_epochs", _WARM_UP_EPOCHS, f"{_IN_SCRIPT}: after epoch 5, counted from 0")
-    found.set("discriminator_channels", 32, _IN_SCRIPT)
+        result.set("best_metric", "loss", f"{_IN_SCRIPT}, which keeps the best model, too")
+    result.set("adversarial_weight", _ADVERSARIAL_WEIGHT, _IN_SCRIPT)
+    result.set("adversarial_after_epochs", _WARM_UP_EPOCHS, f"{_IN_SCRIPT}: after epoch 5, counted from 0")
+    result.set("discriminator_channels", 32, _IN_SCRIPT)
 
 
-def _optimizer(found: Converted, prefix: str, of_guide: bool, batch_size: Any) -> None:
-    rate = found.take(f"{prefix}lr", "lr", "before it is scaled")
+def _optimizer(result: Converted, prefix: str, of_guide: bool, batch_size: Any) -> None:
+    rate = result.take(f"{prefix}lr", "lr", "before it is scaled")
     if rate is not None:
-        found.set("discriminator_lr", rate, f"{prefix}lr, which both optimizers have")
+        result.set("discriminator_lr", rate, f"{prefix}lr, which both optimizers have")
         scaling = "sqrt" if of_guide else "linear"
         by = "the root of the number" if of_guide else "the number"
         if batch_size is not None:
-            found.set("lr_scaling", scaling, f"{_IN_SCRIPT}, which multiplies lr by {by} of GPUs")
-            found.set("lr_batch_size", batch_size, "lr is that of one GPU")
-    scheduler = found.keys.take(f"{prefix}lr_scheduler", "none")
+            result.set("lr_scaling", scaling, f"{_IN_SCRIPT}, which multiplies lr by {by} of GPUs")
+            result.set("lr_batch_size", batch_size, "lr is that of one GPU")
+    scheduler = result.keys.take(f"{prefix}lr_scheduler", "none")
     schedule, warm_up = _SCHEDULES.get(str(scheduler).lower(), ("constant", 0))
     if str(scheduler).lower() not in _SCHEDULES:
-        found.left_out.append(
+        result.left_out.append(
             f"{prefix}lr_scheduler = {in_words(scheduler)}: is not known. The rate stays as it is; see schedule"
         )
     origin = (
@@ -200,26 +202,26 @@ def _optimizer(found: Converted, prefix: str, of_guide: bool, batch_size: Any) -
         else f"{_IN_SCRIPT}, which has no scheduler"
     )
     rises = "" if warm_up == 0 else "; the warm-up is a twentieth of the steps, or warmup_epochs"
-    found.set("schedule", schedule, origin + rises)
-    if f"{prefix}warmup_epochs" in found.keys:
-        found.take(f"{prefix}warmup_epochs", "warmup_epochs")
+    result.set("schedule", schedule, origin + rises)
+    if f"{prefix}warmup_epochs" in result.keys:
+        result.take(f"{prefix}warmup_epochs", "warmup_epochs")
     elif warm_up is not None:
-        found.set("warmup_steps", warm_up, origin)
-    found.set("optimizer", "adamw" if of_guide else "adam", _IN_SCRIPT)
-    if f"{prefix}weight_decay" in found.keys:
-        found.take(f"{prefix}weight_decay", "weight_decay")
+        result.set("warmup_steps", warm_up, origin)
+    result.set("optimizer", "adamw" if of_guide else "adam", _IN_SCRIPT)
+    if f"{prefix}weight_decay" in result.keys:
+        result.take(f"{prefix}weight_decay", "weight_decay")
     elif not of_guide:
-        found.set("weight_decay", 0.0, _IN_SCRIPT)
+        result.set("weight_decay", 0.0, _IN_SCRIPT)
     if not of_guide:
-        found.set("clip_norm", 0.0, f"{_IN_SCRIPT}, which does not clip")
+        result.set("clip_norm", 0.0, f"{_IN_SCRIPT}, which does not clip")
 
 
-def _perceptual(found: Converted, network: str) -> None:
+def _perceptual(result: Converted, network: str) -> None:
     key = "autoencoder_train.perceptual_weight"
-    weight = found.keys.take(key)
+    weight = result.keys.take(key)
     if not weight:
         if weight is not None:
-            found.the_same.append(f"{key} = {in_words(weight)}")
+            result.the_same.append(f"{key} = {in_words(weight)}")
         return
     settings: dict[str, Any] = {
         "perceptual": "features",
@@ -231,14 +233,14 @@ def _perceptual(found: Converted, network: str) -> None:
     if network:
         origins = {"perceptual_network": "--perceptual-network", "perceptual_weight": key}
         for name, value in settings.items():
-            found.set(name, value, origins.get(name, _IN_SCRIPT))
+            result.set(name, value, origins.get(name, _IN_SCRIPT))
         return
-    found.left_out.append(
+    result.left_out.append(
         f"{key} = {in_words(weight)}: the script downloads SqueezeNet and LPIPS for it, and nbgpu downloads nothing. With "
         "torchvision's squeezenet1_1 and LPIPS's squeeze.pth beside it as local files: --perceptual-network "
         "squeezenet1_1.pth, or the last lines of the converted file"
     )
-    found.offered = [
+    result.offered = [
         "The script's perceptual distance, with local files of weights:",
         *(f"{name} = {in_words(value)}" for name, value in settings.items()),
     ]

@@ -62,10 +62,10 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     kind, settings = checked(to, values)
     cluster, config = runs.read_settings(run_folder)
     config = runs.with_changes(config, run_folder)
-    own = run_folder / Path(config.recipe).name
-    if config.recipe.endswith(".py") and own.is_file():
+    copy = run_folder / Path(config.recipe).name
+    if config.recipe.endswith(".py") and copy.is_file():
         # The run's copy: the file itself may have been edited since.
-        config = config.changed(recipe=str(own))
+        config = config.changed(recipe=str(copy))
     try:
         devices = runs.read_info(run_folder).devices
         world_size, on_gpus = len(devices), any(device.kind == "cuda" for device in devices)

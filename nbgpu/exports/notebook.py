@@ -212,20 +212,20 @@ def _can_be_indented(code: str, tree: ast.Module) -> bool:
 
 def _options(line: str, notes: list[str]) -> tuple[int, ...] | None:
     """Return the ranks that a magic's line names, and note its other options."""
-    words = line.split()[1:]
+    arguments = line.split()[1:]
     ranks: tuple[int, ...] | None = None
-    for index, word in enumerate(words):
+    for index, word in enumerate(arguments):
         name, _, value = word.partition("=")
         if name == "--ranks":
-            text = value or (words[index + 1] if index + 1 < len(words) else "")
-            found: list[int] = []
+            text = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
+            numbers: list[int] = []
             for part in text.split(","):
                 begin, _, end = part.partition("-")
                 if not begin.isdigit() or (end and not end.isdigit()):
                     notes.append(f"--ranks {text} is not understood: the cell is for all ranks in the script")
                     return None
-                found += range(int(begin), int(end or begin) + 1)
-            ranks = tuple(found)
+                numbers += range(int(begin), int(end or begin) + 1)
+            ranks = tuple(numbers)
         elif name.startswith("--"):
             notes.append(f"{name} does not carry over")
     return ranks
@@ -240,8 +240,8 @@ def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | N
         pass
     kept = []
     for line in lines:
-        found = re.match(r"\s*([%!]+\S*)", line)
-        if found is None and not re.match(r"\s*[\w.]+\?{1,2}\s*$", line):
+        magic = re.match(r"\s*([%!]+\S*)", line)
+        if magic is None and not re.match(r"\s*[\w.]+\?{1,2}\s*$", line):
             kept.append(line)
             continue
         notes.append(f"{line.strip()} does not carry over")
@@ -280,8 +280,8 @@ def _stored(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for each in node.names:
-                yield each.asname or each.name.split(".")[0]
+            for alias in node.names:
+                yield alias.asname or alias.name.split(".")[0]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         waiting += ast.iter_child_nodes(node)

@@ -79,7 +79,7 @@ class Endings:
 
 
 def recorded(folder: Path) -> int:
-    """The number of engines of which the fork server has recorded the end."""
+    """The number of engines whose end the fork server has recorded."""
     return sum(1 for _ in folder.glob("ended-*"))
 
 

@@ -94,7 +94,7 @@ class Host(Protocol):
         """How an engine ended; None while it lives."""
 
     def num_ended(self) -> int:
-        """The number of engines of which an end is recorded."""
+        """The number of engines whose end is recorded."""
 
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""

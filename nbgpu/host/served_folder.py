@@ -109,7 +109,7 @@ class ServedFolder:
 
         Args:
             max_bytes: the most to return.
-            have: files of which the other side has fewer bytes than were sent, because it could not write
+            have: files with fewer bytes on the other side than were sent, because it could not write
                 them.
 
         Raises:

@@ -65,7 +65,7 @@ class ThisHost:
         return self._endings.of(pid)
 
     def num_ended(self) -> int:
-        """The number of engines of which an end is recorded."""
+        """The number of engines whose end is recorded."""
         return endings.recorded(self._folder)
 
     def standstill(self, pid: int) -> str:

@@ -22,7 +22,7 @@ _POLL_S = 0.01
 _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""
 _ENDED = "ZX"
-"""The states of a process of which only the pid and the exit status are left."""
+"""The states of a process that has ended and still has its pid and exit status."""
 _STOPPED, _TRACED, _UNINTERRUPTIBLE = "T", "t", "D"
 _CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400

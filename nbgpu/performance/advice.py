@@ -26,10 +26,12 @@ def explain(observed: Observed) -> Explanation:
     Args:
         observed: at least one step of each rank.
     """
-    found = spent(observed)
-    first = found.change_first()
-    advice = () if first is None else tuple(sorted(_Adviser(found).advice(first), key=lambda a: a.step_s))
-    return Explanation(found.bound(), first, tuple(found.sentences()), found.step_s, found.spent_s, advice)
+    causes = spent(observed)
+    first = causes.change_first()
+    advice = () if first is None else tuple(sorted(_Adviser(causes).advice(first), key=lambda a: a.step_s))
+    return Explanation(
+        causes.bound(), first, tuple(causes.sentences()), causes.step_s, causes.spent_s, advice
+    )
 
 
 class _Adviser:

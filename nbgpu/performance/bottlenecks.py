@@ -206,7 +206,7 @@ class Spent:
                 of_time = f"{self.causes_s[cause] / self.step_s:.0%} of its time"
                 return f"{self._who_waits_for_data()} {in_ms(self.causes_s[cause])} for them, {of_time}"
             case "communication":
-                return f"{share}, is an exchange of gradients that the backward pass does not hide{self._of_what()}"
+                return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_name()}"
             case "statistics":
                 return f"{share}, is their exchange between the ranks, which no computation hides"
             case "imbalance":
@@ -248,7 +248,7 @@ class Spent:
             return "a step waits"
         return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
 
-    def _of_what(self) -> str:
+    def _exchange_name(self) -> str:
         """What the time of the exchange is mostly, where the link is known."""
         exchange = self.observed.exchange
         if exchange is None:
@@ -303,17 +303,17 @@ def spent(observed: Observed) -> Spent:
 
 def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:
     """The rank that is last in most steps; None if the ranks take turns, as ranks do that are alike."""
-    found = slowest_rank(steps)
-    if found is None or len(data_s) < 2:
+    slowest = slowest_rank(steps)
+    if slowest is None or len(data_s) < 2:
         return None
-    rank, share = found
+    rank, share = slowest
     seconds = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
     if any(STATISTICS in step.parts_s for step in steps):
         # Ranks come together wherever statistics are exchanged, so that the others wait there.
         rank, share, seconds = _last_for_statistics(steps)
     if share < MOSTLY or not seconds:
         return None
-    others_s = [own_s for each, own_s in data_s.items() if each != rank]
+    others_s = [own_s for other, own_s in data_s.items() if other != rank]
     return Lagging(rank, share, median(seconds) * share, data_s[rank] - mean(others_s))
 
 
@@ -324,7 +324,7 @@ def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[f
     last = [min(of_ranks, key=lambda rank: of_ranks[rank]) for of_ranks in by_step.values()]
     rank = max(set(last), key=last.count)
     longer_s = [
-        mean(own_s - of_ranks[rank] for each, own_s in of_ranks.items() if each != rank)
+        mean(own_s - of_ranks[rank] for other, own_s in of_ranks.items() if other != rank)
         for of_ranks in by_step.values()
     ]
     return rank, last.count(rank) / len(last), longer_s

@@ -31,7 +31,7 @@ class _Wait:
     name: str
 
 
-def of_cell(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks) -> list[RankStep]:
+def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks) -> list[RankStep]:
     """The cell as one step of each rank, in order of rank.
 
     Args:
@@ -40,8 +40,8 @@ def of_cell(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks)
         clocks: bring the ranks' clocks together.
     """
     # What one rank has forgotten is shown of none.
-    begun_s = max(_kept_from_s(rank, own, clocks) for rank, own in notes.items())
-    ranks = [_Rank(rank, own, clocks, begun_s) for rank, own in sorted(notes.items())]
+    begun_s = max(_kept_from_s(rank, note, clocks) for rank, note in notes.items())
+    ranks = [_Rank(rank, note, clocks, begun_s) for rank, note in sorted(notes.items())]
     common = _common(ranks, clocks.error_s)
     return [rank.step(number, common) for rank in ranks]
 
@@ -49,29 +49,29 @@ def of_cell(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks)
 def num_forgotten(notes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     """The collectives of a rank that are kept and all that it called, of the rank that has forgotten most."""
     return max(
-        ((len(own["collectives"]), own["num_collectives"]) for own in notes), key=lambda n: n[1] - n[0]
+        ((len(note["collectives"]), note["num_collectives"]) for note in notes), key=lambda n: n[1] - n[0]
     )
 
 
-def _kept_from_s(rank: int, own: Mapping[str, Any], clocks: Clocks) -> float:
+def _kept_from_s(rank: int, note: Mapping[str, Any], clocks: Clocks) -> float:
     """The moment from which a rank has kept everything, by the clock of rank 0."""
     first_s = []
-    if own["num_marks"] > len(own["marks"]):
-        first_s.append(own["marks"][0][1])
-    if own["num_collectives"] > len(own["collectives"]):
-        first_s.append(own["collectives"][0]["came_s"])
+    if note["num_marks"] > len(note["marks"]):
+        first_s.append(note["marks"][0][1])
+    if note["num_collectives"] > len(note["collectives"]):
+        first_s.append(note["collectives"][0]["came_s"])
     return clocks.of_rank_0(rank, max(first_s)) if first_s else float("-inf")
 
 
 class _Rank:
     """One rank's part of the cell, by the clock of rank 0."""
 
-    def __init__(self, rank: int, own: Mapping[str, Any], clocks: Clocks, begun_s: float) -> None:
+    def __init__(self, rank: int, note: Mapping[str, Any], clocks: Clocks, begun_s: float) -> None:
         self.rank = rank
         # A cell is short beside the time in which clocks part.
-        shift_s = clocks.of_rank_0(rank, own["ended_s"]) - own["ended_s"]
-        ended_s = own["ended_s"] + shift_s
-        marks = [(part, max(begun_s, at_s + shift_s)) for part, at_s in own["marks"]]
+        shift_s = clocks.of_rank_0(rank, note["ended_s"]) - note["ended_s"]
+        ended_s = note["ended_s"] + shift_s
+        marks = [(part, max(begun_s, at_s + shift_s)) for part, at_s in note["marks"]]
         ends_s = [at_s for _, at_s in marks[1:]] + [ended_s]
         self.parts: list[Span] = [
             Span(_KINDS.get(part, "other"), rank, begin_s, max(begin_s, end_s))
@@ -80,7 +80,7 @@ class _Rank:
         self.sent: list[Span] = []
         self.waits: list[_Wait] = []
         in_backward: list[tuple[Mapping[str, Any], float, float]] = []
-        for noted in own["collectives"]:
+        for noted in note["collectives"]:
             came_s = noted["came_s"] + shift_s
             if came_s < begun_s:
                 continue
@@ -110,12 +110,12 @@ class _Rank:
     def _wait_in_backward(self, begun: Sequence[tuple[Mapping[str, Any], float, float]]) -> None:
         """DDP waits for its buckets at the end of the backward pass, in C++."""
         for index, part in enumerate(self.parts):
-            own = [c for c in begun if part.begin_s <= c[1] < part.end_s]
-            if part.kind != "backward" or not own:
+            collectives = [c for c in begun if part.begin_s <= c[1] < part.end_s]
+            if part.kind != "backward" or not collectives:
                 continue
-            noted, came_s, _ = max(own, key=lambda c: c[1])
-            end_s = min(part.end_s, max(arrived_s for _, _, arrived_s in own))
-            has_arrived = all(c["arrived_s"] is not None for c, _, _ in own)
+            noted, came_s, _ = max(collectives, key=lambda c: c[1])
+            end_s = min(part.end_s, max(arrived_s for _, _, arrived_s in collectives))
+            has_arrived = all(c["arrived_s"] is not None for c, _, _ in collectives)
             self._wait(noted, noted["key"] if has_arrived else "", came_s, came_s, max(came_s, end_s))
             # What follows is not the computation of gradients.
             self.parts[index : index + 1] = [
@@ -125,7 +125,7 @@ class _Rank:
 
     def step(self, number: int, common: Sequence[str]) -> RankStep:
         """This rank's step; the waits with these keys are those of all ranks."""
-        known = set(common)
+        shared = set(common)
         work: list[Span] = []
         rest = list(self.parts)
         for wait in self.waits:
@@ -133,7 +133,7 @@ class _Rank:
                 work.append(rest.pop(0))
             if rest and rest[0].begin_s < wait.begin_s:
                 work.append(Span(rest[0].kind, self.rank, rest[0].begin_s, wait.begin_s))
-            if wait.key not in known:
+            if wait.key not in shared:
                 work.append(Span("blocked", self.rank, wait.begin_s, wait.end_s, name=wait.name))
             while rest and rest[0].end_s <= wait.end_s:
                 rest.pop(0)
@@ -142,7 +142,7 @@ class _Rank:
         work += rest
         # The last moment of the cell, so that there is one if the cell did nothing.
         work = [span for span in work if span.end_s > span.begin_s] or self.parts[-1:]
-        blocked = tuple(Blocked(w.begin_s, w.end_s, w.came_s) for w in self.waits if w.key in known)
+        blocked = tuple(Blocked(w.begin_s, w.end_s, w.came_s) for w in self.waits if w.key in shared)
         return RankStep(number, self.rank, tuple(work), tuple(self.sent), blocked)
 
 
@@ -150,12 +150,12 @@ def _common(ranks: Sequence[_Rank], error_s: float) -> list[str]:
     """The keys of the collectives that all ranks waited in, one after the other in the same order, and that
     no rank had the result of before the last one had come."""
     waits = [{wait.key: wait for wait in rank.waits if wait.key} for rank in ranks]
-    shared = set.intersection(*(set(own) for own in waits))
-    orders = [[key for key in own if key in shared] for own in waits]
+    shared = set.intersection(*(set(by_key) for by_key in waits))
+    orders = [[key for key in by_key if key in shared] for by_key in waits]
     if any(order != orders[0] for order in orders):
         return []
     return [
         key
         for key in orders[0]
-        if max(own[key].came_s for own in waits) <= min(own[key].end_s for own in waits) + error_s
+        if max(by_key[key].came_s for by_key in waits) <= min(by_key[key].end_s for by_key in waits) + error_s
     ]

@@ -47,13 +47,13 @@ class Clocks:
 
     def of_rank_0(self, rank: int, at_s: float) -> float:
         """A moment of a rank's clock by the clock of rank 0."""
-        known = self._comparisons
-        if not known:
+        comparisons = self._comparisons
+        if not comparisons:
             return at_s
-        after = bisect_right(known, at_s + known[0].offsets_s[rank], key=lambda c: c.at_s)
-        if after in (0, len(known)):
-            return at_s + known[max(0, after - 1)].offsets_s[rank]
-        before, later = known[after - 1], known[after]
+        after = bisect_right(comparisons, at_s + comparisons[0].offsets_s[rank], key=lambda c: c.at_s)
+        if after in (0, len(comparisons)):
+            return at_s + comparisons[max(0, after - 1)].offsets_s[rank]
+        before, later = comparisons[after - 1], comparisons[after]
         share = (at_s + before.offsets_s[rank] - before.at_s) / (later.at_s - before.at_s)
         return at_s + before.offsets_s[rank] + share * (later.offsets_s[rank] - before.offsets_s[rank])
 

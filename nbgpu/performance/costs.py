@@ -92,7 +92,7 @@ class MeasuredCosts:
 
 
 class RingCosts:
-    """Collectives over links of which only latency and rate are known.
+    """Collectives over links with only a known latency and rate.
 
     Args:
         link: the link from each rank to the next.
@@ -117,7 +117,7 @@ class RingCosts:
 
 
 class NodesCosts:
-    """Collectives of ranks on several nodes, each of which has one link that its ranks share.
+    """Collectives of ranks on several nodes; the ranks of a node share its one link.
 
     An all_reduce is a reduce_scatter on each node, an all_reduce of every part between the nodes, and an
     all_gather on each node.

@@ -132,10 +132,10 @@ def _lines(
             if len(some) > 1:
                 yield _Line(name, some, [law.speedup(n).value for n in some], dash, _LAW)
     xs = sorted(measured)
-    found = [measured[n] for n in xs]
-    below = [estimate.value - estimate.between[0] for estimate in found]
-    above = [estimate.between[1] - estimate.value for estimate in found]
-    yield _Line("measured", xs, [e.value for e in found], "", _MODEL, "circle", (below, above))
+    estimates = [measured[n] for n in xs]
+    below = [estimate.value - estimate.between[0] for estimate in estimates]
+    above = [estimate.between[1] - estimate.value for estimate in estimates]
+    yield _Line("measured", xs, [e.value for e in estimates], "", _MODEL, "circle", (below, above))
 
 
 def _trace(line: _Line) -> dict[str, Any]:

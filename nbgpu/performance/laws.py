@@ -55,7 +55,7 @@ class Law:
 
 
 def amdahl(ranks: int, serial_fraction: float) -> float:
-    """Amdahl's speed-up of a fixed amount of work, a fraction of which is serial."""
+    """Amdahl's speed-up of a fixed amount of work with a serial fraction."""
     return 1 / (serial_fraction + (1 - serial_fraction) / ranks)
 
 
@@ -85,8 +85,8 @@ def speedups(seconds: Seconds, is_weak: bool = False) -> dict[int, Estimate]:
 def efficiencies(seconds: Seconds, is_weak: bool = False) -> dict[int, Estimate]:
     """Return the speed-ups by the number of ranks; ValueError as for `speedups`."""
     return {
-        ranks: Estimate(found.value / ranks, (found.between[0] / ranks, found.between[1] / ranks))
-        for ranks, found in speedups(seconds, is_weak).items()
+        ranks: Estimate(speedup.value / ranks, (speedup.between[0] / ranks, speedup.between[1] / ranks))
+        for ranks, speedup in speedups(seconds, is_weak).items()
     }
 
 
@@ -139,8 +139,8 @@ def _fitted(
     law: Callable[[int, float], float],
 ) -> Law:
     _require_several(seconds)
-    found = _estimated(seconds, lambda medians: {0: fraction(medians)})[0]
-    return Law(name, found, max(n for n, times in seconds.items() if times), law)
+    estimate = _estimated(seconds, lambda medians: {0: fraction(medians)})[0]
+    return Law(name, estimate, max(n for n, times in seconds.items() if times), law)
 
 
 def _slope(points: Iterator[tuple[float, float]]) -> float:
@@ -174,7 +174,8 @@ def _estimated(
         for _ in range(_NUM_RESAMPLES)
     ]
     return {
-        key: Estimate(value, _between([each[key] for each in resampled])) for key, value in values.items()
+        key: Estimate(value, _between([resample[key] for resample in resampled]))
+        for key, value in values.items()
     }
 
 

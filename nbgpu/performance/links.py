@@ -112,8 +112,8 @@ class Links:
         first = of_ranks[0]
         operation = str(first["operation"])
         ranks = tuple(first["ranks"]) or tuple(range(len(self.devices)))
-        if why := next((str(found["why"]) for found in of_ranks if found["why"]), ""):
-            self.lacking[operation] = why
+        if reason := next((str(timing["why"]) for timing in of_ranks if timing["why"]), ""):
+            self.lacking[operation] = reason
             return
         messages = 2 if operation == "there and back" else 1
         sizes = [int(size) for size in first["sizes_bytes"]]
@@ -123,14 +123,14 @@ class Links:
                 [max(seconds) / messages for seconds in zip(*of_round, strict=True)]
                 for of_round in zip(*of_pass, strict=True)
             ]
-            for of_pass in zip(*(found["seconds"] for found in of_ranks), strict=True)
+            for of_pass in zip(*(timing["seconds"] for timing in of_ranks), strict=True)
         ]
-        rounds = [each for one_pass in passes for each in one_pass]
+        rounds = [one_round for one_pass in passes for one_round in one_pass]
         resampled = list(_resampled(rounds))
         medians = [median(column) for column in zip(*rounds, strict=True)]
         by_size = list(zip(*resampled, strict=True))
         for index, (num_bytes, seconds) in enumerate(zip(sizes, zip(*rounds, strict=True), strict=True)):
-            before, after = (median(each[index] for each in one_pass) for one_pass in passes)
+            before, after = (median(one_round[index] for one_round in one_pass) for one_pass in passes)
             self.timed.append(
                 Timed(
                     operation="send" if messages == 2 else operation,
@@ -141,7 +141,7 @@ class Links:
                     between_s=_between(by_size[index]),
                     drift=after / before,
                     num_samples=len(seconds),
-                    num_wrong=sum(int(found["num_wrong"][index]) for found in of_ranks),
+                    num_wrong=sum(int(timing["num_wrong"][index]) for timing in of_ranks),
                 )
             )
         line = self._line("send" if messages == 2 else operation, ranks, sizes, medians, resampled)

@@ -115,7 +115,7 @@ class Memory:
         predicted_bytes = self.predicted.tensors_bytes
         if predicted_bytes is None:
             return None
-        errors = [predicted_bytes / found.tensors_bytes - 1 for found in self.measured]
+        errors = [predicted_bytes / measurement.tensors_bytes - 1 for measurement in self.measured]
         return max(errors, key=abs)
 
     def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> Predictions:
@@ -139,13 +139,13 @@ class Memory:
 
         return pd.DataFrame(
             {
-                "rank": found.rank,
+                "rank": measurement.rank,
                 "category": name,
                 "bytes": num_bytes,
                 "predicted_bytes": self._predicted(name),
             }
-            for found in self.measured
-            for name, num_bytes in (_rows(found) | _cached(found)).items()
+            for measurement in self.measured
+            for name, num_bytes in (_rows(measurement) | _cached(measurement)).items()
         )
 
     def figure(self) -> go.Figure:
@@ -275,14 +275,14 @@ def _named(key: str) -> str:
     return NAMES.get(key, key)
 
 
-def _rows(found: MeasuredMemory) -> dict[str, int]:
+def _rows(measurement: MeasuredMemory) -> dict[str, int]:
     """Return the bytes by name; they add up to the peak."""
-    tensors = {name: found.tensors.get(key, 0) for key, name in NAMES.items()}
-    return {**tensors, _BEFORE: found.before_bytes, _REST: found.rest_bytes}
+    tensors = {name: measurement.tensors.get(key, 0) for key, name in NAMES.items()}
+    return {**tensors, _BEFORE: measurement.before_bytes, _REST: measurement.rest_bytes}
 
 
-def _cached(found: MeasuredMemory) -> dict[str, int]:
-    return {} if found.cached_bytes is None else {_CACHE: found.cached_bytes}
+def _cached(measurement: MeasuredMemory) -> dict[str, int]:
+    return {} if measurement.cached_bytes is None else {_CACHE: measurement.cached_bytes}
 
 
 def _signed(num_bytes: int) -> str:

@@ -109,15 +109,15 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
     work: list[Span] = []
     blocked: list[Blocked] = []
     for (part, begin_s), (_, end_s) in pairwise(marks):
-        own = [span for span in sent if begin_s <= span.begin_s < end_s]
+        buckets = [span for span in sent if begin_s <= span.begin_s < end_s]
         kind = _KINDS.get(part, "other")
-        if not own or kind == "other":
+        if not buckets or kind == "other":
             work.append(Span(kind, rank, begin_s, end_s))
             continue
         # The backward pass computes until the last bucket is ready; a discriminator's gradients travel while
         # the rank waits.
-        ready_s = max(span.begin_s for span in own)
-        arrived_s = min(end_s, max(span.end_s for span in own))
+        ready_s = max(span.begin_s for span in buckets)
+        arrived_s = min(end_s, max(span.end_s for span in buckets))
         blocked.append(Blocked(ready_s, arrived_s))
         work.append(Span(kind, rank, begin_s, ready_s))
         work.append(Span("other" if part == "backward" else kind, rank, arrived_s, end_s))
@@ -186,14 +186,14 @@ def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
     Where the ranks were not blocked equally often, nothing is known of the others, and all is transfer.
     """
     counts = {len(rank.blocked) for rank in ranks}
-    for own in ranks:
-        for index, blocked in enumerate(own.blocked):
+    for waiting_rank in ranks:
+        for index, blocked in enumerate(waiting_rank.blocked):
             last_s = max(r.blocked[index].given_s for r in ranks) if len(counts) == 1 else blocked.ready_s
             last_s = min(max(last_s, blocked.ready_s), blocked.arrived_s)
             if last_s > blocked.ready_s:
-                yield Span("waiting", own.rank, blocked.ready_s, last_s)
+                yield Span("waiting", waiting_rank.rank, blocked.ready_s, last_s)
             if blocked.arrived_s > last_s:
-                yield Span("transfer", own.rank, last_s, blocked.arrived_s)
+                yield Span("transfer", waiting_rank.rank, last_s, blocked.arrived_s)
 
 
 def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
@@ -208,29 +208,29 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
         ends_on: the rank with which the path ends; None for the one that was done last.
 
     Returns:
-        Spans of computation, of waiting for data and of transfers, none of which overlap.
+        Spans of computation, of waiting for data and of transfers, without overlap.
     """
-    own = max((r for r in ranks if ends_on in (None, r.rank)), key=lambda rank: rank.end_s)
+    current = max((r for r in ranks if ends_on in (None, r.rank)), key=lambda rank: rank.end_s)
     path: list[Span] = []
-    now_s = own.end_s
+    now_s = current.end_s
     num_exchanges = min(len(rank.blocked) for rank in ranks)
     for index in reversed(range(num_exchanges)):
-        arrived_s = own.blocked[index].arrived_s
+        arrived_s = current.blocked[index].arrived_s
         if arrived_s > now_s:
             continue  # several were on their way, and the path came from one that this rank began before
-        path += reversed(_between(own, arrived_s, now_s))
+        path += reversed(_between(current, arrived_s, now_s))
         last = max(ranks, key=lambda rank: rank.blocked[index].given_s)
         now_s = last.blocked[index].given_s
         if arrived_s > now_s:
-            path.append(Span("transfer", own.rank, now_s, arrived_s))
-        own = last
-    path += reversed(_between(own, own.begin_s, now_s))
+            path.append(Span("transfer", current.rank, now_s, arrived_s))
+        current = last
+    path += reversed(_between(current, current.begin_s, now_s))
     return path[::-1]
 
 
-def _between(own: RankStep, begin_s: float, end_s: float) -> list[Span]:
+def _between(rank_step: RankStep, begin_s: float, end_s: float) -> list[Span]:
     return [
         Span(span.kind, span.rank, max(span.begin_s, begin_s), min(span.end_s, end_s))
-        for span in own.work
+        for span in rank_step.work
         if span.begin_s < end_s and span.end_s > begin_s
     ]

@@ -67,11 +67,11 @@ def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepPart
         parts
         for step, of_ranks in sorted(by_step.items())
         if len(of_ranks) == num_ranks
-        for parts in _of_step(step, of_ranks, clocks)
+        for parts in _step_parts(step, of_ranks, clocks)
     ]
 
 
-def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
+def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
     ready_at_s = {
         rank: clocks.of_rank_0(rank, values["ready_at_s"])
         for rank, values in of_ranks.items()
@@ -80,7 +80,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clo
     last_rank = (
         max(ready_at_s, key=lambda rank: ready_at_s[rank]) if len(ready_at_s) == len(of_ranks) else None
     )
-    found = []
+    parts_of_ranks = []
     for rank, values in sorted(of_ranks.items()):
         parts_s = {name: values[name] for name in _OWN}
         for whole, waited in _WITH_STATISTICS.items():
@@ -94,7 +94,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clo
             parts_s["transfer_s"] = values["exposed_s"]
         # On a GPU the host may be ahead of the device, so that a single step does not add up.
         parts_s["other_s"] = max(0.0, values["step_s"] - sum(parts_s.values()))
-        found.append(
+        parts_of_ranks.append(
             StepParts(
                 step,
                 rank,
@@ -105,7 +105,7 @@ def _of_step(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clo
                 last_rank,
             )
         )
-    return found
+    return parts_of_ranks
 
 
 def middle_half(steps: Sequence[StepParts]) -> dict[str, float]:

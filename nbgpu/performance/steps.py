@@ -228,8 +228,8 @@ def _slowest(
 ) -> list[tuple[int, Mapping[str, Any]]]:
     """For each step of a kind, the rank that took longest and its times. All ranks begin a step together."""
     return [
-        max(enumerate(of_ranks), key=lambda found: float(found[1]["step_s"]))
-        for of_ranks in zip(*(found[kind] for found in measured), strict=True)
+        max(enumerate(of_ranks), key=lambda times: float(times[1]["step_s"]))
+        for of_ranks in zip(*(times[kind] for times in measured), strict=True)
     ]
 
 
@@ -239,16 +239,16 @@ def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
 
 def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[Block]:
     """The blocks with the medians of their times; where they could not be timed, shared by their bytes."""
-    found = [
+    blocks = [
         Block(num_bytes, median(step["blocks"][index][1] for step in steps))
         for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
     ]
-    if any(block.forward_s for block in found):
+    if any(block.forward_s for block in blocks):
         # Medians of parts may exceed the median of the whole by little.
-        scale = min(1.0, forward_s / sum(block.forward_s for block in found))
-        return [Block(block.num_bytes, scale * block.forward_s) for block in found]
-    total = sum(block.num_bytes for block in found)
-    return [Block(block.num_bytes, forward_s * block.num_bytes / total) for block in found]
+        scale = min(1.0, forward_s / sum(block.forward_s for block in blocks))
+        return [Block(block.num_bytes, scale * block.forward_s) for block in blocks]
+    total = sum(block.num_bytes for block in blocks)
+    return [Block(block.num_bytes, forward_s * block.num_bytes / total) for block in blocks]
 
 
 def _link(link: Link | str) -> Link:

@@ -98,7 +98,7 @@ class PointSummary:
 
 @dataclass(frozen=True)
 class Gap:
-    """A point of which nothing could be measured."""
+    """A point without a measurement."""
 
     value: Any
     ranks: int
@@ -119,27 +119,27 @@ def summarise(
         measured: the repeats, in any order. All of the first point that was measured are the reference.
     """
     by_point: dict[int, list[Measured]] = {number: [] for number in range(len(points))}
-    for each in measured:
-        by_point[each.point].append(each)
+    for repeat in measured:
+        by_point[repeat.point].append(repeat)
     resampled = {
-        number: _resampled_medians([each.step_s for each in found if each.step_s])
-        for number, found in by_point.items()
-        if any(each.step_s for each in found)
+        number: _resampled_medians([repeat.step_s for repeat in repeats if repeat.step_s])
+        for number, repeats in by_point.items()
+        if any(repeat.step_s for repeat in repeats)
     }
     if not resampled:
-        return [_gap(points[number], found) for number, found in by_point.items()]
+        return [_gap(points[number], repeats) for number, repeats in by_point.items()]
     first = min(resampled, key=lambda number: points[number][1])
     first_s = _median_of(by_point[first])
     summaries: list[PointSummary | Gap] = []
-    for number, found in by_point.items():
+    for number, repeats in by_point.items():
         if number not in resampled:
-            summaries.append(_gap(points[number], found))
+            summaries.append(_gap(points[number], repeats))
             continue
         value, ranks, samples = points[number]
         share = samples / points[first][2]
-        step_s = _median_of(found)
+        step_s = _median_of(repeats)
         drawn = [1.0] if number == first else resampled[first] / resampled[number] * share
-        medians = [median(each.step_s) for each in found if each.step_s]
+        medians = [median(repeat.step_s) for repeat in repeats if repeat.step_s]
         summaries.append(
             PointSummary(
                 value=value,
@@ -151,11 +151,11 @@ def summarise(
                 relative=first_s / step_s * share,
                 relative_between=_between(drawn),
                 ideal=ranks / points[first][1],
-                parts_s=_mean_parts(found),
-                slowest=_slowest(found),
+                parts_s=_mean_parts(repeats),
+                slowest=_slowest(repeats),
                 unsteadiness=max(medians) / min(medians),
-                why_failed=next((each.why_failed for each in found if each.why_failed), ""),
-                parameters=max(each.parameters for each in found),
+                why_failed=next((repeat.why_failed for repeat in repeats if repeat.why_failed), ""),
+                parameters=max(repeat.parameters for repeat in repeats),
             )
         )
     return summaries
@@ -163,16 +163,16 @@ def summarise(
 
 def differ_in_size(summary: Sequence[PointSummary | Gap]) -> bool:
     """Whether the models of the measured points are of known and not all of one size."""
-    sizes = {each.parameters for each in summary if isinstance(each, PointSummary)}
+    sizes = {point.parameters for point in summary if isinstance(point, PointSummary)}
     return len(sizes) > 1 and 0 not in sizes
 
 
-def _gap(point: tuple[Any, int, int], found: Sequence[Measured]) -> Gap:
-    return Gap(point[0], point[1], next((each.why_failed for each in found if each.why_failed), ""))
+def _gap(point: tuple[Any, int, int], repeats: Sequence[Measured]) -> Gap:
+    return Gap(point[0], point[1], next((repeat.why_failed for repeat in repeats if repeat.why_failed), ""))
 
 
-def _median_of(found: Sequence[Measured]) -> float:
-    return median(seconds for each in found for seconds in each.step_s)
+def _median_of(repeats: Sequence[Measured]) -> float:
+    return median(seconds for repeat in repeats for seconds in repeat.step_s)
 
 
 def _resampled_medians(repeats: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -192,16 +192,16 @@ def _between(values: Any) -> Interval:
     return float(low), float(high)
 
 
-def _mean_parts(found: Sequence[Measured]) -> dict[str, float]:
-    known = [each.parts_s for each in found if each.parts_s]
-    names = dict.fromkeys(name for parts in known for name in parts)
-    return {name: sum(parts.get(name, 0.0) for parts in known) / len(known) for name in names}
+def _mean_parts(repeats: Sequence[Measured]) -> dict[str, float]:
+    measured = [repeat.parts_s for repeat in repeats if repeat.parts_s]
+    names = dict.fromkeys(name for parts in measured for name in parts)
+    return {name: sum(parts.get(name, 0.0) for parts in measured) / len(measured) for name in names}
 
 
-def _slowest(found: Sequence[Measured]) -> tuple[int, float] | None:
+def _slowest(repeats: Sequence[Measured]) -> tuple[int, float] | None:
     """The rank that was the slowest in the most steps of all repeats, and the mean share of the steps."""
     shares: dict[int, float] = {}
-    known = [each.slowest for each in found if each.slowest is not None]
-    for rank, share in known:
-        shares[rank] = shares.get(rank, 0.0) + share / len(known)
+    slowest = [repeat.slowest for repeat in repeats if repeat.slowest is not None]
+    for rank, share in slowest:
+        shares[rank] = shares.get(rank, 0.0) + share / len(slowest)
     return max(shares.items(), key=lambda item: item[1]) if shares else None

@@ -192,41 +192,43 @@ def of_run(
     """
     events = list(events)
     clocks = Clocks.of(events, world_size)
-    found: dict[int, dict[int, RankStep]] = {}
+    by_step: dict[int, dict[int, RankStep]] = {}
     profiled: dict[int, Profile] = {}
     profiled_steps: set[int] = set()
     for event in events:
         if event.kind == TIMELINE:
             shift_s = _shift_s(clocks, event.rank, event.detail)
-            own = rank_steps.from_moments(event.step, event.rank, event.detail, shift_s)
-            if own is not None:
-                found.setdefault(event.step, {})[event.rank] = own
+            rank_step = rank_steps.from_moments(event.step, event.rank, event.detail, shift_s)
+            if rank_step is not None:
+                by_step.setdefault(event.step, {})[event.rank] = rank_step
         elif event.kind == "profile" and event.rank in profiles:
             first, last = event.detail["steps"]
             profiled[event.rank] = Profile(profiles[event.rank], first)
             profiled_steps = set(range(first, last + 1))
-    detailed = {step: by_rank for step, by_rank in found.items() if _are_together(by_rank, world_size)}
+    detailed = {step: by_rank for step, by_rank in by_step.items() if _are_together(by_rank, world_size)}
     wanted = _wanted(steps, detailed)
     if missing := set(wanted) - detailed.keys():
         for record in records():
             if isinstance(record, Sample) and record.step in missing:
                 begun_s = record.values.get("begun_at_s", 0.0)
                 shift_s = clocks.of_rank_0(record.rank, begun_s) - begun_s
-                own = rank_steps.from_parts(record.step, record.rank, record.values, shift_s)
-                if own is not None:
-                    found.setdefault(record.step, {})[record.rank] = own
-    lacking = [step for step in wanted if not _are_together(found.get(step, {}), world_size)]
+                rank_step = rank_steps.from_parts(record.step, record.rank, record.values, shift_s)
+                if rank_step is not None:
+                    by_step.setdefault(record.step, {})[record.rank] = rank_step
+    lacking = [step for step in wanted if not _are_together(by_step.get(step, {}), world_size)]
     if not wanted:
         raise ConfigError(
             "no step was recorded moment by moment: the run has fewer than 3 steps, was started with telemetry=False, "
             "or trains no model"
         )
     if lacking:
-        known = f". Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
-        raise ConfigError(f"steps {lacking} were not recorded by all ranks{known}")
+        available = (
+            f". Every moment was recorded of the steps {_ranges(sorted(detailed))}" if detailed else ""
+        )
+        raise ConfigError(f"steps {lacking} were not recorded by all ranks{available}")
     return Timeline(
         title,
-        {step: [by_rank for _, by_rank in sorted(found[step].items())] for step in wanted},
+        {step: [by_rank for _, by_rank in sorted(by_step[step].items())] for step in wanted},
         clocks,
         profiled if profiled_steps >= set(wanted) else {},
     )

@@ -91,7 +91,7 @@ def figure(
 
 
 def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
-    own = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
+    of_kind = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
     color = KIND_COLORS[kind]
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}
     if kind in _HATCHES:
@@ -105,16 +105,16 @@ def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
         "type": "bar",
         "orientation": "h",
         "name": WORDS[kind],
-        "base": [_ms(span.begin_s - zero_s) for _, span in own],
-        "x": [_ms(span.end_s - span.begin_s) for _, span in own],
-        "y": [_y(span.rank, _lane(kind)) for _, span in own],
+        "base": [_ms(span.begin_s - zero_s) for _, span in of_kind],
+        "x": [_ms(span.end_s - span.begin_s) for _, span in of_kind],
+        "y": [_y(span.rank, _lane(kind)) for _, span in of_kind],
         "width": 0.8,
         # Several transfers may be on their way at once.
         "opacity": 0.6 if kind in ("exchange", "collective") else 1.0,
         "marker": marker,
-        "text": [_about(span) for _, span in own],
+        "text": [_about(span) for _, span in of_kind],
         "textposition": "none",
-        "customdata": [[step, span.rank] for step, span in own],
+        "customdata": [[step, span.rank] for step, span in of_kind],
         "hovertemplate": f"{WORDS[kind]}, %{{x:.3f}} ms, from %{{base:.3f}} ms %{{text}}"
         f"<br>{unit} %{{customdata[0]}}, rank %{{customdata[1]}}<extra></extra>",
     }

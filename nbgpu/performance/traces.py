@@ -63,10 +63,10 @@ def write(
         RunError: a file of the profiler cannot be read.
     """
     zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
-    events = list(_of_records(title, steps, ranks, zero_s, unit))
+    events = list(_record_events(title, steps, ranks, zero_s, unit))
     errors_us = {}
     for rank, profile in sorted(profiles.items()):
-        of_rank, errors_us[f"rank {rank}"] = _of_profiler(
+        of_rank, errors_us[f"rank {rank}"] = _profiler_events(
             profile, rank, {step: 1e6 * (begun[rank] - zero_s) for step, begun in begun_s.items()}
         )
         events += of_rank
@@ -79,22 +79,22 @@ def write(
     return path
 
 
-def _of_records(
+def _record_events(
     title: str, steps: Steps, ranks: Sequence[int], zero_s: float, unit: str
 ) -> Iterator[dict[str, Any]]:
     for rank in ranks:
         pid = rank * _PIDS_OF_RANK + 1
-        own = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
-        threads = _threads([span for _, span in own])
+        of_rank = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
+        threads = _threads([span for _, span in of_rank])
         names = {_MAIN: "computation", _DATA: "data"}
         names |= {tid: f"exchange {tid - _EXCHANGE + 1}" for tid in threads.values() if tid >= _EXCHANGE}
         yield from _named(pid, f"rank {rank}", rank + 1, names)
-        for step, span in own:
+        for step, span in of_rank:
             yield _event(span, step, pid, threads[span], zero_s, unit)
-    yield from _of_paths(title, steps, (max(ranks) + 1) * _PIDS_OF_RANK + 1, zero_s, unit)
+    yield from _path_events(title, steps, (max(ranks) + 1) * _PIDS_OF_RANK + 1, zero_s, unit)
 
 
-def _of_paths(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -> Iterator[dict[str, Any]]:
+def _path_events(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -> Iterator[dict[str, Any]]:
     """The critical paths, with the title, because viewers show no `otherData`."""
     yield from _named(pid, f"critical path, {title}", 0, {1: "critical path"})
     for step, (_, path) in steps.items():
@@ -143,7 +143,7 @@ def _threads(spans: Sequence[Span]) -> dict[Span, int]:
     return threads
 
 
-def _of_profiler(
+def _profiler_events(
     profile: Profile, rank: int, begun_us: Mapping[int, float]
 ) -> tuple[list[dict[str, Any]], float]:
     """The events of a rank's profile on the time axis of the records, and the error in microseconds.

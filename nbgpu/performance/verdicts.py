@@ -23,22 +23,22 @@ ABOVE_RANKS = (
 ONE_REPEAT = "one repeat has no interval. Measure with repeats=3"
 
 
-def doubt(found: PointSummary) -> str:
+def doubt(point: PointSummary) -> str:
     """Why the speed of a point by that of the first one is not decided, and what would decide it; empty where
     it is decided, and for the first point."""
-    if found.is_reference:
+    if point.is_reference:
         return ""
-    low, high = found.relative_between
-    if found.is_beyond_ranks:
+    low, high = point.relative_between
+    if point.is_beyond_ranks:
         return ABOVE_RANKS
-    if found.num_repeats < LEAST_REPEATS:
+    if point.num_repeats < LEAST_REPEATS:
         return ONE_REPEAT
     if not low <= 1 <= high:
         return ""
-    return f"its interval holds 1, which is no difference. {_more_repeats(found.num_repeats, found.relative - 1, high - low)}"
+    return f"its interval holds 1, which is no difference. {_more_repeats(point.num_repeats, point.relative - 1, high - low)}"
 
 
-def of_point(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
+def point_verdict(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
     """Return how fast a point is by the first one, or that it is not decided.
 
     Args:
@@ -49,15 +49,15 @@ def of_point(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) 
     Raises:
         KeyError: there is no such point, or it was not measured.
     """
-    found = next((p for p in summary if isinstance(p, PointSummary) and p.value == value), None)
-    if found is None:
+    measured = next((p for p in summary if isinstance(p, PointSummary) and p.value == value), None)
+    if measured is None:
         raise KeyError(value)
-    low, high = found.relative_between
-    what = f"{'speed-up' if by_ranks else 'samples per second by the first point'} {found.relative:.2f}"
-    if found.num_repeats >= LEAST_REPEATS and not found.is_reference:
+    low, high = measured.relative_between
+    what = f"{'speed-up' if by_ranks else 'samples per second by the first point'} {measured.relative:.2f}"
+    if measured.num_repeats >= LEAST_REPEATS and not measured.is_reference:
         what += f" ({low:.2f} to {high:.2f})"
-    why = doubt(found)
-    return f"not decided: {what}; {why}" if why else what
+    reason = doubt(measured)
+    return f"not decided: {what}; {reason}" if reason else what
 
 
 def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:

@@ -16,18 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from nbgpu.config import (
-    AutoencoderConfig,
-    DiffusionConfig,
-    LithographyConfig,
-    SurvivalConfig,
-    TrainConfig,
-)
+from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
 from nbgpu.planning.epochs import epoch_of
 from nbgpu.planning.parts import held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.diffusion.config import DiffusionConfig
+from nbgpu.recipes.lithography.config import LithographyConfig
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.text.sizes import in_words
 
 MAX_HEADERS = 64
@@ -123,11 +121,11 @@ def memory_fit(
     )
     if copies > 1:
         fitting += " (twice their size: worker processes have a copy; num_workers=0 does without)"
-    words = f"fits in memory: {fitting}{basis}"
+    sentence = f"fits in memory: {fitting}{basis}"
     if asked <= free_bytes:
-        return MemoryFit(words, True)
+        return MemoryFit(sentence, True)
     most = math.floor(100 * share) / 100
-    return MemoryFit(f"{words}. {config.cache_rate:g} is too much: take {most:g} or less", False)
+    return MemoryFit(f"{sentence}. {config.cache_rate:g} is too much: take {most:g} or less", False)
 
 
 def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:

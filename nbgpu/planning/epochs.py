@@ -76,13 +76,13 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     fillers = sum(max(0, num_taken - num) for num in samples)
     num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
     num_left_out = sum(max(0, num - num_taken) for num in samples)
-    words = (
+    sentences = (
         _words_for_shards(config, sizes, num_volumes),
         _words_for_memory(config, sizes, num_cached, num_replaced),
         _words_for_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
     )
     return EpochPlan(
-        num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, words
+        num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, sentences
     )
 
 

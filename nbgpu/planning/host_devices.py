@@ -1,4 +1,4 @@
-"""The devices of ranks on other hosts, as far as they are known before these have dialled in."""
+"""What is known of the devices of other hosts before these have dialled in."""
 
 from __future__ import annotations
 

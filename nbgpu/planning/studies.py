@@ -139,10 +139,10 @@ class StudyPlan:
 
     def point_cluster(self, ranks: int) -> ClusterConfig:
         """The settings of a cluster that has the ranks of a point, or more on other hosts."""
-        return self.cluster.changed(ranks=ranks) if self.cluster.launcher == "local" else self.cluster
+        return self.cluster.changed(ranks=ranks) if self.cluster.is_local else self.cluster
 
     def _devices(self, ranks: int | None) -> Sequence[Device]:
-        """The devices of a point's ranks, as far as they are known.
+        """The known devices of a point's ranks.
 
         Args:
             ranks: the number of ranks; None for as many as the cluster's settings give.
@@ -150,7 +150,7 @@ class StudyPlan:
         Raises:
             ConfigError: there cannot be so many ranks.
         """
-        if self.cluster.launcher == "local":
+        if self.cluster.is_local:
             cluster = self.cluster if ranks is None else self.point_cluster(ranks)
             gpus = cluster.gpus if cluster.takes_free_gpus else cluster.named_gpus
             chosen: Sequence[Device] = free_gpus.assumed(gpus, cluster.ranks)
@@ -292,11 +292,11 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     fields = settings_of(recipe).model_fields
     homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        known = [*itertools.chain(*homes)]
+        names = [*itertools.chain(*homes)]
         raise ConfigError(
             "\n".join(
-                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, known)} "
-                f"Settings: {', '.join(known)}"
+                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, names)} "
+                f"Settings: {', '.join(names)}"
                 for name in unknown
             )
         )
@@ -322,9 +322,9 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
 def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
     """The settings with as many ranks on each of other hosts as the largest point needs, if they do not say
     how many: a study has to know before the hosts are there."""
-    if cluster.launcher == "local" or cluster.gpus_per_node is not None or not ranks:
+    if cluster.is_local or cluster.gpus_per_node is not None or not ranks:
         return cluster
-    numbers = [ClusterConfig.checked(ranks=each).ranks or 1 for each in ranks]
+    numbers = [ClusterConfig.checked(ranks=number).ranks or 1 for number in ranks]
     return cluster.changed(gpus_per_node=math.ceil(max(numbers) / cluster.num_hosts))
 
 
@@ -334,9 +334,9 @@ def _with_preset(
     """The settings with the values of a preset, but for what a study decides, and for checkpoints and
     validations, which it leaves out unless they are asked for."""
     varied = {} if vary == RANKS else {vary: list(values)}
-    found = with_preset(recipe, {**varied, **settings})
+    merged = with_preset(recipe, {**varied, **settings})
     left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
-    return {name: value for name, value in found.items() if name not in {*varied, *left_out}}
+    return {name: value for name, value in merged.items() if name not in {*varied, *left_out}}
 
 
 def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
@@ -379,9 +379,9 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
         yield f"{made.vary} has {len(made.values)} values, at most {_MAX_POINTS} go"
     elif len(set(map(repr, made.values))) < len(made.values):
         yield f"{made.vary} = {list(made.values)} has a value twice"
-    if made.cluster.launcher == "hosts":
+    if made.cluster.launcher_settings.IS_STARTED_BY_HAND:
         yield (
-            "launcher='hosts' does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
+            f"launcher={made.cluster.launcher!r} does not go with a study: it has a cluster of its own, for which hosts would have to dial in "
             "again. Take launcher='ssh' or 'slurm', or %%scaling on the cluster that runs"
         )
     if made.cluster.save_before_time_limit:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from nbgpu.config import ClusterConfig, TrainConfig, config_of_point, read_tables, settings_of, with_preset
 from nbgpu.config.conditions import default_of, defaults_beside
+from nbgpu.config.launchers import LAUNCHERS, LauncherSettings
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
@@ -176,11 +177,11 @@ def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
     unknown ones."""
     homes = (SweepConfig.model_fields, ClusterConfig.model_fields, _fields(recipe))
     if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        known = [*itertools.chain(*homes)]
+        names = [*itertools.chain(*homes)]
         raise ConfigError(
             "\n".join(
-                f"{name} is not a setting of a sweep over {recipe}.{did_you_mean(name, known)} "
-                f"Settings: {', '.join(known)}"
+                f"{name} is not a setting of a sweep over {recipe}.{did_you_mean(name, names)} "
+                f"Settings: {', '.join(names)}"
                 for name in unknown
             )
         )
@@ -225,10 +226,12 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
     """The settings of the clusters, with one rank on each host where nothing else is given."""
-    launcher = given.get("launcher", default_of(ClusterConfig, "launcher"))
-    if launcher == "hosts":
+    name = given.get("launcher", default_of(ClusterConfig, "launcher"))
+    # A name that is not known is refused with the other settings.
+    launcher = LAUNCHERS.get(name, LauncherSettings)
+    if launcher.IS_STARTED_BY_HAND:
         raise ConfigError(
-            "launcher='hosts' does not go with a sweep: each trial has a cluster of its own, for which hosts would have "
+            f"launcher={name!r} does not go with a sweep: each trial has a cluster of its own, for which hosts would have "
             "to dial in again. Take launcher='ssh' or 'slurm'"
         )
     if given.get("save_before_time_limit"):
@@ -238,7 +241,7 @@ def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
             "at_least does not go with a sweep: each trial has as many ranks as `ranks` says, which is 1 where it is "
             "left out. Give ranks, with gpus='none' for CPU ranks"
         )
-    return ClusterConfig.checked(**{"ranks" if launcher == "local" else "gpus_per_node": 1, **given})
+    return ClusterConfig.checked(**{"ranks" if launcher.IS_LOCAL else "gpus_per_node": 1, **given})
 
 
 def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
@@ -273,7 +276,10 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
     trials = [{name: config[name] for name in (*plan.varied, *differing)} for config in configs]
     # A setting that does not count in every trial is at its default in the others.
     shared = {
-        name: next((c[name] for c, own in zip(configs, present, strict=True) if c[name] != own[name]), value)
+        name: next(
+            (c[name] for c, defaults in zip(configs, present, strict=True) if c[name] != defaults[name]),
+            value,
+        )
         for name, value in configs[0].items()
         if name not in (*plan.varied, *differing, "recipe")
     }
@@ -346,16 +352,16 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
     source = random.Random(config.random_seed)
     if not any(isinstance(values, Range) for values in varied.values()):
         return source.sample(_grid(varied), config.random)
-    found: dict[str, dict[str, Any]] = {}
+    trials: dict[str, dict[str, Any]] = {}
     for _ in range(_MAX_DRAWS_FOR_EACH * config.random):
         drawn = {
             name: values.draw(source) if isinstance(values, Range) else source.choice(values)
             for name, values in varied.items()
         }
-        found.setdefault(repr(drawn), drawn)
-        if len(found) == config.random:
-            return list(found.values())
-    raise ConfigError(f"random={config.random} is more than the combinations that there are ({len(found)})")
+        trials.setdefault(repr(drawn), drawn)
+        if len(trials) == config.random:
+            return list(trials.values())
+    raise ConfigError(f"random={config.random} is more than the combinations that there are ({len(trials)})")
 
 
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
@@ -363,14 +369,14 @@ def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
     if isinstance(given, list):
         return [item(value, info) for value in given]
     if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
-        found = Range(float(match[1]), float(match[2]), match[3] is not None, number is int)
-        if not found.low < found.high:
+        bounds = Range(float(match[1]), float(match[2]), match[3] is not None, number is int)
+        if not bounds.low < bounds.high:
             raise ConfigError("the first end of a range must be below the second")
-        if found.log and found.low <= 0:
+        if bounds.log and bounds.low <= 0:
             raise ConfigError("a range with :log must begin above 0")
-        if found.whole and not (found.low.is_integer() and found.high.is_integer()):
+        if bounds.whole and not (bounds.low.is_integer() and bounds.high.is_integer()):
             raise ConfigError("the ends of this range must be whole numbers")
-        return found
+        return bounds
     return [item(given, info)]
 
 
@@ -381,9 +387,9 @@ def item(value: Any, info: FieldInfo) -> Any:
     types = _types(info)
     if value == "none" and type(None) in types:
         return None
-    words = value.split()
-    is_one = len(words) == 1 and not types <= {tuple, type(None)}
-    return tuple(words) if tuple in types and not is_one else value
+    items = value.split()
+    is_one = len(items) == 1 and not types <= {tuple, type(None)}
+    return tuple(items) if tuple in types and not is_one else value
 
 
 def _as_toml(value: Any) -> Any:

@@ -35,7 +35,7 @@ class VolumeList:
     validation: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     patients: Mapping[Path, str] = field(default_factory=dict)
-    """The patient of each file, as far as a list names them."""
+    """The patient of each file that a list names with one."""
     passed_over: str = ""
     """A sentence about images of other formats in a folder, which are not read; empty for none."""
 
@@ -48,8 +48,8 @@ class VolumeList:
         """Return the patient of a file: what the pattern finds in its path, or what the list says, or what
         names of BIDS and BraTS say; otherwise the file is one of its own."""
         if pattern:
-            found = re.search(pattern, str(path))
-            return found[1] if found else str(path)
+            in_path = re.search(pattern, str(path))
+            return in_path[1] if in_path else str(path)
         if path in self.patients:
             return self.patients[path]
         matches = (known.search(str(path)) for known in _PATIENT_IN_NAME)
@@ -80,12 +80,12 @@ def find_volumes(source: str) -> VolumeList:
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: not a list that can be read. Give a .csv or .json file, or a folder")
     try:
-        found = readers[path.suffix.lower()](path)
+        volumes = readers[path.suffix.lower()](path)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{path}: cannot be read as {path.suffix[1:].upper()}: {error}") from None
-    if not found.training:
+    if not volumes.training:
         raise DataError(f"{path}: the list names no volume. Add at least one")
-    return found
+    return volumes
 
 
 def _read_folder(folder: Path) -> VolumeList:
@@ -176,13 +176,13 @@ def _read_json(path: Path) -> VolumeList:
 def _patients(list_path: Path, entries: Sequence[tuple[str, Any]]) -> dict[Path, str]:
     """Return the patient of each file whose entry names one."""
     named = (entry for _, entry in entries if isinstance(entry, dict))
-    found = (
+    pairs = (
         (entry["image"], next((entry[key] for key in _PATIENT_KEYS if entry.get(key)), None))
         for entry in named
     )
     return {
         list_path.parent / Path(image.strip()).expanduser(): str(patient).strip()
-        for image, patient in found
+        for image, patient in pairs
         if patient
     }
 

@@ -37,7 +37,7 @@ class Changes(NamedTuple):
 
     pieces: list[Piece]
     whole: list[str]
-    """Checkpoints of which every file has been sent by now, relative to the folder."""
+    """Checkpoints whose files have all been sent by now, relative to the folder."""
     gone: list[str]
     """Files and checkpoints, sent before in whole or in part, that have been removed there."""
     num_bytes_left: int

@@ -186,7 +186,7 @@ class EpochSummarizer:
         return over
 
     def rest(self) -> list[EpochSummary]:
-        """Return the unfinished epoch as far as it got, when no more rows will come."""
+        """Return the unfinished epoch when no more rows will come."""
         rows, self._rows = self._rows, []
         if not rows:
             return []

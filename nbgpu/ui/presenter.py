@@ -1,5 +1,5 @@
-"""Show the client's runs, sweeps, studies and cells: this module is its `Presenter`, and makes the views of
-its cells' text.
+"""Show the client's runs, sweeps, studies and cells: this module is the `Presenter` and `CellPresenter` of
+`client/presenting.py`.
 
 The widgets are imported when one is shown, because that takes half a second.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbgpu.run_folder.predictions import Progress
 
 
-def show(run: Run) -> None:
+def show_run(run: Run) -> None:
     """Display the folded plan of a run, its live panel, and its pictures if it has some; or the curves of a
     run that is over."""
     from nbgpu.ui.run import panel, picture_view
@@ -33,7 +33,7 @@ def show(run: Run) -> None:
             picture_view.show(run)
 
 
-def describe(run: Run) -> str:
+def describe_run(run: Run) -> str:
     """Return one line about the progress of a run: its state, step, epoch, losses, throughput, time left."""
     from nbgpu.ui.run import wording
 
@@ -47,12 +47,12 @@ def show_result(run: Run, result: Mapping[str, Any]) -> None:
     result_view.show(run, result)
 
 
-def prepare() -> None:
+def prepare_report() -> None:
     """Import the modules that draw a report."""
     import_module("nbgpu.ui.run.snapshot")
 
 
-def report(run: Run) -> None:
+def report_run(run: Run) -> None:
     """Write `report.html` into the folder of a run."""
     from nbgpu.ui.run.snapshot import write_report
 

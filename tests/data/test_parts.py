@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import AutoencoderConfig, TrainConfig, train_config
+from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.parts import Parts, split
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 from nbgpu.recipes.diffusion.recipe import Diffusion
 from nbgpu.recipes.lithography.recipe import Lithography

@@ -218,10 +218,10 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     notebook.run("while run.statuses()[0].step < 2: time.sleep(0.05)")
     panel = "from nbgpu.ui.run import wording; print(wording.time_left(run.time_left_s))"
     assert re.fullmatch(r"the job ends in \d+ min( \d+ s)?\n", notebook.run(panel))
-    notebook.run("from nbgpu.client.cluster import time_limit; c._time_limit.close()")
+    notebook.run("from nbgpu.client.cluster import time_limit, time_limit_watch; c._time_limit.close()")
     measured.fault_now()
     notebook.run(
-        "usual_s = time_limit.WARNING_BEFORE_END_S; time_limit.WARNING_BEFORE_END_S = 3600; "
+        "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
         "c._time_limit = time_limit.watch_over(c, None)"
     )
     notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
@@ -230,7 +230,7 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     said = notebook.value("run.status")
     measured.ended()
     assert said == "stopped"
-    notebook.run("time_limit.WARNING_BEFORE_END_S = usual_s")
+    notebook.run("time_limit_watch.WARNING_BEFORE_END_S = usual_s")
     notes = notebook.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
     assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
     assert notebook.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1

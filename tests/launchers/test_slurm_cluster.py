@@ -166,10 +166,10 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     started.run("import time\nwhile run.statuses()[0].step < 2: time.sleep(0.05)")
     started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
     started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.news.clear()")
-    started.run("from nbgpu.client.cluster import time_limit; c._time_limit.close()")
+    started.run("from nbgpu.client.cluster import time_limit, time_limit_watch; c._time_limit.close()")
     measured.fault_now()
     started.run(
-        "usual_s = time_limit.WARNING_BEFORE_END_S; time_limit.WARNING_BEFORE_END_S = 3600; "
+        "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
         "c._time_limit = time_limit.watch_over(c, c._launcher)"
     )
     started.run(f"run.wait({PATIENCE_S}, progress=False)")
@@ -178,7 +178,7 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     said = started.run("print(said.getvalue())")
     measured.ended(said)
     started.run(
-        "time_limit.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)"
+        "time_limit_watch.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)"
     )
     assert started.value("run.status") == "stopped"
     notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")

@@ -21,10 +21,11 @@ from sklearn.decomposition import PCA
 from torch.distributions import Normal, kl_divergence
 
 import nbgpu
-from nbgpu.config import AutoencoderConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.baselines import lowest_frequencies
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 from nbgpu.recipes.image_quality import psnr_db, ssim
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import AutoencoderConfig
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.feature_networks import ARCHITECTURES
 from nbgpu.run_folder import folder as runs
 

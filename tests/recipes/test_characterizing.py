@@ -14,9 +14,9 @@ from conftest import REPOSITORY
 
 import nbgpu
 from nbgpu import cli
-from nbgpu.config import MicrostructureConfig
 from nbgpu.protocol.records import Event, Sample
 from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.target import load_target

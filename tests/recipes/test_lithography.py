@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 import nbgpu
-from nbgpu.config import LithographyConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.recipes.lithography import survey
 from nbgpu.recipes.lithography.baselines import COMPACT_RESIST, GAUSSIAN_RESIST
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.network import AerialNetwork
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.window import conditions

@@ -16,10 +16,11 @@ import torch
 
 import nbgpu
 from nbgpu.client.runs.run import Run
-from nbgpu.config import DescriptorType, MicrostructureConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.workload.descent import OPTIMIZERS
 from nbgpu.protocol.records import Event, Sample
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.config import DescriptorType, MicrostructureConfig
 from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure

@@ -14,10 +14,11 @@ import safetensors.torch
 import torch
 
 import nbgpu
-from nbgpu.config import SurvivalConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.workload.recipe import Judge
 from nbgpu.errors import ConfigError, DataError, RankError
 from nbgpu.recipes.survival import metrics
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.recipe import Survival
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import nbgpu
 from nbgpu.client.runs.run import Run
-from nbgpu.config import AutoencoderConfig
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 from nbgpu.run_folder import checkpoint_files
 

@@ -15,17 +15,17 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "nbgpu"
 LIMITS = {
-    "function of_*": 40,
+    "function of_*": 32,
     "function ends in a preposition": 332,
-    "variable found": 350,
-    "variable own": 150,
-    "variable each": 145,
-    "variable known": 86,
-    "variable words": 80,
-    "variable why": 74,
+    "variable found": 274,
+    "variable own": 123,
+    "variable each": 113,
+    "variable known": 66,
+    "variable words": 64,
+    "variable why": 72,
     "variable said": 32,
-    "variable told": 18,
-    "clause 'as far as', 'of which', 'beside which'": 130,
+    "variable told": 16,
+    "clause 'as far as', 'of which', 'beside which'": 109,
 }
 _PREPOSITION = re.compile(r"_(about|after|at|before|beside|by|for|from|in|into|of|on|over|to|under|up|with)$")
 _CLAUSE = re.compile(r"\b(as far as|of which|beside which)\b")

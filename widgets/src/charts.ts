@@ -1,10 +1,10 @@
 // Which charts there are, and what Plotly is told to draw.
 
-import { GIB, number } from "./format";
+import { number } from "./format";
 import { bandOf, type Columns, keepExtremes, type Series, smoothed } from "./series";
 import type { RunStore } from "./store";
 import type { Theme } from "./theme";
-import type { Mark } from "./wire";
+import type { Mark, SystemChart } from "./wire";
 
 export type Axis = "step" | "time";
 
@@ -50,28 +50,14 @@ export interface ChartGroup {
 
 const more = (a: number, b: number) => a > b;
 const less = (a: number, b: number) => a < b;
-const plain = (name: string) => (): Line[] => [{ name, style: "solid" }];
 
 const LOSS_OF_VALIDATION = "val_loss";
 const RATE_OF = "lr_of_";
 /** What the names of the ends of a value's 95 % interval end in, each with its label. */
 const ENDS = { _low: "95 % interval from", _high: "95 % interval to" };
 
-/** Series with charts of their own. All others are the recipe's. */
-const KNOWN = new Set([
-  "loss",
-  "lr",
-  "step_s",
-  "data_s",
-  "compute_s",
-  "samples_per_s",
-  "grad_norm",
-  "memory_reserved_bytes",
-  "memory_allocated_bytes",
-  "memory_rss_bytes",
-  "utilization_percent",
-  "utilization_lost_percent",
-]);
+/** Series that the recipe does not measure, beside those of the system charts. */
+const NOT_OF_RECIPE = ["loss", "lr", "compute_s", "utilization_lost_percent"];
 
 const UNITS: Record<string, string> = { db: "dB", s: "s", percent: "%", bytes: "bytes", nm: "nm", mm: "mm" };
 
@@ -117,8 +103,8 @@ function ofValidation(store: RunStore): ChartSpec[] {
 }
 
 /** A chart for each other number that the recipe names, such as the terms of its loss: their scales differ. */
-function ofRecipe(store: RunStore): ChartSpec[] {
-  const isMeant = (name: string) => !KNOWN.has(name) && !name.startsWith("val_") && !name.startsWith(RATE_OF);
+function ofRecipe(store: RunStore, others: ReadonlySet<string>): ChartSpec[] {
+  const isMeant = (name: string) => !others.has(name) && !name.startsWith("val_") && !name.startsWith(RATE_OF);
   return namesOf(store, isMeant).map((name) => {
     const { words, unit } = readable(name);
     return { id: name, title: words, unit, lines: () => noisy(name), mayBeLogarithmic: true, fromZero: false, worse: more };
@@ -145,62 +131,25 @@ const LOSS: ChartSpec = {
   worse: more,
 };
 
-const MEMORY: ChartSpec = {
-  id: "memory",
-  title: "Memory",
-  unit: "GiB",
-  lines: () => [
-    { name: "memory_reserved_bytes", style: "solid", label: "reserved", scale: 1 / GIB },
-    { name: "memory_allocated_bytes", style: "dash", label: "allocated", scale: 1 / GIB },
-    { name: "memory_rss_bytes", style: "solid", label: "resident", scale: 1 / GIB },
-  ],
-  fromZero: true,
-  worse: more,
-  ceilings: (store) => [
-    ...new Set(store.ranks.filter((r) => r.kind === "cuda").map((r) => r.memory_bytes / GIB)),
-  ],
-};
-
-const UTILIZATION: ChartSpec = {
-  id: "utilization",
-  title: "Utilization",
-  unit: "%",
-  lines: plain("utilization_percent"),
-  fromZero: true,
-  worse: less,
-  top: 105,
-};
-
-const THROUGHPUT: ChartSpec = {
-  id: "throughput",
-  title: "Throughput",
-  unit: "samples/s",
-  lines: plain("samples_per_s"),
-  fromZero: true,
-  worse: less,
-};
-
-const STEP_TIME: ChartSpec = {
-  id: "step_time",
-  title: "Step time",
-  unit: "ms",
-  lines: () => [
-    { name: "step_s", style: "solid", label: "whole step", scale: 1000 },
-    { name: "data_s", style: "dot", label: "waiting for data", scale: 1000 },
-  ],
-  fromZero: true,
-  worse: more,
-};
-
-const GRADIENT: ChartSpec = {
-  id: "grad_norm",
-  title: "Gradient norm",
-  unit: "",
-  lines: plain("grad_norm"),
-  mayBeLogarithmic: true,
-  fromZero: true,
-  worse: more,
-};
+function systemChart(chart: SystemChart): ChartGroup {
+  const scale = 1 / (chart.divisor ?? 1);
+  const { id, button, title, unit, top } = chart;
+  const spec: ChartSpec = {
+    id,
+    title,
+    unit,
+    lines: () => chart.lines.map(([name, style, label]) => ({ name, style, scale, ...(label === undefined ? {} : { label }) })),
+    fromZero: true,
+    mayBeLogarithmic: chart.may_be_logarithmic ?? false,
+    worse: chart.worse === "more" ? more : less,
+    ...(top === undefined ? {} : { top }),
+    ceilings: (store) =>
+      chart.ceiling === "memory_bytes"
+        ? [...new Set(store.ranks.filter((r) => r.kind === "cuda").map((r) => r.memory_bytes * scale))]
+        : [],
+  };
+  return just(spec, button, chart.at_first ?? false);
+}
 
 const DASHES: Style[] = ["dash", "dot"];
 
@@ -226,29 +175,30 @@ function just(spec: ChartSpec, label: string, shownAtFirst: boolean): ChartGroup
   return { id: spec.id, label, title: spec.title, shownAtFirst, always: shownAtFirst, charts };
 }
 
-export const GROUPS: readonly ChartGroup[] = [
-  just(LOSS, "Loss", true),
-  {
-    id: "validation",
-    label: "Validation",
-    title: "What the validations measure, each value with an axis of its own",
-    shownAtFirst: true,
-    charts: ofValidation,
-  },
-  just(MEMORY, "Memory", true),
-  just(UTILIZATION, "Utilization", true),
-  just(THROUGHPUT, "Throughput", true),
-  {
-    id: "terms",
-    label: "Terms",
-    title: "The terms of the loss, and what else the recipe measures in each step, each with an axis of its own",
-    shownAtFirst: false,
-    charts: ofRecipe,
-  },
-  just(STEP_TIME, "Step time", false),
-  just(GRADIENT, "Gradient", false),
-  just(RATE, "LR", false),
-];
+/** The groups of a panel, in the order of its buttons. */
+export function groupsOf(system: readonly SystemChart[]): ChartGroup[] {
+  const others = new Set([...NOT_OF_RECIPE, ...system.flatMap((chart) => chart.lines.map(([name]) => name))]);
+  return [
+    just(LOSS, "Loss", true),
+    {
+      id: "validation",
+      label: "Validation",
+      title: "What the validations measure, each value with an axis of its own",
+      shownAtFirst: true,
+      charts: ofValidation,
+    },
+    ...system.filter((chart) => chart.at_first).map(systemChart),
+    {
+      id: "terms",
+      label: "Terms",
+      title: "The terms of the loss, and what else the recipe measures in each step, each with an axis of its own",
+      shownAtFirst: false,
+      charts: (store) => ofRecipe(store, others),
+    },
+    ...system.filter((chart) => !chart.at_first).map(systemChart),
+    just(RATE, "LR", false),
+  ];
+}
 
 export const MAX_POINTS_ON_SCREEN = 48_000;
 /** Beside the plot itself, in pixels. */

@@ -7,7 +7,7 @@ export function number(value: number): string {
   return String(Number(value.toPrecision(4)));
 }
 
-export const GIB = 2 ** 30;
+const GIB = 2 ** 30;
 
 /** '1.2 of 139 GiB'; '? of 139 GiB' where nothing was measured yet. */
 export function memory(used_bytes: number | null, total_bytes: number): string {

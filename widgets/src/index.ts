@@ -1,7 +1,9 @@
 // The entry that anywidget calls: `initialize` once for each widget on a page, `render` for each of its views.
 
+import { groupsOf } from "./charts";
 import { Link, type Model } from "./link";
 import { View } from "./view";
+import type { SystemChart } from "./wire";
 
 /**
  * The links of this page by panel. anywidget gives `initialize` and `render` different objects for the same
@@ -28,7 +30,7 @@ function initialize({ model }: { model: Model }): () => void {
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const link = links().get(String(model.get("key")));
   if (!link) throw new Error("the panel was rendered before it was initialized");
-  const view = new View(el, link, model.get("show_buttons") === true);
+  const view = new View(el, link, model.get("show_buttons") === true, groupsOf(model.get("system_charts") as SystemChart[]));
   return () => view.close();
 }
 

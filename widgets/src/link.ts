@@ -10,7 +10,7 @@ import { decodePoints, FINAL_STATES, type KernelMessage, type PageMessage } from
 
 /** The part of anywidget's model that is used here. */
 export interface Model {
-  get(name: "key" | "slot" | "show_buttons" | "buttons" | "plotly_gz"): unknown;
+  get(name: "key" | "slot" | "show_buttons" | "buttons" | "system_charts" | "plotly_gz"): unknown;
   send(content: PageMessage): void;
   on(event: string, callback: (...args: any[]) => void): void;
   off(event: string, callback: (...args: any[]) => void): void;

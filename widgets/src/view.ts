@@ -6,7 +6,6 @@ import {
   type ChartSpec,
   drawing,
   type Frame,
-  GROUPS,
   hasData,
   inWords,
   keyOf,
@@ -59,7 +58,7 @@ export class View {
   /** By the chart's id, in the order in which they came. */
   private readonly cards = new Map<string, Card>();
   private readonly toggleOf = new Map<string, HTMLButtonElement>();
-  private readonly shown = new Set(GROUPS.filter((g) => g.shownAtFirst).map((g) => g.id));
+  private readonly shown: Set<string>;
   private readonly logarithmic = new Set<string>();
   private axis: Axis = "step";
   private enlarged: string | undefined;
@@ -75,7 +74,9 @@ export class View {
     el: HTMLElement,
     private readonly link: Link,
     showButtons: boolean,
+    private readonly groups: readonly ChartGroup[],
   ) {
+    this.shown = new Set(groups.filter((g) => g.shownAtFirst).map((g) => g.id));
     this.header = new Header(link.store, (command) => link.command(command));
     this.header.showButtons(showButtons);
     this.makeToggles();
@@ -159,7 +160,7 @@ export class View {
       const text = mark.text && mark.text !== name ? `: ${mark.text}` : "";
       this.eventsList.append(element("li", "", {}, `step ${mark.step}, ${name}${text}`));
     }
-    for (const group of GROUPS) {
+    for (const group of this.groups) {
       const toggle = this.toggleOf.get(group.id);
       if (toggle) toggle.hidden = this.chartsOf(group).length === 0;
     }
@@ -173,7 +174,7 @@ export class View {
 
   /** The cards on the page, in order; one that is new gets its place among the others. */
   private visibleCards(): Card[] {
-    const specs = GROUPS.filter((group) => this.shown.has(group.id)).flatMap((group) => this.chartsOf(group));
+    const specs = this.groups.filter((group) => this.shown.has(group.id)).flatMap((group) => this.chartsOf(group));
     const visible = specs.map((spec) => {
       const card = this.cards.get(spec.id) ?? this.makeCard(spec);
       this.cards.set(spec.id, card);
@@ -308,7 +309,7 @@ export class View {
   }
 
   private makeToggles(): void {
-    for (const group of GROUPS) {
+    for (const group of this.groups) {
       const toggle = makeToggle(group.label, this.shown.has(group.id), (pressed) => {
         if (pressed) this.shown.add(group.id);
         else this.shown.delete(group.id);

@@ -33,6 +33,23 @@ export interface RankMeta {
   memory_bytes: number;
 }
 
+/** A line of nbgpu/ui/run/system_charts.json; system_charts.py says what each field means. */
+export interface SystemChart {
+  id: string;
+  button: string;
+  title: string;
+  unit: string;
+  lines: [name: string, style: "solid" | "dash" | "dot", label?: string][];
+  worse: "more" | "less";
+  divisor?: number;
+  at_first?: boolean;
+  in_report?: boolean;
+  may_be_logarithmic?: boolean;
+  top?: number;
+  ceiling?: "memory_bytes";
+  is_simulated?: boolean;
+}
+
 export interface RankNow {
   state: RunState | "lost";
   /** null where the rank is lost with its host. */

@@ -1,8 +1,10 @@
 import { describe, expect, it } from "vitest";
-import { type ChartSpec, drawing, GROUPS, inWords, keyOf, MAX_POINTS_ON_SCREEN, pointsPerSeries } from "../src/charts";
+import { type ChartSpec, drawing, groupsOf, inWords, keyOf, MAX_POINTS_ON_SCREEN, pointsPerSeries } from "../src/charts";
 import { RunStore } from "../src/store";
 import type { Theme } from "../src/theme";
-import { points, snapshot, status } from "./run";
+import { points, snapshot, status, SYSTEM_CHARTS } from "./run";
+
+const GROUPS = groupsOf(SYSTEM_CHARTS);
 
 const THEME: Theme = { text: "#111", muted: "#666", grid: "#ccc", surface: "#fff", danger: "#d00", font: "sans" };
 

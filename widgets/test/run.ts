@@ -1,7 +1,10 @@
 // A small run to test with.
 
+import lines from "../../nbgpu/ui/run/system_charts.json";
 import type { Model } from "../src/link";
-import type { KernelMessage, PageMessage, Points, SnapshotMessage, Status } from "../src/wire";
+import type { KernelMessage, PageMessage, Points, SnapshotMessage, Status, SystemChart } from "../src/wire";
+
+export const SYSTEM_CHARTS = lines as unknown as SystemChart[];
 
 export function status(overrides: Partial<Status> = {}, ranks = 2): Status {
   return {

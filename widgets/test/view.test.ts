@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import panel from "../src/index";
-import { buffers, FakeModel, points, snapshot, status } from "./run";
+import { buffers, FakeModel, points, snapshot, status, SYSTEM_CHARTS } from "./run";
 
 let seen: (visible: boolean) => void;
 const react = vi.fn(async (_div: HTMLElement) => {});
@@ -36,7 +36,10 @@ afterEach(() => {
 });
 
 function open(state: Record<string, unknown> = {}, manager?: unknown) {
-  const model = new FakeModel({ key: Math.random().toString(), slot: "s", show_buttons: true, ...state }, manager);
+  const model = new FakeModel(
+    { key: Math.random().toString(), slot: "s", show_buttons: true, system_charts: SYSTEM_CHARTS, ...state },
+    manager,
+  );
   const el = document.createElement("div");
   document.body.append(el);
   const destroy = panel.initialize({ model });

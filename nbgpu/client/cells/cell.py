@@ -15,6 +15,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from nbgpu.client import presenting
 from nbgpu.client.cells import cell_timeline
 from nbgpu.client.cells.late_output import LateOutput
 from nbgpu.client.cells.outputs import CellOutput
@@ -34,12 +35,6 @@ from nbgpu.text.ranks import named_ranks
 
 _REFRESH_PERIOD_S = 0.1
 _OFFER_STOP_AFTER_S = 2.0
-
-
-offer_stop: Callable[[Callable[[], None]], Callable[[], None]] | None = None
-"""Shows a Stop button under the running cell and returns a function that removes it. When the button is
-pressed, the given function is called on another thread. The client does not know the widgets; `nbgpu.ui` sets
-this hook."""
 
 
 class DistributedCell:
@@ -164,8 +159,9 @@ class DistributedCell:
                 if not self._watch.pending():
                     break  # what there is to do now is done at the cell's end
                 self._refresh()
-                if offer_stop and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
-                    self._take_button_away = offer_stop(stop)
+                views = presenting.cell_presenter
+                if views and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
+                    self._take_button_away = views.offer_stop(stop)
         except (KeyboardInterrupt, asyncio.CancelledError):
             aborting.keep_what_comes_now()
             self._stop()

@@ -38,7 +38,7 @@ def taken(cluster: Cluster, ranks: Sequence[int], stuck: Sequence[int], number: 
     several = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
     title = ", ".join(filter(None, [f"%%distributed on {several}", cluster.config.simulated]))
     clocks = _clocks(cluster, notes)
-    steps = {number: cell_steps.of_cell(number, notes, clocks)}
+    steps = {number: cell_steps.cell_as_steps(number, notes, clocks)}
     lacking = sorted(set(ranks) - set(notes))
     return Timeline(title, steps, clocks, unit="cell", notes=list(_about(notes, lacking)))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import groupby
 from typing import Protocol
 
 from IPython.display import publish_display_data, update_display
 
+from nbgpu.client import presenting
 from nbgpu.client.cells.merging import DISPLAY_HOLD_S, Block, Item, Merger, merged
 from nbgpu.client.cells.terminal_text import Screen
 from nbgpu.client.cells.transcript import Transcript
@@ -54,11 +55,6 @@ class TextView(Protocol):
     def close(self) -> None:
         """End the view. The lines stay, and the rows go."""
         ...
-
-
-open_view: Callable[[Sequence[int], bool], TextView | None] | None = None
-"""Makes a view for the text of these ranks, live or of a cell that is over; None where there is no page that
-could show it. The client does not know the widgets; `nbgpu.ui` sets this hook."""
 
 
 class CellOutput:
@@ -309,7 +305,10 @@ class CellOutput:
             len({block.ranks for block in blocks}) == 1
             or sum(len(block.texts) for block in blocks) <= _FEW_LINES
         )
-        view = None if is_plain or not self._has_view or open_view is None else open_view(self._ranks, live)
+        views = presenting.cell_presenter
+        view: TextView | None = None
+        if views is not None and self._has_view and not is_plain:
+            view = views.open_text(self._ranks, live)
         self._view = view or Streams()
         self._view.add(blocks)
 

@@ -114,7 +114,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         config, placement_note = enough_ranks.placed(config)
         # What other hosts have is known once they have dialled in.
         chosen: tuple[Device, ...] = ()
-        if config.launcher == "local":
+        if config.is_local:
             try:
                 chosen = gpu_choice.choose(config)
             except NoFreeGpuError:
@@ -205,7 +205,7 @@ class Cluster(VariableCalls, RunCalls, RankChanges):
         self.devices = self._wanted
         self.chosen_transport = ChosenTransport(self._transports[0], simulated=self.config.simulated)
         time_limit.require_loop(self.config)
-        if self.config.launcher != "local":
+        if not self.config.is_local:
             return self._start_on_hosts(at_the_end, tell, stop)
         if self.placement_note:
             tell(self.placement_note)

@@ -11,7 +11,7 @@ from typing import Any
 from nbgpu.client.cluster.history import CellHistory
 from nbgpu.client.cluster.questions import Questions
 from nbgpu.client.cluster.release import IdleRelease
-from nbgpu.client.cluster.time_limit import TimeLimitWatch
+from nbgpu.client.cluster.time_limit_watch import TimeLimitWatch
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.other_hosts.returning import ReturningHosts
 from nbgpu.client.engines.other_hosts.served import Served
@@ -141,12 +141,12 @@ class ClusterParts:
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
-        if not self.devices and self.config.launcher == "local":
+        if not self.devices and self.config.is_local:
             return f"GPUs that are waited for (gpus={self.config.gpus!r})"
         if not self.devices:
             return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
-        if self.config.launcher != "local":
+        if not self.config.is_local:
             num_hosts = len(self._processes.others) if self._processes is not None else self.config.num_hosts
             count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
@@ -255,7 +255,7 @@ class ClusterParts:
 
     def _reserve(self) -> None:
         """Say to other users of this host which GPUs the cluster has, where it has them here."""
-        if self.config.launcher == "local":
+        if self.config.is_local:
             self._reservations.hold(gpu_choice.gpus_of(self.devices))
 
     @property

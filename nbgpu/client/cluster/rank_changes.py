@@ -62,7 +62,7 @@ class RankChanges(ClusterParts):
 
     def want(self, num_ranks: int) -> None:
         """Note how many ranks the person wants, for a restart and for hosts that come back."""
-        if self.config.launcher != "local":
+        if not self.config.is_local:
             self._most_ranks = num_ranks
             self._note()
 

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.engines.results import sentence
 from nbgpu.client.host import gpu_choice
 from nbgpu.config import ClusterConfig
@@ -21,9 +21,6 @@ from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks, named_ranges
 from nbgpu.text.sizes import in_words
 
-if TYPE_CHECKING:
-    from nbgpu.client.cluster.cluster import Cluster
-
 _CELL_PATIENCE_S = 1.0
 """How long a cell or a run may take to end: its answer may be on the way."""
 _CALL_PATIENCE_S = 60.0
@@ -32,7 +29,7 @@ _ANSWER_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.02
 
 
-def resize(cluster: Cluster, num_ranks: int) -> str:
+def resize(cluster: RankChanges, num_ranks: int) -> str:
     """Give a cluster that is ready for work another number of ranks; return what happened, in words.
 
     Raises:
@@ -49,7 +46,7 @@ def resize(cluster: Cluster, num_ranks: int) -> str:
     transport = _transport(cluster, config, chosen)
     _require_memory(cluster, wanted)
     _require_idle(cluster)
-    if num_ranks > num_before and config.launcher == "local":
+    if num_ranks > num_before and config.is_local:
         host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
     try:
         lines = cluster.take_size(config, chosen, transport, wanted.hosts[num_before:])
@@ -85,7 +82,7 @@ class WantedRanks:
     hosts: tuple[str, ...]
 
 
-def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
+def wanted_ranks(cluster: RankChanges, num_ranks: int) -> WantedRanks:
     """Return the ranks that a cluster that runs would have with another number of ranks.
 
     Raises:
@@ -93,7 +90,7 @@ def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
     """
     processes = cluster.ranks.seating.processes
     now = tuple(processes[rank].host for rank in range(cluster.world_size))
-    if cluster.config.launcher == "local":
+    if cluster.config.is_local:
         config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
         chosen = _devices_here(cluster, config, num_ranks)
         devices.require_simulable(config, chosen)
@@ -113,7 +110,7 @@ def wanted_ranks(cluster: Cluster, num_ranks: int) -> WantedRanks:
     return WantedRanks(cluster.config, tuple(device for _, device in seats), tuple(name for name, _ in seats))
 
 
-def _devices_here(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
+def _devices_here(cluster: RankChanges, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
     """The device of each rank where all are on the notebook's host."""
     now = cluster.devices
     if num_ranks < len(now):
@@ -131,7 +128,7 @@ def _devices_here(cluster: Cluster, config: ClusterConfig, num_ranks: int) -> tu
     return chosen
 
 
-def _transport(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
+def _transport(cluster: RankChanges, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
     """The transport for ranks on these devices: the present one where it can be used, because it is known to
     work.
 
@@ -150,7 +147,7 @@ def _transport(cluster: Cluster, config: ClusterConfig, chosen: tuple[Device, ..
     return next(transport for transport in possible if transport.name not in failed)
 
 
-def _require_memory(cluster: Cluster, wanted: WantedRanks) -> None:
+def _require_memory(cluster: RankChanges, wanted: WantedRanks) -> None:
     """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
     if wanted.devices[0].kind != "cpu":
         return
@@ -172,7 +169,7 @@ def _require_memory(cluster: Cluster, wanted: WantedRanks) -> None:
         )
 
 
-def _require_idle(cluster: Cluster) -> None:
+def _require_idle(cluster: RankChanges) -> None:
     """Raise ClusterError if a rank is still at work, or does not say."""
     begun_s = time.monotonic()
     with closing(cluster.lookout()) as lookout:
@@ -202,7 +199,7 @@ def _require_idle(cluster: Cluster) -> None:
     )
 
 
-def _mend(cluster: Cluster) -> str:
+def _mend(cluster: RankChanges) -> str:
     """Form the group of the ranks from before again, and replace those whose processes have ended; return
     what happened, in words. What cannot be done now is done before the next cell."""
     try:

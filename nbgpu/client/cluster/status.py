@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.faults.stacks import Lookout, described
 from nbgpu.run_folder.progress import progress
 from nbgpu.text.durations import duration
 from nbgpu.text.tables import aligned
 
-if TYPE_CHECKING:
-    from nbgpu.client.cluster.cluster import Cluster
-
 _LOOK_PATIENCE_S = 0.7
 _WORTH_SAYING_S = 0.1
 
 
-def table(cluster: Cluster, lookout: Lookout) -> str:
+def table(cluster: RankChanges, lookout: Lookout) -> str:
     """Return a table with the device, the process, the memory and the current line of every rank."""
     pids = cluster.pids
     seating = cluster.ranks.seating
     # One host needs no name.
-    with_hosts = cluster.config.launcher != "local"
+    with_hosts = not cluster.config.is_local
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
     lost = cluster.missing_hosts()
     lookout.ask()
@@ -38,7 +35,7 @@ def table(cluster: Cluster, lookout: Lookout) -> str:
     return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster), *_other_states(cluster, lost)])
 
 
-def _other_states(cluster: Cluster, lost: Sequence[str]) -> list[str]:
+def _other_states(cluster: RankChanges, lost: Sequence[str]) -> list[str]:
     """A sentence for each host that is lost, or that waits for ranks."""
     waiting = [host.name for host in cluster.hosts_without_ranks if host.is_there]
     return [
@@ -47,7 +44,7 @@ def _other_states(cluster: Cluster, lost: Sequence[str]) -> list[str]:
     ]
 
 
-def _clocks(cluster: Cluster) -> list[str]:
+def _clocks(cluster: RankChanges) -> list[str]:
     """Sentences about clocks that differ from this host's by more than a person would overlook."""
     return [
         f"the clock of host {host.name} is {duration(abs(host.clock_ahead_s))} "
@@ -57,7 +54,7 @@ def _clocks(cluster: Cluster) -> list[str]:
     ]
 
 
-def _state(cluster: Cluster, rank: int, lookout: Lookout) -> str:
+def _state(cluster: RankChanges, rank: int, lookout: Lookout) -> str:
     run = cluster.run
     of_run = run.statuses()[rank] if run is not None and not run.over else None
     if lookout.silent_s(rank):

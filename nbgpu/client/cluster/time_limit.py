@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from nbgpu.client.cluster.release import tell_in_next_cell
+from nbgpu.client.cluster.time_limit_watch import TimeLimitWatch
+from nbgpu.client.cluster.variable_calls import VariableCalls
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
-from nbgpu.client.launchers.slurm_hosts import SlurmHosts
 from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.config import ClusterConfig
+from nbgpu.config.launchers import LAUNCHERS
 from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.text.durations import duration
-
-if TYPE_CHECKING:
-    from nbgpu.client.cluster.cluster import Cluster
 
 _log = logging.getLogger("nbgpu.cluster")
-
-WARNING_BEFORE_END_S = 120.0
-"""Enough for a checkpoint of a large model, and for the variables."""
-_ASK_PERIOD_S = 60.0
-_RUN_PATIENCE_S = 90.0
-_RUN_LOOK_S = 0.1
 
 
 def require_loop(config: ClusterConfig) -> None:
@@ -40,7 +29,7 @@ def require_loop(config: ClusterConfig) -> None:
 
 def may_come(launcher: str) -> bool:
     """Whether a job may end ranks of this launcher, so that `save_before_time_limit` counts."""
-    return launcher == "slurm" or NotebooksJob.that_ends_this_process() is not None
+    return LAUNCHERS[launcher].IS_JOB or NotebooksJob.that_ends_this_process() is not None
 
 
 def require_limit(config: ClusterConfig) -> None:
@@ -59,7 +48,7 @@ def job_state(launcher: Launcher | None) -> str:
     return "\n".join(filter(None, [each.state() for each in (launcher, own) if each is not None]))
 
 
-def watch_over(cluster: Cluster, launcher: Launcher | None) -> TimeLimitWatch | None:
+def watch_over(cluster: VariableCalls, launcher: Launcher | None) -> TimeLimitWatch | None:
     """Stop the cluster's run and save its variables before the hosts are taken away, or the notebook itself;
     None where no job has them.
 
@@ -68,7 +57,7 @@ def watch_over(cluster: Cluster, launcher: Launcher | None) -> TimeLimitWatch | 
         launcher: what has started its hosts; None where its ranks are on the notebook's.
     """
     limits: list[Callable[[], float | None]] = []
-    if isinstance(launcher, SlurmHosts):
+    if launcher is not None and cluster.config.launcher_settings.IS_JOB:
         limits.append(launcher.time_left_s)
     if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.that_ends_this_process()) is not None:
         limits.append(own.time_left_s)
@@ -98,67 +87,3 @@ def watch_over(cluster: Cluster, launcher: Launcher | None) -> TimeLimitWatch | 
             _log.warning("%s", cluster.save_before_the_end(cluster.config.save_before_time_limit, why))
 
     return TimeLimitWatch(time_left_s, warn, can_save, save)
-
-
-class TimeLimitWatch:
-    """Asks on a thread of its own for how long the hosts are there, and acts once when that is not long.
-
-    Args:
-        time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
-        warn: is called on the thread, with the time left as the beginning of a sentence.
-        can_save: a function that returns whether `save` may be called.
-        save: is called after that, on the notebook's event loop, and so never within another call of the
-            notebook's. Where there is no loop it is not called.
-    """
-
-    def __init__(
-        self,
-        time_left_s: Callable[[], float | None],
-        warn: Callable[[str], None],
-        can_save: Callable[[], bool],
-        save: Callable[[str], None],
-    ) -> None:
-        self._time_left_s = time_left_s
-        self._warn = warn
-        self._can_save = can_save
-        self._save = save
-        self._closing = threading.Event()
-        self._end_mono_s: float | None = None
-        self._loop = ipython_shell.event_loop()
-        self._thread = threading.Thread(target=self._watch, name="nbgpu-time-limit", daemon=True)
-        self._thread.start()
-
-    @property
-    def left_s(self) -> float | None:
-        """The time until the hosts are taken away, as said within the last minute; None if there is no
-        limit or nobody knows."""
-        return None if self._end_mono_s is None else max(0.0, self._end_mono_s - time.monotonic())
-
-    def close(self) -> None:
-        """End the watch; later calls do nothing."""
-        self._closing.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _watch(self) -> None:
-        while (left_s := self._look()) is None or left_s > WARNING_BEFORE_END_S:
-            pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
-            if self._closing.wait(pause_s):
-                return
-        why = f"the job has {duration(left_s)} left"
-        self._warn(why)
-        give_up_s = time.monotonic() + _RUN_PATIENCE_S
-        while not self._can_save() and time.monotonic() < give_up_s:
-            if self._closing.wait(_RUN_LOOK_S):
-                return
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._save_if_open, why)
-
-    def _look(self) -> float | None:
-        left_s = self._time_left_s()
-        self._end_mono_s = None if left_s is None else time.monotonic() + left_s
-        return left_s
-
-    def _save_if_open(self, why: str) -> None:
-        if not self._closing.is_set():
-            self._save(why)

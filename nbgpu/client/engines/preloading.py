@@ -53,7 +53,7 @@ def begin(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterCo
         config: the settings of the cluster; None for the defaults.
     """
     global _preloading
-    if os.environ.get(VARIABLE) == "0" or (config is not None and config.launcher != "local"):
+    if os.environ.get(VARIABLE) == "0" or (config is not None and not config.is_local):
         return
     with _lock:
         if _preloading is not None:
@@ -112,7 +112,7 @@ def _launch(
     """Launch the processes in a thread that imports nothing, because the main thread imports meanwhile."""
     try:
         config = config or ClusterConfig.checked()
-        if config.launcher != "local":
+        if not config.is_local:
             return  # there are no ranks here
         config, _ = enough_ranks.placed(config)
         wanted = environment.engine_variables(config, choose(config))

@@ -258,7 +258,7 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
             entry = entry.model_copy(update={"devices": choose(others)})
         if not entry.config.share_gpus:
             _refuse_gpus_in_use(entry.devices, others)
-        if entry.config.launcher == "local":
+        if entry.config.is_local:
             _refuse_beyond_limit(entry, others)
         _write(entry)
     return entry

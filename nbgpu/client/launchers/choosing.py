@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any
 
-from nbgpu.client.launchers.launcher import Launcher, NoLauncher, print_at_once
-from nbgpu.client.launchers.profile_launcher import ProfileLauncher
-from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
-from nbgpu.client.launchers.slurm_steps import StepLauncher, refuse_what_the_job_decides
-from nbgpu.client.launchers.ssh_launcher import SshLauncher
+from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.config import ClusterConfig
-from nbgpu.machine.slurm_job import OwnJob
 
 
 def launcher_of(config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> Launcher:
@@ -24,16 +20,7 @@ def launcher_of(config: ClusterConfig, tell: Callable[[str], None] = print_at_on
     Raises:
         ConfigError: a setting of the launcher is wrong.
     """
-    if config.launcher == "ssh":
-        return SshLauncher(config, tell)
-    if (job := config.own_job) is not None:
-        refuse_what_the_job_decides(config, job)
-        return StepLauncher(config, tell, job)
-    if config.launcher == "slurm":
-        return SlurmLauncher(config, tell)
-    if config.ipython_profile:
-        return ProfileLauncher(config, tell)
-    return NoLauncher(config, tell)
+    return _implementation(config).create(config, tell)
 
 
 def launcher_that_started(config: ClusterConfig, job: str, record: Mapping[str, Any]) -> Launcher:
@@ -44,12 +31,11 @@ def launcher_that_started(config: ClusterConfig, job: str, record: Mapping[str, 
         job: the launcher's `job`.
         record: what its `record` returned.
     """
-    if number := record.get("own_job"):
-        # This process may be in another job, or in none.
-        launcher: Launcher = StepLauncher(config, print_at_once, OwnJob(number, config.num_hosts))
-    elif config.launcher == "slurm":
-        launcher = SlurmLauncher(config, print_at_once)
-    else:
-        launcher = launcher_of(config)
+    launcher = _implementation(config).adopt(config, record)
     launcher.take_over(job, record)
     return launcher
+
+
+def _implementation(config: ClusterConfig) -> type[Launcher]:
+    implementation: type[Launcher] = resolve_name(config.launcher_settings.IMPLEMENTATION)
+    return implementation

@@ -38,6 +38,20 @@ class Launcher(ABC):
         self._config = config
         self._tell = tell
 
+    @classmethod
+    def create(cls, config: ClusterConfig, tell: Callable[[str], None]) -> Launcher:
+        """Return the launcher of these settings: this class, where it leaves some to no other.
+
+        Raises:
+            ConfigError: a setting of the launcher is wrong.
+        """
+        return cls(config, tell)
+
+    @classmethod
+    def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
+        """Return the launcher that is to stand for one of another process by `take_over`."""
+        return cls.create(config, print_at_once)
+
     def listen_at(self) -> tuple[str, str]:
         """Return the name and the address of the interface at which the hosts find this one.
 
@@ -120,24 +134,3 @@ class Launcher(ABC):
 
     def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""
-
-
-class NoLauncher(Launcher):
-    """Starts nothing: somebody starts the hosts, and they dial in."""
-
-    def start(self, join_file: Path, interface: str) -> None:
-        """Tell the person what to start on the hosts. The start waits for them meanwhile."""
-        self._tell(
-            f"waiting for {self._config.num_hosts} host(s), which reach this one at {interface}. On each of them: nbgpu "
-            f"host --join {join_file}"
-        )
-
-    def why_late(self) -> str:
-        """Say how a host dials in."""
-        return (
-            "A host dials in with `nbgpu host --join FILE`, which says there where it looks for the cluster"
-        )
-
-    def when_lost(self) -> str:
-        """Each host is started by hand."""
-        return "%nbgpu restart starts it again, when each host has to dial in once more"

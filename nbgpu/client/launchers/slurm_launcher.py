@@ -6,16 +6,19 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nbgpu.client.launchers import shared_folder
+from nbgpu.client.launchers.launcher import Launcher, print_at_once
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
+from nbgpu.client.launchers.slurm_steps import StepLauncher, refuse_what_the_job_decides
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.machine.slurm_job import NEW_JOB
+from nbgpu.machine.slurm_job import NEW_JOB, OwnJob
 
 _ENDING_PATIENCE_S = 3.0
 """Slurm says why a job ends only once all of its nodes are free."""
@@ -57,6 +60,22 @@ class SlurmLauncher(SlurmHosts):
         )
         self._script()  # refuses options that are not the user's to give
         self._said = ""
+
+    @classmethod
+    def create(cls, config: ClusterConfig, tell: Callable[[str], None]) -> Launcher:
+        """Take the nodes of the notebook's own job, where it is in one and asks for no other."""
+        job = config.launcher_settings.own_job
+        if job is None:
+            return cls(config, tell)
+        refuse_what_the_job_decides(config, job)
+        return StepLauncher(config, tell, job)
+
+    @classmethod
+    def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
+        """Go by the record: this process may be in another job than that of the hosts, or in none."""
+        if number := record.get("own_job"):
+            return StepLauncher(config, print_at_once, OwnJob(number, config.num_hosts))
+        return cls(config, print_at_once)
 
     def _script(self) -> str:
         removal = "--remove-folder-unless-signalled" if self._may_be_requeued else "--remove-folder"

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 from IPython.display import display
 
+from nbgpu.client import presenting
 from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.client.cluster.attach import attach
 from nbgpu.client.cluster.cluster import Cluster, current
@@ -33,9 +34,6 @@ from nbgpu.serialization import unpicklable
 from nbgpu.text.similar import did_you_mean
 
 _CELL_MAGIC = "%%distributed"
-
-text_of_devices: Callable[[], str] | None = None
-"""Returns the cards of the devices as lines; set by the views, which the client does not know."""
 
 
 @cache
@@ -325,8 +323,8 @@ class NbgpuMagics(Magics):
 
     def _doctor(self) -> None:
         """Look at this machine: what works, what does not, what to do."""
-        if text_of_devices is not None:
-            print(text_of_devices())  # noqa: T201 - the magic's output
+        if (views := presenting.cell_presenter) is not None:
+            print(views.text_of_devices())  # noqa: T201 - the magic's output
         with DeviceCards() as cards:
             devices = cards.read()
         findings = []

@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import DataError, RunError
 from nbgpu.machine import interpreter
 from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement, PhaseRow
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.text.tables import aligned
 
 _SUFFIXES = (".npz", ".csv", ".png")

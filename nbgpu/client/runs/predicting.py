@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbgpu.client import presenting
 from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.faults.recovery import Recovery
@@ -32,17 +33,6 @@ if TYPE_CHECKING:
 _SHOW_PERIOD_S = 0.25
 
 Show = Callable[[Progress], None]
-
-
-class Presenter(Protocol):
-    """Where progress is shown in a notebook."""
-
-    def begin_prediction(self, title: str) -> Show:
-        """Show a line about the progress, and return the function that updates it."""
-        ...
-
-
-presenter: Presenter | None = None
 
 
 class Predicting(Protocol):
@@ -185,8 +175,8 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     """
     job = predictions.begin(job)
     done = [(row.is_reference, row.name) for row in predictions.rows(job) if not row.failed]
-    if show is None and presenter is not None:
-        show = presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
+    if show is None and presenting.presenter is not None:
+        show = presenting.presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
     shown = _Shown(ProgressReader(job), show)
     served = cluster.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
     give_checkpoint(cluster, Path(job.checkpoint))

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from nbgpu.client import presenting
 from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
@@ -57,35 +58,6 @@ _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
 
 
-presenter: Presenter | None = None
-
-
-class Presenter(Protocol):
-    """The object that shows runs to a person. The client does not know the widgets; `nbgpu.ui` connects
-    them."""
-
-    def show(self, run: Run) -> None:
-        """Display the live panel of a run."""
-        ...
-
-    def describe(self, run: Run) -> str:
-        """Return one line about the progress of a run."""
-        ...
-
-    def show_result(self, run: Run, result: Mapping[str, Any]) -> None:
-        """Display the result of a run."""
-        ...
-
-    def prepare(self) -> None:
-        """Do the work that would take `report` a second at its first call; this runs on a thread while a run
-        trains."""
-        ...
-
-    def report(self, run: Run) -> None:
-        """Write `report.html` into the folder of a run that is over."""
-        ...
-
-
 class Run:
     """A training run on the ranks of a cluster.
 
@@ -116,8 +88,10 @@ class Run:
         """Whether the run had ended before, and its result is worked out."""
         self._served = served or Served(folder, [])
         self._preparing: threading.Thread | None = None
-        if presenter is not None:
-            self._preparing = threading.Thread(target=presenter.prepare, name="nbgpu-prepare", daemon=True)
+        if presenting.presenter is not None:
+            self._preparing = threading.Thread(
+                target=presenting.presenter.prepare_report, name="nbgpu-prepare", daemon=True
+            )
             self._preparing.start()
         self._follow(results)
 
@@ -334,12 +308,12 @@ class Run:
         result = self.result()
         if result is None:
             raise RunError(_reason_for_no_result(self))
-        if presenter is None:
+        if presenting.presenter is None:
             raise RunError(
                 "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
                 "run.result()"
             )
-        presenter.show_result(self, result)
+        presenting.presenter.show_result(self, result)
 
     @property
     def can_work_out_result(self) -> bool:
@@ -419,11 +393,11 @@ class Run:
 
     def panel(self) -> None:
         """Display the live panel: loss, memory, utilization and throughput of every rank."""
-        if presenter is None:
+        if presenting.presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the run through `import nbgpu`"
             )
-        presenter.show(self)
+        presenting.presenter.show_run(self)
 
     def pause(self) -> None:
         """Ask all ranks to wait before their next step; they agree on which step that is."""
@@ -504,7 +478,7 @@ class Run:
             TimeoutError: the run goes on after `timeout_s` seconds.
         """
         notice = Notice()
-        line = ProgressLine(lambda: _progress(self, presenter), progress and presenter is not None)
+        line = ProgressLine(lambda: _progress(self), progress and presenting.presenter is not None)
 
         def tell() -> None:
             line.refresh()
@@ -550,7 +524,7 @@ class Run:
     def _send(self, send: Callable[[Path | None], None]) -> None:
         """Send a line to rank 0; raise RunError if it can be written to no folder."""
         # Ranks on other hosts do not see the cluster's folder of this one.
-        beside = self._host.folder if self._host.config.launcher == "local" else None
+        beside = self._host.folder if self._host.config.is_local else None
         try:
             send(beside)
         except OSError as error:
@@ -580,20 +554,20 @@ class Run:
     def _report(self) -> None:
         if self._preparing is not None:
             self._preparing.join()
-        if presenter is not None:
+        if presenting.presenter is not None:
             try:
-                presenter.report(self)
+                presenting.presenter.report_run(self)
             except OSError as error:
                 _log.warning(
                     "there is no report of %s, because it cannot be written: %s", self.folder.name, error
                 )
 
 
-def _progress(run: Run, presenter: Presenter | None) -> Progress:
+def _progress(run: Run) -> Progress:
     """Return how far a run is, for the line below a cell that waits for it."""
     num_steps = run.info.total_steps
     share = min(status.step for status in run.statuses()) / num_steps if num_steps else None
-    return Progress("" if presenter is None else presenter.describe(run), share)
+    return Progress("" if presenting.presenter is None else presenting.presenter.describe_run(run), share)
 
 
 def _reason_for_no_result(run: Run) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.client import presenting
 from nbgpu.client.cluster import resizing
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
@@ -17,10 +18,6 @@ from nbgpu.protocol.calls import Call
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-draw: Callable[[CellStudy], dict[str, Any]] | None = None
-"""Makes the output that shows a study. It is set in the same way as for cells."""
 
 
 class CellStudy:
@@ -50,7 +47,8 @@ class CellStudy:
     __repr__ = __str__
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return {"text/plain": str(self)} if draw is None else draw(self)
+        views = presenting.cell_presenter
+        return {"text/plain": str(self)} if views is None else views.bundle_of_cell_study(self)
 
     def describe(self) -> str:
         """One line about the progress."""

@@ -92,6 +92,6 @@ def begin(
     if plan.placement_note:
         print_at_once(plan.placement_note)
     # Other hosts are known when the study has started them.
-    hosts: Mapping[str, int] | None = None if cluster.config.launcher == "local" else {}
+    hosts: Mapping[str, int] | None = None if cluster.config.is_local else {}
     environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe(), hosts)
     return Study(studies.create_folder(plan, environment)).resume()

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
+from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
@@ -44,25 +45,6 @@ TABLE = "repeats.csv"
 StudyState = Literal["measuring", "stopping", "finished", "stopped", "failed"]
 """'finished' if every repeat was measured or has failed; 'failed' if repeats are left and no engines could be
 started for them."""
-
-
-class Presenter(Protocol):
-    """Shows studies to the person. It is set in the same way as for runs."""
-
-    def show_study(self, study: Study) -> None:
-        """Display the live panel of a study."""
-        ...
-
-    def report_study(self, study: Study) -> None:
-        """Write `report.html` into the folder of a study that is over."""
-        ...
-
-    def figure_of_study(self, study: Study) -> Any:
-        """Return the study's charts as a Plotly figure."""
-        ...
-
-
-presenter: Presenter | None = None
 
 
 class Study:
@@ -118,10 +100,10 @@ class Study:
         return "\n".join([self.describe(), *table, *laws, str(self.folder)])
 
     def _ipython_display_(self) -> None:
-        if presenter is None:
+        if presenting.presenter is None:
             print(self)  # noqa: T201 - what stands for the panel
         else:
-            presenter.show_study(self)
+            presenting.presenter.show_study(self)
 
     @property
     def over(self) -> bool:
@@ -215,9 +197,9 @@ class Study:
 
     def figure(self) -> Any:
         """The charts as a Plotly figure: speed-up or samples per second, and the parts of a step."""
-        if presenter is None:
+        if presenting.presenter is None:
             raise RunError("nothing is connected that draws. Use the study through `import nbgpu`")
-        return presenter.figure_of_study(self)
+        return presenting.presenter.figure_of_study(self)
 
     def explain(self, value: Any = None) -> Explanation:
         """Say in a few sentences what bounds the runs of a point, and what to change first.
@@ -273,11 +255,11 @@ class Study:
 
     def panel(self) -> None:
         """Display the live panel: progress, charts and a table."""
-        if presenter is None:
+        if presenting.presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the study through `import nbgpu`"
             )
-        presenter.show_study(self)
+        presenting.presenter.show_study(self)
 
     def stop(self) -> None:
         """End after the current step. Measured repeats stay, and `resume` goes on."""
@@ -475,8 +457,8 @@ class Study:
             _log.warning("the table of %s could not be written: %s", self.folder.name, error)
 
     def _report(self) -> None:
-        if presenter is not None:
-            presenter.report_study(self)
+        if presenting.presenter is not None:
+            presenting.presenter.report_study(self)
 
     def _abandon(self) -> None:
         """Stop the engines when the interpreter exits. `resume` measures the present repeat again."""

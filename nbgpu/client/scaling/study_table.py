@@ -171,7 +171,7 @@ def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) 
     """What is decided of a point, or with None of all points (`performance.verdicts`)."""
     if value is None:
         return verdicts.fastest(summary, plan.vary)
-    return verdicts.of_point(summary, value, plan.vary == RANKS)
+    return verdicts.point_verdict(summary, value, plan.vary == RANKS)
 
 
 def lines(plan: StudyPlan, summary: Sequence[PointSummary | Gap], width: int | None = None) -> list[str]:

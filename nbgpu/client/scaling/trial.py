@@ -56,7 +56,7 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
         config, num_ranks, cluster = point.config, point.ranks, explained.plan.cluster
     advice = _chosen(explanation, number)
     ((name, value),) = advice.settings.items()
-    if cluster.launcher != "local":
+    if not cluster.is_local:
         raise ConfigError(
             f"advice {number} cannot be tried, because a trial has its ranks on the notebook's host, and those of this run "
             f"were on other hosts (launcher={cluster.launcher!r}). Give the next run there {name}={value!r}, and compare"

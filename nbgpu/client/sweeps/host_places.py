@@ -21,12 +21,12 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
     Raises:
         ConfigError: there is no room for so many.
     """
-    if (job := cluster.own_job) is not None and (parallel or 1) > 1:
+    if (job := cluster.launcher_settings.own_job) is not None and (parallel or 1) > 1:
         raise ConfigError(
             f"parallel={parallel}: this notebook is in Slurm's job {job.number}, whose nodes train one trial at a time. Leave "
             f"it out, or launcher_options={{{NEW_JOB!r}: True}} gives each trial a job of its own"
         )
-    if cluster.launcher == "slurm":
+    if cluster.launcher_settings.IS_JOB:
         return [cluster] * (parallel or 1)
     hosts, groups = cluster.host_names, _groups(cluster)
     room = len(hosts) * len(groups)

@@ -75,7 +75,7 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     """Make a cluster for each trial that can train at the same time, without starting it."""
-    if plan.cluster.launcher != "local":
+    if not plan.cluster.is_local:
         return [Cluster.with_config(each) for each in host_places.places(plan.cluster, plan.config.parallel)]
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1

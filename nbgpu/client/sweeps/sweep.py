@@ -15,8 +15,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
+from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs.ending import Ending
@@ -36,21 +37,6 @@ TABLE = "table.csv"
 SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
 """'finished' if every trial is over, even if some failed; 'failed' if trials are left and no place can train
 them."""
-
-
-class Presenter(Protocol):
-    """Shows sweeps to the user. It is set in the same way as for runs."""
-
-    def show_sweep(self, sweep: Sweep) -> None:
-        """Display the live panel of a sweep."""
-        ...
-
-    def report_sweep(self, sweep: Sweep) -> None:
-        """Write `report.html` into the folder of a sweep that is over."""
-        ...
-
-
-presenter: Presenter | None = None
 
 
 class Sweep:
@@ -95,10 +81,10 @@ class Sweep:
         return f"<Sweep {self.folder.name}: {self.describe()}>"
 
     def _ipython_display_(self) -> None:
-        if presenter is None:
+        if presenting.presenter is None:
             print(repr(self))  # noqa: T201 - what stands for the panel
         else:
-            presenter.show_sweep(self)
+            presenting.presenter.show_sweep(self)
 
     @property
     def over(self) -> bool:
@@ -173,11 +159,11 @@ class Sweep:
 
     def panel(self) -> None:
         """Display the live panel: a table of the trials, and a chart with a line for each."""
-        if presenter is None:
+        if presenting.presenter is None:
             raise RunError(
                 "nothing is connected that could display a panel. Use the sweep through `import nbgpu`"
             )
-        presenter.show_sweep(self)
+        presenting.presenter.show_sweep(self)
 
     def stop(self) -> None:
         """Ask all runs to end with a checkpoint after their current step. `wait` waits for that, and
@@ -237,8 +223,8 @@ class Sweep:
         self._ending.come(self._how_it_ended(), self._report)
 
     def _report(self) -> None:
-        if presenter is not None:
-            presenter.report_sweep(self)
+        if presenting.presenter is not None:
+            presenting.presenter.report_sweep(self)
 
     def _how_it_ended(self) -> SweepState:
         if all(trial.state in ("finished", "failed") for trial in self.trials):

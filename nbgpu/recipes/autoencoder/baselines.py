@@ -13,8 +13,8 @@ from scipy.fft import dctn, idctn
 from torch import Tensor
 from torch.nn import functional
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.recipes import verdict
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.image_quality import psnr_db, ssim
 
 

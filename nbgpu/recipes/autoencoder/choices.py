@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.shapes import in_words, shapes_of
 from nbgpu.engine.workload.proposal import Proposal
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 _ON_GPU = (
     ((64, 128, 256), (112, 96, 80, 64)),

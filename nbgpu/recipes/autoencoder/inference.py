@@ -19,7 +19,6 @@ from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.spacing import affine_of
 from nbgpu.engine.data.volumes import (
@@ -31,6 +30,7 @@ from nbgpu.engine.group.consensus import together
 from nbgpu.engine.workload.prediction import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.autoencoder.reading import Reader, scaled
 from nbgpu.recipes.image_quality import psnr_db

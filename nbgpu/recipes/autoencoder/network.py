@@ -5,7 +5,7 @@ from __future__ import annotations
 from monai.networks.nets import AutoencoderKL
 from torch import nn
 
-from nbgpu.config import AutoencoderConfig
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 
 def build_network(config: AutoencoderConfig) -> AutoencoderKL:

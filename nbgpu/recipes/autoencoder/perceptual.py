@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.feature_files import FeatureNetwork, network_of
 
 _LPIPS_SHIFT = (-0.030, -0.088, -0.188)

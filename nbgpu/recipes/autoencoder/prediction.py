@@ -13,7 +13,6 @@ import torch
 from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.grids import save_like
 from nbgpu.engine.data.volumes import (
@@ -24,6 +23,7 @@ from nbgpu.engine.data.volumes import (
 from nbgpu.engine.workload.prediction import Predicted
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
 from nbgpu.recipes.autoencoder.reading import Reader, labels, scaled

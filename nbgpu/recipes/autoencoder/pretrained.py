@@ -11,8 +11,8 @@ import torch
 from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.weight_files import read_weights, require_fit
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data.spacing import affine_of, resampled, resampled_grid, resampled_onto, shape_of
 from nbgpu.engine.data.volumes import header_problem, load_volume, require_finite, scale_intensity
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 Source = Path | Tensor
 """A NIfTI file, or a volume (1, right, front, top) with voxels of 1 mm."""

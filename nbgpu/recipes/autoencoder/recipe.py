@@ -20,7 +20,6 @@ from monai.transforms import Compose
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
@@ -35,6 +34,7 @@ from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes.autoencoder.baselines import compared
 from nbgpu.recipes.autoencoder.choices import networks_for
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
 from nbgpu.recipes.autoencoder.network import build_network
 from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance

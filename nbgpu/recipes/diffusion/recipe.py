@@ -13,7 +13,6 @@ from monai.networks.nets import DiffusionModelUNet
 from monai.transforms import Compose, Transform
 from torch import Tensor, nn
 
-from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
@@ -28,6 +27,7 @@ from nbgpu.errors import DataError
 from nbgpu.recipes import data_uri, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.cubes import Cube
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit

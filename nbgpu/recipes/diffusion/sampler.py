@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.config import DiffusionConfig
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.recipes.diffusion import schedules
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.schedules import Noise
 
 

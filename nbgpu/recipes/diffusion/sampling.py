@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from nbgpu.config import DiffusionConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES, find_cases
 from nbgpu.recipes.diffusion.measures import quality
 from nbgpu.recipes.diffusion.recipe import Diffusion, as_item

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nbgpu.config import LithographyConfig
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import imager_of, optics_of, source_of
 

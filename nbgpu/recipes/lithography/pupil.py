@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nbgpu.config.recipes.symmetry import fringe_order
+from nbgpu.recipes.lithography.symmetry import fringe_order
 
 _ON_THE_EDGE = 1e-9
 """Tolerance that lets frequencies on the pupil's edge pass, alike on all sides."""

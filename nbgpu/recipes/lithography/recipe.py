@@ -14,7 +14,6 @@ from monai.transforms import Compose
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.config import LithographyConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
@@ -36,6 +35,7 @@ from nbgpu.recipes.lithography.baselines import (
     num_systems,
     socs_images,
 )
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures, Reference

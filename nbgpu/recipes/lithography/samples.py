@@ -10,10 +10,10 @@ import torch
 from monai.transforms import Transform
 from torch import Tensor
 
-from nbgpu.config import LithographyConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import DataError
 from nbgpu.recipes.lithography import layouts
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
 from nbgpu.recipes.lithography.lithobench import MASKS, find_lithobench, load_png, pixel_problems
 from nbgpu.recipes.lithography.manhattan import manhattan

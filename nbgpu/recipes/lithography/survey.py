@@ -23,10 +23,11 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from nbgpu.config import LithographyConfig, TrainConfig, flags
+from nbgpu.config import TrainConfig, flags
 from nbgpu.config.settings import Settings
 from nbgpu.engine.group import exchange
 from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.lithobench import load_design, load_png
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.samples import (

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import end_with
 from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.summary import csv_of, csv_of_differences, differences, figure_of, rows_of
 from nbgpu.recipes.microstructure.target import (

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.engine.workload.descent import Evaluate, bounded
 from nbgpu.engine.workload.lbfgs import AfterStep, held_bytes
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.shards import Shards, share_of
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk
 from nbgpu.recipes.microstructure.grids import (
     cut,

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
 from nbgpu.recipes.microstructure import mcrpy_files
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
 from nbgpu.recipes.microstructure.grids import decided, indicated
 from nbgpu.recipes.microstructure.measure import Measure

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbgpu.config.recipes.survival import Role
 from nbgpu.errors import DataError
 from nbgpu.machine.files import without_parent_steps
 from nbgpu.planning.csv_rows import CsvRows, read_csv
+from nbgpu.recipes.survival.config import Role
 
 IMAGE_COLUMNS = ("nifti path", "image", "path", "file", "filename", "filepath", "nifti", "volume")
 """Headings of the column with the volumes' files, in any case; the first heading present counts."""

@@ -10,12 +10,12 @@ from typing import Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.parts import Part, Parts, split
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival.cohort import Outcome, outcome
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.files import read_table
 from nbgpu.recipes.survival.metrics import Flags, Floats
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.recipes.survival import cohort, metrics
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.files import read_new
 from nbgpu.recipes.survival.metrics import Flags, Floats, Steps
 from nbgpu.recipes.survival.patients import Scale

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data import inspection
 from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
@@ -32,6 +31,7 @@ from nbgpu.protocol.records import HIGH, LOW
 from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
 from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
 from nbgpu.recipes.survival.image_sizes import sizes_for

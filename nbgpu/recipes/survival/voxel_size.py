@@ -12,9 +12,9 @@ from nibabel.affines import voxel_sizes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nbgpu.config import SurvivalConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.spacing import affine_of, resampled, shape_of
+from nbgpu.recipes.survival.config import SurvivalConfig
 
 _MAX_READ = 200
 """The number of headers that are read to say how large volumes are."""

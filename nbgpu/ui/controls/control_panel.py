@@ -412,7 +412,7 @@ class _Controls:
             note = ""
             if cluster is not None:
                 note = f"A cluster is in use: {cluster.describe()}. To choose other devices: %nbgpu stop"
-            is_elsewhere = cluster is not None and cluster.config.launcher != "local"
+            is_elsewhere = cluster is not None and not cluster.config.is_local
             self._devices.show_cluster(note, is_elsewhere)
             self._find.layout.display = "" if "batch_size" in self._settings.fields else "none"
             self._settings.judge()

@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
-from nbgpu.config.conditions import of_the_site
+from nbgpu.config.conditions import site_defaults
 from nbgpu.config.settings import control_fields
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.machine.gpus import setting as gpus_setting
@@ -97,6 +97,6 @@ class DeviceControls:
             return dict(typed)
         # Before the driver has answered nothing is known of GPUs, and the cluster takes what it takes by
         # default.
-        default = of_the_site(ClusterConfig, {"launcher": "local"}).get("gpus", gpus_setting.AUTO)
+        default = site_defaults(ClusterConfig, {"launcher": "local"}).get("gpus", gpus_setting.AUTO)
         gpus = default if self.gpus.read is None else ",".join(self.gpus.value) or gpus_setting.NONE
         return {"gpus": gpus, **typed}

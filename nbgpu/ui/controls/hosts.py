@@ -7,6 +7,7 @@ from typing import Literal
 from nbgpu.client.cluster import time_limit
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import conditions
+from nbgpu.config.launchers import LAUNCHERS
 from nbgpu.config.settings import control_fields
 from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.fields import Field
@@ -32,7 +33,7 @@ class HostControls:
     @property
     def is_local(self) -> bool:
         """Whether the ranks are on the notebook's host."""
-        return self.fields["launcher"].value == "local"
+        return LAUNCHERS[self.fields["launcher"].value].IS_LOCAL
 
     def counts(self, name: str) -> bool:
         """Whether a setting counts with the chosen launcher, and beside what is chosen of the others."""

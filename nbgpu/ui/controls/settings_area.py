@@ -172,7 +172,7 @@ class SettingsArea:
     def is_local(self) -> bool:
         """Whether a run has its ranks on this host: those of the present cluster, or of a new one."""
         existing = self._existing_cluster()
-        return self.devices.hosts.is_local if existing is None else existing.config.launcher == "local"
+        return self.devices.hosts.is_local if existing is None else existing.config.is_local
 
     def go_to(self, field: Field) -> None:
         """Bring a field to the front, and move the keyboard there."""
@@ -310,7 +310,7 @@ class SettingsArea:
         chosen: Sequence[Device] | None = None
         try:
             config = ClusterConfig.checked(**self.devices.values(typed))
-            if config.launcher == "local":
+            if config.is_local:
                 chosen = self._chosen(config)
                 together(
                     partial(devices.require_simulable, config, chosen),

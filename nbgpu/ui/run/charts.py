@@ -23,6 +23,7 @@ from nbgpu.protocol.records import HIGH, LOW, Event, RunInfo, ends_an_interval, 
 from nbgpu.text.palette import TEXT_COLOR, rank_color
 from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.smoothing import smoothed
+from nbgpu.ui.run.system_charts import SYSTEM_CHARTS, SystemChart
 from nbgpu.ui.run.wording import readable
 
 GRID_COLOR = "rgba(128, 128, 128, 0.25)"
@@ -41,27 +42,13 @@ _ROW_GAP_PX = 80
 _BOTTOM_PX = 45
 _NOTE_WIDTH = 64
 
-GIB = 2.0**30
-
 _SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
 
-
-_SYSTEM = frozenset(
-    {
-        "loss",
-        "step_s",
-        "data_s",
-        "compute_s",
-        "samples_per_s",
-        "grad_norm",
-        "memory_reserved_bytes",
-        "memory_allocated_bytes",
-        "memory_rss_bytes",
-        "utilization_percent",
-        "utilization_lost_percent",
-    }
+_NOT_OF_RECIPE = frozenset(
+    {"loss", "compute_s", "utilization_lost_percent"}
+    | {line[0] for chart in SYSTEM_CHARTS for line in chart.lines}
 )
-"""Series with charts of their own, or that only the live panel shows. All others are the recipe's."""
+"""Series that are no measurement of the recipe's. All others get a chart each."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +60,7 @@ class Curve:
     x: list[float]
     y: list[float]
     style: str
-    """The style of the line: 'raw' (thin), 'bold', 'solid', 'dashed' or 'dotted'."""
+    """The style of the line: 'raw' (thin), 'bold', 'solid', 'dash' or 'dot'."""
     smoothed: list[float] | None = None
     """The values of the smoothed line at the same points, of a raw curve."""
 
@@ -87,6 +74,8 @@ class Chart:
     note: str = ""
     """A sentence that keeps the chart from being misread; usually empty."""
     from_zero: bool = False
+    is_simulated: bool = False
+    """Whether a simulated link changes what is drawn."""
 
 
 def _curve(rank: int | None, label: str, series: Series, style: str, scale: float = 1.0) -> Curve:
@@ -110,7 +99,7 @@ def _losses(history: History, why_losses_differ: str) -> list[Chart]:
     for rank, series in history.ranks_of("loss").items():
         of_steps += _raw_and_smoothed(rank, series)
     validation = list(history.ranks_of("val_loss").values())[:1]
-    held_out = [_curve(None, "validation", series, "dotted") for series in validation]
+    held_out = [_curve(None, "validation", series, "dot") for series in validation]
     if not why_losses_differ:
         return [Chart("Loss", of_steps + held_out)]
     return [Chart("Loss", of_steps), Chart("Validation loss", held_out, why_losses_differ)]
@@ -123,8 +112,8 @@ def _validation(history: History) -> list[Chart]:
     drawn = []
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
         ends = [f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in names]
-        curves = [_of_all(history, name, "validation", "dotted")]
-        curves += [_of_all(history, end, "95 % interval", "dashed") for end in ends]
+        curves = [_of_all(history, name, "validation", "dot")]
+        curves += [_of_all(history, end, "95 % interval", "dash") for end in ends]
         drawn.append(Chart(f"Validation: {readable(name)}", curves, _BETWEEN_ENDS if ends else ""))
     return drawn
 
@@ -146,28 +135,18 @@ def _others(history: History) -> list[Chart]:
                 for curve in _raw_and_smoothed(rank, series, MAX_SMOOTHED_POINTS)
             ],
         )
-        for name in sorted(names - _SYSTEM)
+        for name in sorted(names - _NOT_OF_RECIPE)
     ]
 
 
-def _memory(history: History) -> Chart:
-    curves: list[Curve] = []
-    for name, label, style in (
-        ("memory_reserved_bytes", "reserved", "solid"),
-        ("memory_allocated_bytes", "allocated", "dashed"),
-        ("memory_rss_bytes", "resident", "solid"),
-    ):
-        for rank, series in history.ranks_of(name).items():
-            curves.append(_curve(rank, f"rank {rank}, {label}", series, style, 1 / GIB))
-    return Chart("Memory (GiB)", curves, from_zero=True)
-
-
-def _plain(history: History, title: str, name: str) -> Chart:
-    curves = [_curve(rank, f"rank {rank}", s, "solid") for rank, s in history.ranks_of(name).items()]
-    return Chart(title, curves, from_zero=True)
-
-
-_THROUGHPUT = "Throughput (samples/s)"
+def _system_chart(history: History, chart: SystemChart) -> Chart:
+    curves = [
+        _curve(rank, ", ".join([f"rank {rank}", *label]), series, style, 1 / chart.divisor)
+        for name, style, *label in chart.lines
+        for rank, series in history.ranks_of(name).items()
+    ]
+    title = f"{chart.title} ({chart.unit})" if chart.unit else chart.title
+    return Chart(title, curves, from_zero=True, is_simulated=chart.is_simulated)
 
 
 def charts(history: History, why_losses_differ: str = "") -> list[Chart]:
@@ -180,23 +159,19 @@ def charts(history: History, why_losses_differ: str = "") -> list[Chart]:
     drawn = [
         *_losses(history, why_losses_differ),
         *_validation(history),
-        _memory(history),
-        _plain(history, "Utilization (%)", "utilization_percent"),
-        _plain(history, _THROUGHPUT, "samples_per_s"),
+        *(_system_chart(history, chart) for chart in SYSTEM_CHARTS if chart.in_report),
         *_others(history),
     ]
     return [chart for chart in drawn if chart.curves]
 
 
-_PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dashed": "dash", "dotted": "dot"}
-_WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dashed": 1.5, "dotted": 2.0}
+_PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dash": "dash", "dot": "dot"}
+_WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dash": 1.5, "dot": 2.0}
 
 
 def _titled(chart: Chart, info: RunInfo) -> str:
-    """The title of a chart, with the simulated link where that determines what is drawn."""
-    return (
-        f"{chart.title}, {info.simulated}" if info.simulated and chart.title == _THROUGHPUT else chart.title
-    )
+    """The title of a chart, with the simulated link where that changes what is drawn."""
+    return f"{chart.title}, {info.simulated}" if info.simulated and chart.is_simulated else chart.title
 
 
 def _of_y(chart: Chart) -> str:
@@ -289,7 +264,7 @@ def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> di
             if shown:
                 in_legend.add(curve.rank)
             is_raw = curve.style == "raw"
-            dotted = len(curve.x) == 1 or curve.style == "dotted"
+            dotted = len(curve.x) == 1 or curve.style == "dot"
             data.append(
                 {
                     "type": "scatter",
@@ -359,7 +334,7 @@ def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
     }
 
 
-_MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dashed": "--", "dotted": ":"}
+_MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dash": "--", "dot": ":"}
 
 
 def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
@@ -378,7 +353,7 @@ def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
                 color=TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
                 alpha=RAW_OPACITY if curve.style == "raw" else 1.0,
                 linewidth=_WIDTH[curve.style] * 0.8,
-                marker="." if len(curve.x) == 1 or curve.style in ("dotted", "raw") else None,
+                marker="." if len(curve.x) == 1 or curve.style in ("dot", "raw") else None,
                 markevery=[-1] if curve.style == "raw" else None,
             )
             if curve.style != "raw":

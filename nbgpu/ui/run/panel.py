@@ -41,6 +41,7 @@ from nbgpu.ui.run import head_view, wording
 from nbgpu.ui.run.comm_protocol import SeriesIds, encode
 from nbgpu.ui.run.history import CAPACITY, History, Series, SeriesKey
 from nbgpu.ui.run.snapshot import PLOTLY_GZ, bundle, history_of, summary
+from nbgpu.ui.run.system_charts import LINES
 from nbgpu.ui.slot import display_in, head_of, new_slot, open_head, require_notebook, slot_metadata
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Panel(anywidget.AnyWidget):
     show_buttons = traitlets.Bool(True).tag(sync=True)
     buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """The ids of widgets elsewhere that act on the run. The page disables them when the kernel is gone."""
+    system_charts = traitlets.List(LINES).tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The Plotly bundle, only for kernels that cannot handle a request for it while a cell is running."""
 

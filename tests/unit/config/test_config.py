@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from nbgpu.config import (
-    TRAIN_CONFIGS,
-    AutoencoderConfig,
-    ClusterConfig,
-    TrainConfig,
-    read_toml,
-    train_config,
-    write_toml,
-)
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config, write_toml
 from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MODELS = [ClusterConfig, *TRAIN_CONFIGS.values()]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nbgpu.config import MicrostructureConfig, flags, train_config
+from nbgpu.config import flags, train_config
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 
 
 @pytest.mark.parametrize(

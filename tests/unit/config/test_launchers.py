@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from pkgutil import resolve_name
+
 import pytest
 
 import nbgpu
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 from nbgpu.config.flags import parse
+from nbgpu.config.launchers import LAUNCHERS, OPTIONAL
 from nbgpu.errors import ConfigError
+from nbgpu.package import PACKAGE
 
 
 def test_hosts_and_options_are_the_same_from_python_and_from_text() -> None:
@@ -69,3 +75,27 @@ def test_variables_are_saved_before_the_end_in_a_notebook_only() -> None:
 def test_an_option_that_sbatch_does_not_get_is_refused_before_the_start(options: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         nbgpu.Cluster(launcher="slurm", launcher_options=options)
+
+
+@pytest.mark.slow
+def test_only_a_launchers_own_settings_know_its_name() -> None:
+    """So that a new one needs no change elsewhere."""
+    compared = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Constant) and side.value in LAUNCHERS
+        if "launcher" in ast.unparse(node)
+    ]
+    assert compared == []
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_what_a_launcher_takes_is_in_its_settings(name: str) -> None:
+    assert issubclass(resolve_name(LAUNCHERS[name].IMPLEMENTATION), Launcher)
+    assert set(LAUNCHERS[name].TAKES) <= set(OPTIONAL)
+    fields = ClusterConfig.model_fields
+    assert f"'{name}' {LAUNCHERS[name].MEANING}" in str(fields["launcher"].description)
+    assert LAUNCHERS[name].OPTIONS_MEANING.rstrip(".") in str(fields["launcher_options"].description)

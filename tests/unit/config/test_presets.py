@@ -33,7 +33,11 @@ def test_every_value_is_one_that_counts(recipe: str, name: str) -> None:
     assert preset.source
     assert preset.values.keys() <= settings_of(recipe).model_fields.keys() - unused(settings_of(recipe))
     # As if a person had given them, so that one without effect is refused.
-    data = {} if "data" in preset.values or "num_masks" in preset.values else {"data": FILES[recipe]}
+    data = (
+        {}
+        if "data" in preset.values or "num_masks" in preset.values
+        else {"data": FILES.get(recipe, "files")}
+    )
     config = train_config(recipe, **{**data, **preset.values})
     assert {key: getattr(config, key) for key in preset.values} == dict(preset.values)
 
@@ -43,8 +47,8 @@ def test_a_preset_alone_and_with_files(recipe: str, name: str) -> None:
     preset = presets.read(recipe, name)
     config = train_config(recipe, preset=name)
     assert config.recipe == recipe
-    with_files = train_config(recipe, preset=name, data=FILES[recipe])
-    assert with_files.data == FILES[recipe]
+    with_files = train_config(recipe, preset=name, data=FILES.get(recipe, "files"))
+    assert with_files.data == FILES.get(recipe, "files")
     of_generated_data = {"data", "num_masks"}
     for key, value in preset.values.items():
         if key not in of_generated_data:

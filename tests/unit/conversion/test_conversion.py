@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from nbgpu.cli import main
-from nbgpu.config import AutoencoderConfig, DiffusionConfig, read_toml
+from nbgpu.config import read_toml
 from nbgpu.conversion.convert import convert
 from nbgpu.errors import ConfigError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 
 LDM = """\
 {

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nbgpu.config import SurvivalConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.recipe import Survival
 
 CPU = torch.device("cpu")

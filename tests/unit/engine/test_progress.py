@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nbgpu.config import AutoencoderConfig
 from nbgpu.engine.training.progress import Progress
 from nbgpu.errors import RunError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 
 def progress(**settings: Any) -> Progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbgpu.performance.cell_steps import of_cell
+from nbgpu.performance.cell_steps import cell_as_steps
 from nbgpu.performance.clocks import Clocks, Comparison
 from nbgpu.performance.rank_steps import RankStep, critical_path, waits
 
@@ -62,7 +62,7 @@ def test_ddp_waits_for_its_buckets_in_the_backward_pass() -> None:
         ]
         return notes(marks, 9.0, *buckets)
 
-    ranks = of_cell(3, {0: ddp(0.0), 1: ddp(1.0)}, Clocks())
+    ranks = cell_as_steps(3, {0: ddp(0.0), 1: ddp(1.0)}, Clocks())
     assert work(ranks[0]) == [
         ("other", 0, 1),
         ("forward", 1, 2),
@@ -94,7 +94,7 @@ def test_ddp_waits_for_its_buckets_in_the_backward_pass() -> None:
 def test_a_rank_that_gave_its_data_early_computes_until_it_waits() -> None:
     early = notes([("other", 0.0)], 10.0, waited("all_reduce", 1, came_s=1, since_s=5, until_s=8))
     late = notes([("other", 0.0)], 9.0, waited("all_reduce", 1, came_s=7, since_s=7, until_s=8))
-    ranks = of_cell(1, {0: early, 1: late}, Clocks())
+    ranks = cell_as_steps(1, {0: early, 1: late}, Clocks())
     assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in waits(ranks)] == [
         (0, "waiting", 5, 7),
         (0, "transfer", 7, 8),
@@ -105,7 +105,7 @@ def test_a_rank_that_gave_its_data_early_computes_until_it_waits() -> None:
 
 def test_a_path_does_not_go_back_in_time_where_two_were_on_their_way() -> None:
     own = notes([("other", 0.0)], 10.0, waited("all_reduce", 1, 1, 5, 6), waited("all_reduce", 2, 2, 6, 8))
-    ranks = of_cell(1, {0: own, 1: own}, Clocks())
+    ranks = cell_as_steps(1, {0: own, 1: own}, Clocks())
     found = path(ranks)
     assert found == [(0, "other", 0, 2), (0, "transfer", 2, 8), (0, "other", 8, 10)]
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_compared_is_neither_waiting_nor_transfer() -> None:
     failed = {**waited("all_reduce", 2, 5, 5, 9), "has_failed": True}
     first = notes([("other", 0.0)], 10.0, waited("broadcast", 1, 1, 1, 2), failed)
     second = notes([("other", 0.0)], 5.0, waited("broadcast", 1, 4, 4, 4.5))
-    ranks = of_cell(1, {0: first, 1: second}, Clocks())
+    ranks = cell_as_steps(1, {0: first, 1: second}, Clocks())
     assert list(waits(ranks)) == []
     assert work(ranks[0]) == [
         ("other", 0, 1),
@@ -130,17 +130,17 @@ def test_what_cannot_be_compared_is_neither_waiting_nor_transfer() -> None:
 def test_ranks_in_other_orders_or_with_early_results_are_not_compared() -> None:
     first = notes([("other", 0.0)], 9.0, waited("all_reduce", 1, 1, 1, 2), waited("barrier", 2, 3, 3, 4))
     second = notes([("other", 0.0)], 9.0, waited("barrier", 2, 1, 1, 4), waited("all_reduce", 1, 5, 5, 6))
-    assert all(rank.blocked == () for rank in of_cell(1, {0: first, 1: second}, Clocks()))
+    assert all(rank.blocked == () for rank in cell_as_steps(1, {0: first, 1: second}, Clocks()))
     later = notes([("other", 0.0)], 9.0, waited("all_reduce", 1, 3, 3, 4))
     early = notes([("other", 0.0)], 9.0, waited("all_reduce", 1, 1, 1, 2))
-    assert all(rank.blocked == () for rank in of_cell(1, {0: early, 1: later}, Clocks()))
+    assert all(rank.blocked == () for rank in cell_as_steps(1, {0: early, 1: later}, Clocks()))
 
 
 def test_what_one_rank_has_forgotten_is_shown_of_none() -> None:
     both = [waited("all_reduce", 1, 1, 1, 2), waited("all_reduce", 2, 3, 3, 4)]
     whole = notes([("other", 0.0)], 5.0, *both)
     part = {**notes([("other", 0.0)], 5.0, both[1]), "num_collectives": 2}
-    ranks = of_cell(1, {0: whole, 1: part}, Clocks())
+    ranks = cell_as_steps(1, {0: whole, 1: part}, Clocks())
     assert [rank.begin_s for rank in ranks] == [4, 4]
     assert [len(rank.blocked) for rank in ranks] == [1, 1]
 
@@ -148,11 +148,11 @@ def test_what_one_rank_has_forgotten_is_shown_of_none() -> None:
 def test_clocks_are_brought_together() -> None:
     own = notes([("other", 0.0)], 5.0, waited("barrier", 1, 1, 1, 2))
     ahead = notes([("other", 100.0)], 105.0, waited("barrier", 1, 101, 101, 102))
-    ranks = of_cell(1, {0: own, 1: ahead}, Clocks([Comparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
+    ranks = cell_as_steps(1, {0: own, 1: ahead}, Clocks([Comparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
     assert work(ranks[0]) == work(ranks[1])
     assert [len(rank.blocked) for rank in ranks] == [1, 1]
 
 
 def test_a_cell_that_did_nothing_has_a_moment() -> None:
-    (rank,) = of_cell(1, {0: notes([("other", 3.0)], 3.0)}, Clocks())
+    (rank,) = cell_as_steps(1, {0: notes([("other", 3.0)], 3.0)}, Clocks())
     assert work(rank) == [("other", 3, 3)]

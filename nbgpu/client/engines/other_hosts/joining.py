@@ -120,8 +120,8 @@ def _descriptions(
     from ipyparallel.error import RemoteError
 
     backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
-    # What Slurm gives to a job is the job's, whatever runs there.
-    gpus = config.named_gpus if config.launcher == "slurm" else config.gpus
+    # What a scheduler gives to a job is the job's, whatever runs there.
+    gpus = config.named_gpus if config.launcher_settings.IS_JOB else config.gpus
     asked = {
         engine: client[engine].apply_async(
             reference(Call.DESCRIBE_HOST), gpus, config.gpus_per_node, backends

@@ -10,10 +10,11 @@ import pytest
 import torch
 from monai.networks.nets import AutoencoderKL
 
-from nbgpu.config import AutoencoderConfig, read_toml, train_config
+from nbgpu.config import read_toml, train_config
 from nbgpu.engine.dry_run import memory
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 

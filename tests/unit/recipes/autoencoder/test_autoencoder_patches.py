@@ -12,12 +12,13 @@ import torch
 from monai.networks.nets import AutoencoderKL
 from scipy.fft import dctn
 
-from nbgpu.config import AutoencoderConfig, flags, read_toml, train_config
+from nbgpu.config import flags, read_toml, train_config
 from nbgpu.config.settings import as_text, from_text
 from nbgpu.engine.data.loader import grid_patches
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.baselines import finest_grid, lowest_frequencies, trilinear
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import reconstruct_volume
 from nbgpu.recipes.autoencoder.prediction import encoded
 from nbgpu.recipes.autoencoder.recipe import Autoencoder

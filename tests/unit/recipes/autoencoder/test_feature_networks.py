@@ -14,11 +14,12 @@ from monai.losses import perceptual as monai
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nbgpu.config import AutoencoderConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.dry_run.steps import without_exchange
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.feature_networks import ARCHITECTURES
 from nbgpu.recipes.autoencoder.perceptual import FeatureDistance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nbgpu.config import DiffusionConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.errors import DataError
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.cubes import Cube
 from nbgpu.recipes.diffusion.recipe import Diffusion
 

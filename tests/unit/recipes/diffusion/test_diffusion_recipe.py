@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nbgpu.config import ClusterConfig, DiffusionConfig, train_config, write_toml
+from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
+from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES
 from nbgpu.recipes.diffusion.recipe import Diffusion
 from nbgpu.recipes.diffusion.sampler import Sampler

@@ -10,11 +10,11 @@ import torch
 from scipy.special import j1
 from torch import Tensor
 
-from nbgpu.config.recipes.symmetry import broken_by_mirrors, broken_by_quarter_turns, fringe_order
 from nbgpu.errors import ConfigError
 from nbgpu.recipes.lithography.imaging import abbe, socs
 from nbgpu.recipes.lithography.pupil import Optics, zernike
 from nbgpu.recipes.lithography.sources import Source
+from nbgpu.recipes.lithography.symmetry import broken_by_mirrors, broken_by_quarter_turns, fringe_order
 
 ABERRATED = Optics(na=0.85, defocus_nm=60.0, zernikes=((5, 0.03), (8, -0.05), (9, 0.04)))
 SOURCES = [

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from nbgpu.config import LithographyConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.layouts import read_layout
 from nbgpu.recipes.lithography.lithobench import (
     find_lithobench,

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nbgpu.config import LithographyConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.errors import DataError
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.run_folder.predictions import Job, Row
 

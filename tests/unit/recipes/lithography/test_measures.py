@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nbgpu.config import LithographyConfig, train_config
+from nbgpu.config import train_config
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.edges import contest_sites
 from nbgpu.recipes.lithography.imaging import abbe
 from nbgpu.recipes.lithography.measures import Measures

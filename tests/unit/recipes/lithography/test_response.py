@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import LithographyConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.errors import DataError
 from nbgpu.recipes.lithography.baselines import COMPACT_RESIST, GAUSSIAN_RESIST, fitted_resists
+from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.recipe import Lithography
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.response import in_resist

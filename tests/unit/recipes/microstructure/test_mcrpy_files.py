@@ -19,10 +19,10 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure import mcrpy_files, plain_pickles
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.objective import Objective
 from nbgpu.recipes.microstructure.target import Target, load_target

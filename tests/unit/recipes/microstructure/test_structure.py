@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nbgpu.config import MicrostructureConfig, train_config
+from nbgpu.config import train_config
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.grids import cut, decided
 from nbgpu.recipes.microstructure.recipe import Microstructure
 from nbgpu.recipes.microstructure.sample import micrograph

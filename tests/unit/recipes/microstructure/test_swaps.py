@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nbgpu.config import MicrostructureConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
 from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.grids import decided, indicated
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import MicrostructureConfig
 from nbgpu.errors import DataError
+from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.target import Target, load_target, save_descriptors
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import SurvivalConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.data.volumes import header_problem
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, image, outcome
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.files import Table, read_table
 from nbgpu.recipes.survival.recipe import Survival
 
@@ -157,7 +158,7 @@ def test_files_are_read_without_torch() -> None:
         "collections.abc",
         "dataclasses",
         "pathlib",
-        "nbgpu.config.recipes.survival",
+        "nbgpu.recipes.survival.config",
         "nbgpu.errors",
         "nbgpu.machine.files",
         "nbgpu.planning.csv_rows",

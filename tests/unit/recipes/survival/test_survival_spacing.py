@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.config import SurvivalConfig, train_config
+from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Decode, Item
 from nbgpu.errors import ConfigError, DataError
+from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.patients import Scale, patients_of
 from nbgpu.recipes.survival.prediction import new_patients
 from nbgpu.recipes.survival.recipe import Survival

@@ -87,16 +87,16 @@ def settings_in(file: RecipeFile) -> type[TrainConfig]:
         "recipe": (str, Field(str(file.path), description="the recipe file")),
     }
     for setting in file.settings:
-        known = OwnConfig.model_fields.get(setting.name)
-        if known is None:
+        inherited = OwnConfig.model_fields.get(setting.name)
+        if inherited is None:
             extra = control(RECIPE_GROUP)
             field = Field(setting.default, description=setting.description, json_schema_extra=extra)
             fields[setting.name] = (setting.annotation, field)
         else:
             # One of nbgpu's own settings, with another default.
             fields[setting.name] = (
-                known.annotation,
-                FieldInfo.merge_field_infos(known, default=setting.default),
+                inherited.annotation,
+                FieldInfo.merge_field_infos(inherited, default=setting.default),
             )
     try:
         model = create_model(f"{file.class_name}Config", __base__=OwnConfig, __doc__=file.summary, **fields)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, none_of, one_of, only
-from nbgpu.config.recipes.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
 from nbgpu.config.settings import control, read_from, shape_of_model, steered
 from nbgpu.config.training import TrainConfig
+from nbgpu.recipes.lithography.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
 
 
 class LithographyConfig(TrainConfig):

@@ -8,25 +8,12 @@ from typing import Any
 
 from nbgpu.config import own_file, presets
 from nbgpu.config.conditions import conditions, in_place_of_defaults
-from nbgpu.config.recipes.autoencoder import AutoencoderConfig
-from nbgpu.config.recipes.diffusion import DiffusionConfig
-from nbgpu.config.recipes.lithography import LithographyConfig
-from nbgpu.config.recipes.microstructure import MicrostructureConfig
-from nbgpu.config.recipes.own import settings_in
-from nbgpu.config.recipes.survival import SurvivalConfig
+from nbgpu.config.own_config import settings_in
+from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import from_text
 from nbgpu.config.training import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.text.similar import did_you_mean
-
-TRAIN_CONFIGS: dict[str, type[TrainConfig]] = {
-    "autoencoder": AutoencoderConfig,
-    "diffusion": DiffusionConfig,
-    "lithography": LithographyConfig,
-    "microstructure": MicrostructureConfig,
-    "survival": SurvivalConfig,
-}
-"""The settings of every recipe, by the recipe's name."""
 
 
 def settings_of(recipe: str) -> type[TrainConfig]:
@@ -39,9 +26,9 @@ def settings_of(recipe: str) -> type[TrainConfig]:
     if own_file.is_file(recipe):
         return settings_in(own_file.read(Path(recipe).absolute()))
     if recipe not in TRAIN_CONFIGS:
-        known = ", ".join(sorted(TRAIN_CONFIGS))
+        names = ", ".join(sorted(TRAIN_CONFIGS))
         raise ConfigError(
-            f"recipe = {recipe!r} is not known.{did_you_mean(recipe, TRAIN_CONFIGS)} Recipes: {known}, or a file of "
+            f"recipe = {recipe!r} is not known.{did_you_mean(recipe, TRAIN_CONFIGS)} Recipes: {names}, or a file of "
             "your own: my_recipe.py"
         )
     return TRAIN_CONFIGS[recipe]
@@ -64,7 +51,7 @@ def train_config(recipe: str, **values: Any) -> TrainConfig:
 def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings with the values of `preset`, if that is among them, in place of its name.
 
-    Left out are values beside which a given setting would not count.
+    It leaves out values that would make a given setting not count.
 
     Raises:
         ConfigError: the recipe has no such preset.
@@ -76,8 +63,8 @@ def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if not given["preset"]:
         return {name: value for name, value in given.items() if name != "preset"}
     preset = presets.read(recipe, given["preset"]).values
-    found = in_place_of_defaults(model, values, preset)
-    return {name: value for name, value in {**found, **given}.items() if name in {*preset, *values}}
+    replaced = in_place_of_defaults(model, values, preset)
+    return {name: value for name, value in {**replaced, **given}.items() if name in {*preset, *values}}
 
 
 def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,9 +75,9 @@ def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: the recipe has no such preset.
     """
     model = settings_of(recipe)
-    known = {name: _typed(model, name, value) for name, value in with_preset(recipe, given).items()}
-    own = {name: field.default for name, field in model.model_fields.items()}
-    return {**own, **in_place_of_defaults(model, known), **known}
+    values = {name: _typed(model, name, value) for name, value in with_preset(recipe, given).items()}
+    field_defaults = {name: field.default for name, field in model.model_fields.items()}
+    return {**field_defaults, **in_place_of_defaults(model, values), **values}
 
 
 def config_of_point(recipe: str, shared: Mapping[str, Any], varied: Mapping[str, Any]) -> TrainConfig:

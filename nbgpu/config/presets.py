@@ -1,5 +1,5 @@
 """Presets: values of a recipe's settings that belong together, such as those of the guides that nbgpu grew
-from. Each is a TOML file in the folder of its recipe here, with a description, a source and the table
+from. Each is a TOML file in the folder `presets` of its recipe, with a description, a source and the table
 [train]."""
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nbgpu.config import recipe_packages
 from nbgpu.errors import ConfigError
-from nbgpu.package import PACKAGE
 from nbgpu.text.similar import did_you_mean
-
-_FOLDER = PACKAGE / "config" / "presets"
-"""The folder of this module, with links kept."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,9 @@ class Preset:
 
 def names(recipe: str) -> list[str]:
     """The names of a recipe's presets, `demo` first."""
-    found = (path.stem for path in (_FOLDER / recipe).glob("*.toml"))
-    return sorted(found, key=lambda name: (name != "demo", name))
+    folder = recipe_packages.folder(recipe)
+    stems = [] if folder is None else [path.stem for path in (folder / "presets").glob("*.toml")]
+    return sorted(stems, key=lambda name: (name != "demo", name))
 
 
 def read(recipe: str, name: str) -> Preset:
@@ -42,10 +40,11 @@ def read(recipe: str, name: str) -> Preset:
     Raises:
         ConfigError: the recipe has no preset of this name.
     """
-    known = names(recipe)
-    if name not in known:
-        others = f"Presets of {recipe}: {', '.join(known)}" if known else f"{recipe} has no presets"
-        raise ConfigError(f"preset = {name!r} is not known.{did_you_mean(str(name), known)} {others}")
-    tables = tomllib.loads((_FOLDER / recipe / f"{name}.toml").read_text())
+    folder = recipe_packages.folder(recipe)
+    all_names = names(recipe)
+    if folder is None or name not in all_names:
+        others = f"Presets of {recipe}: {', '.join(all_names)}" if all_names else f"{recipe} has no presets"
+        raise ConfigError(f"preset = {name!r} is not known.{did_you_mean(str(name), all_names)} {others}")
+    tables = tomllib.loads((folder / "presets" / f"{name}.toml").read_text())
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in tables["train"].items()}
     return Preset(recipe, name, tables["description"], tables["source"], values)

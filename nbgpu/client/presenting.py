@@ -1,0 +1,86 @@
+"""The views that the client shows: one place, in which `nbgpu.ui` puts them.
+
+The client does not know the widgets, and works without them: where an attribute of this module is None,
+nothing is shown. The types of runs, sweeps and studies are not named here: their modules import this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Presenter(Protocol):
+    """Shows runs, predictions, sweeps and studies to a person."""
+
+    def show_run(self, run: Any) -> None:
+        """Display the live panel of a run."""
+        ...
+
+    def describe_run(self, run: Any) -> str:
+        """Return one line about the progress of a run."""
+        ...
+
+    def show_result(self, run: Any, result: Mapping[str, Any]) -> None:
+        """Display the result of a run."""
+        ...
+
+    def prepare_report(self) -> None:
+        """Do the work that would take `report_run` a second at its first call; this runs on a thread while a
+        run trains."""
+        ...
+
+    def report_run(self, run: Any) -> None:
+        """Write `report.html` into the folder of a run that is over."""
+        ...
+
+    def begin_prediction(self, title: str) -> Callable[[Any], None]:
+        """Show a line about the progress, and return the function that updates it."""
+        ...
+
+    def show_sweep(self, sweep: Any) -> None:
+        """Display the live panel of a sweep."""
+        ...
+
+    def report_sweep(self, sweep: Any) -> None:
+        """Write `report.html` into the folder of a sweep that is over."""
+        ...
+
+    def show_study(self, study: Any) -> None:
+        """Display the live panel of a study."""
+        ...
+
+    def report_study(self, study: Any) -> None:
+        """Write `report.html` into the folder of a study that is over."""
+        ...
+
+    def figure_of_study(self, study: Any) -> Any:
+        """Return the study's charts as a Plotly figure."""
+        ...
+
+
+class CellPresenter(Protocol):
+    """Shows what belongs to the running cell of a notebook."""
+
+    def open_text(self, ranks: Sequence[int], live: bool) -> Any:
+        """Make a view for the text of these ranks, live or of a cell that is over; None where no page could
+        show it."""
+        ...
+
+    def offer_stop(self, stop: Callable[[], None]) -> Callable[[], None]:
+        """Show a Stop button under the running cell, which calls `stop` on another thread; return a function
+        that removes the button."""
+        ...
+
+    def bundle_of_cell_study(self, study: Any) -> dict[str, Any]:
+        """Return the charts and the table of a cell's study as an output."""
+        ...
+
+    def text_of_devices(self) -> str:
+        """Return the cards of the devices as lines."""
+        ...
+
+
+presenter: Presenter | None = None
+cell_presenter: CellPresenter | None = None
+"""None in a script, which has no cells."""

@@ -1,0 +1,163 @@
+"""The launchers by name, each with what it takes of a cluster's settings.
+
+A launcher is a class in `nbgpu/client/launchers`, which this module names and does not import, and a class of
+settings here. `ClusterConfig` checks a launcher's settings by that class, and the rest of nbgpu asks it what
+differs between launchers, so that no other module compares a launcher's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nbgpu.machine import slurm_job
+from nbgpu.machine.slurm_job import OwnJob
+from nbgpu.text.similar import did_you_mean
+
+_LAUNCHERS = "nbgpu.client.launchers"
+
+
+@dataclass(frozen=True)
+class LauncherSettings:
+    """What a launcher takes of a cluster's settings: the base class for all launchers."""
+
+    NAME: ClassVar[str]
+    MEANING: ClassVar[str]
+    """Where the ranks run, as it stands after the name in the description of `launcher`."""
+    IMPLEMENTATION: ClassVar[str]
+    """The class that starts the hosts, as 'module:Class'."""
+    TAKES: ClassVar[tuple[str, ...]] = ()
+    """Those settings of `OPTIONAL` that count with this launcher."""
+    OPTIONS_MEANING: ClassVar[str] = ""
+    """The launcher's part of the description of `launcher_options`, in whole sentences."""
+    IS_LOCAL: ClassVar[bool] = False
+    """Whether the ranks run on the notebook's host, and no host is started."""
+    IS_JOB: ClassVar[bool] = False
+    """Whether a scheduler's job has the hosts, and so decides on their GPUs and ends them at a time limit."""
+    IS_STARTED_BY_HAND: ClassVar[bool] = False
+    """Whether a person starts the hosts, so that nothing else can start a second cluster with them."""
+
+    host_names: Sequence[str]
+    num_nodes: int | None
+    options: Mapping[str, str | bool]
+    """The `launcher_options` by name; True for one without a value."""
+    ipython_profile: str
+    num_free_gpus: int | None
+    """N of gpus='free:N'; None for every other value."""
+
+    def problems(self) -> Iterator[str]:
+        """Yield what the launcher needs and was not given, and what it does not take."""
+        yield from ()
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts that have ranks."""
+        return self.num_nodes or 1
+
+    @property
+    def own_job(self) -> OwnJob | None:
+        """The Slurm job in which this process runs, where its nodes are to have the ranks; None otherwise."""
+        return None
+
+    def _unknown_options(self, owner: str, names: tuple[str, ...]) -> Iterator[str]:
+        if unknown := [name for name in self.options if name not in names]:
+            yield (
+                f"launcher_options: {unknown[0]} is none of {owner}.{did_you_mean(unknown[0], names)} "
+                f"It takes {' and '.join(names)}"
+            )
+
+
+class LocalSettings(LauncherSettings):
+    """The ranks run on the notebook's host."""
+
+    NAME = "local"
+    MEANING = "on the notebook's host"
+    IMPLEMENTATION = f"{_LAUNCHERS}.hosts_launcher:NoLauncher"
+    IS_LOCAL = True
+
+
+class SshSettings(LauncherSettings):
+    """ssh starts the hosts."""
+
+    NAME = "ssh"
+    MEANING = "on the hosts that `hosts` names"
+    IMPLEMENTATION = f"{_LAUNCHERS}.ssh_launcher:SshLauncher"
+    TAKES = ("hosts", "launcher_options", "setup")
+    OPTIONS_MEANING = (
+        "With 'ssh': python=PATH, the Python of the hosts (left out: this one's path), and ssh='-p 2222', arguments of "
+        "ssh."
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Yield that no host is named, and unknown options."""
+        if not self.host_names:
+            yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"
+        yield from self._unknown_options("launcher='ssh'", ("python", "ssh"))
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of hosts that `hosts` names."""
+        return len(self.host_names)
+
+
+class SlurmSettings(LauncherSettings):
+    """A Slurm job has the hosts."""
+
+    NAME = "slurm"
+    MEANING = "on the nodes of a Slurm job, that of the notebook where it is in one"
+    IMPLEMENTATION = f"{_LAUNCHERS}.slurm_launcher:SlurmLauncher"
+    TAKES = ("nodes", "launcher_options", "setup")
+    OPTIONS_MEANING = (
+        "With 'slurm': options of sbatch without their dashes, such as 'partition=gpu time=2:00:00', python=PATH, and "
+        "folder=PATH, which all nodes see (left out: the home folder); where the notebook is in a job itself, python, "
+        "folder and new_job, which asks for another job."
+    )
+    IS_JOB = True
+
+    def problems(self) -> Iterator[str]:
+        """Yield that free GPUs were asked for: Slurm chooses them, and sbatch refuses wrong options."""
+        if self.num_free_gpus:
+            yield (
+                f"gpus='free:{self.num_free_gpus}' does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it "
+                f"for so many with launcher_options='gpus-per-node={self.num_free_gpus}', and leave gpus out"
+            )
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of nodes that the settings name, or else that of the notebook's own job."""
+        job = self.own_job
+        return self.num_nodes or (1 if job is None else job.num_nodes)
+
+    @property
+    def own_job(self) -> OwnJob | None:
+        """The job of this process, unless a new one is asked for."""
+        return None if slurm_job.NEW_JOB in self.options else slurm_job.own_job()
+
+
+class HostsSettings(LauncherSettings):
+    """Hosts dial in, which a person starts, or a launcher of ipyparallel."""
+
+    NAME = "hosts"
+    MEANING = (
+        "on hosts that dial in with `nbgpu host --join FILE`, which a person or any scheduler starts there"
+    )
+    IMPLEMENTATION = f"{_LAUNCHERS}.hosts_launcher:NoLauncher"
+    TAKES = ("nodes", "launcher_options", "ipython_profile")
+    OPTIONS_MEANING = "With an ipython_profile: python=PATH and folder=PATH."
+    IS_STARTED_BY_HAND = True
+
+    def problems(self) -> Iterator[str]:
+        """Yield options that nothing takes."""
+        if self.ipython_profile:
+            yield from self._unknown_options("an ipython_profile", ("python", "folder"))
+        elif self.options:
+            yield "launcher_options count with launcher='hosts' only beside an ipython_profile, because nothing is started otherwise"
+
+
+LAUNCHERS: dict[str, type[LauncherSettings]] = {
+    settings.NAME: settings for settings in (LocalSettings, SshSettings, SlurmSettings, HostsSettings)
+}
+"""In the order in which the docs and the controls name them."""
+OPTIONAL = ("nodes", "hosts", "launcher_options", "setup", "ipython_profile")
+"""The settings of a cluster that count with some launchers on other hosts and not with others."""
