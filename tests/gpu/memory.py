@@ -89,16 +89,16 @@ def out_of_memory_in_a_run(place: Place) -> None:
     # A bound that a small batch reaches: a GPU full of data would take a minute to make.
     settings = {
         **PHANTOMS,
-        "patch_size": 64,
+        "patch_size": place.size(64, 32),
         "channels": place.size((32, 64), (8, 16)),
         "steps": 2,
         "work_out_result": False,
         "runs_dir": str(place.folder),
     }
-    with place.cluster(memory_limit=place.size("8GiB", "3GiB")) as cluster:
+    with place.cluster(memory_limit=place.size("8GiB", "1GiB")) as cluster:
         cluster.train("autoencoder", **{**settings, "batch_size": 1}).wait(place.bound_s(30))
         before_bytes = held_bytes(place, cluster)
-        run = cluster.train("autoencoder", **{**settings, "batch_size": place.size(64, 48)})
+        run = cluster.train("autoencoder", **{**settings, "batch_size": place.size(64, 256)})
         with pytest.raises(nbgpu.RankError) as caught:
             run.wait(place.bound_s(30))
         message = str(caught.value)
