@@ -155,14 +155,28 @@ class Adversary:
         if "an inference mode is open" in made.error:
             return "nothing, in an inference mode", set()
         assert made.status == "ok", f"{pair}: {made.error}"
-        name, ended = self.blow()
-        if not ended:
+        name, ended = self.chance.choices([self.blow, self.resize], [4, 1])[0]()
+        checks = ", ".join(THINGS[thing].check for thing in pair)
+        if name.startswith("another number"):
+            # What cannot go on raises on all ranks; nothing waits for good.
+            self.run(f"%%distributed\n{WITH_TORCHS_SETTINGS}\n{checks}")
+        elif not ended:
             # A Stop that was late hits this wait.
             self.run("import time\ntime.sleep(1.0)")
-            checks = ", ".join(THINGS[thing].check for thing in pair)
             done = self.run(f"%%distributed\n{WITH_TORCHS_SETTINGS}\n{checks}")
             assert done.said(*range(NUM_RANKS)) == [["(True, True)"]] * NUM_RANKS, f"{pair}, {name}: {done}"
         return f"{pair[0]} and {pair[1]}, {name}", ended
+
+    def resize(self) -> tuple[str, set[int]]:
+        """Another number of ranks for two cells, and then that of before."""
+        number = self.chance.choice([NUM_RANKS - 1, NUM_RANKS + 1])
+        for now in (number, NUM_RANKS):
+            done = self.run(f"%nbgpu resize {now}")
+            assert done.status == "ok", f"{now} ranks: {done}"
+            done = self.run(SUM)
+            said = [ast.literal_eval(lines[-1]) for lines in done.said(*range(now))]
+            assert [total for total, _ in said] == [now] * now, f"{now} ranks: {done}"
+        return f"another number of ranks, {number}", set(range(number, NUM_RANKS))
 
     def blow(self) -> tuple[str, set[int]]:
         """Something ends a cell: a rank that raises or dies, all that raise, or Stop."""

@@ -253,7 +253,9 @@ def moved() -> Iterator[str]:
         if not is_there(there, name):
             if name not in ONLY_IN_SOME_VERSIONS:
                 yield f"{owner}.{name} is gone"
-        elif parameters is not None and (now := parameters_of(getattr(there, name))) not in variants(parameters):
+        elif parameters is not None and (now := parameters_of(getattr(there, name))) not in variants(
+            parameters
+        ):
             yield f"{owner}.{name} takes ({now}), and took ({parameters})"
 
 
