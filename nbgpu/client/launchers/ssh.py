@@ -84,7 +84,7 @@ class RemoteProcess:
 
 
 @dataclass(frozen=True)
-class SshSettings:
+class SshOptions:
     """How hosts are reached, and what runs there."""
 
     python: str = "python3"
@@ -105,9 +105,9 @@ class SshHosts:
         settings: how they are reached.
     """
 
-    def __init__(self, hosts: Sequence[str], settings: SshSettings | None = None) -> None:
+    def __init__(self, hosts: Sequence[str], settings: SshOptions | None = None) -> None:
         self.hosts = tuple(hosts)
-        self._settings = settings or SshSettings()
+        self._settings = settings or SshOptions()
         if not self._settings.through and shutil.which("ssh") is None:
             raise ClusterError(
                 "there is no ssh on this host, and launcher='ssh' needs it: install openssh-client"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.client.launchers.launcher import Launcher
-from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshSettings
+from nbgpu.client.launchers.ssh import RemoteProcess, SshHosts, SshOptions
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine import interfaces
@@ -44,7 +44,7 @@ class SshLauncher(Launcher):
     def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
         super().__init__(config, tell)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
-        self._settings = SshSettings(
+        self._settings = SshOptions(
             options.get("python", sys.executable), shlex.split(options.get("ssh", "")), setup=config.setup
         )
         self._connections: SshHosts | None = None

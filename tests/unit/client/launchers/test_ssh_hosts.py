@@ -11,7 +11,7 @@ import hosts
 import pytest
 from hosts.namespaces import wait_until
 
-from nbgpu.client.launchers.ssh import SshHosts, SshSettings
+from nbgpu.client.launchers.ssh import SshHosts, SshOptions
 from nbgpu.errors import ClusterError
 from nbgpu.host import versions
 
@@ -26,9 +26,9 @@ SLEEP = [
 ]
 
 
-def _settings(test_ssh: hosts.SecureShell, *more: str, python: str = sys.executable) -> SshSettings:
+def _settings(test_ssh: hosts.SecureShell, *more: str, python: str = sys.executable) -> SshOptions:
     laptop = test_ssh.hosts["laptop"]
-    return SshSettings(python, [*more, "-F", str(test_ssh.configuration)], laptop.entering([]))
+    return SshOptions(python, [*more, "-F", str(test_ssh.configuration)], laptop.entering([]))
 
 
 @pytest.fixture
