@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from recorded import RecordedRun
 
+from nbgpu.client.cluster import cluster as clusters
 from nbgpu.config import train_config
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import RankFailure
-from nbgpu.ui.run import head_view
+from nbgpu.ui.run import head_view, panel
 from nbgpu.ui.run.charts import charts
 from nbgpu.ui.run.snapshot import history_of
 
@@ -40,6 +42,17 @@ def test_it_says_how_the_run_ended_and_where_it_is(finished: Any, monkeypatch: p
     # A page with no script and a notebook that nobody has trusted show it alike.
     assert not re.search("<script|<style|<svg|onclick", told)
     assert head_view.LIVE_CLASS not in told
+
+
+def test_the_handle_of_a_run_is_never_that_of_another_one(
+    finished: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_where_the_cluster_has(run: Any) -> str:
+        monkeypatch.setattr(clusters, "current", lambda: SimpleNamespace(run=run))
+        return str(panel._head(finished, history_of(finished), "slot")["data"]["text/html"])
+
+    assert "nbgpu.current().run" in told_where_the_cluster_has(finished)
+    assert "nbgpu.current().run" not in told_where_the_cluster_has(object())
 
 
 def test_a_failed_run_says_why_in_the_first_sentence(tmp_path: Path) -> None:
