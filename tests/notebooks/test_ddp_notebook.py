@@ -50,14 +50,13 @@ def test_a_part_of_the_exchange_is_hidden_and_the_rest_makes_the_step_longer(cel
         if cell.source == "slow.explain()"
         for output in cell.outputs
     ]
-    assert said.startswith("Communication bounds this run")
+    # On a busy machine the wait for the slower rank may be longer than the exchange.
+    assert said.startswith(("Communication bounds this run", "Imbalance bounds this run"))
 
 
-def test_many_small_buckets_are_not_the_best(cells: list[Any]) -> None:
-    found = re.findall(r"([\d.]+) MiB: (\d+) samples/s", said := printed(cells, "sizes.verdict()"))
-    samples = {float(size): float(each) for size, each in found}
-    assert samples[1.0] > samples[0.05]
-    # Here each point is measured once.
+def test_bucket_sizes_are_compared_and_one_repeat_decides_nothing(cells: list[Any]) -> None:
+    measured = re.findall(r"([\d.]+) MiB: [1-9]\d* samples/s", said := printed(cells, "sizes.verdict()"))
+    assert {"0.05", "1"} <= set(measured)
     assert re.search(r"guessed 1; not decided: bucket_mb=[\d.]+ with .* one repeat has no interval", said)
 
 

@@ -152,7 +152,7 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
 def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """Both ranks may take 400 MiB more than they have, and the first step takes more."""
     settings = {**SETTINGS, "patch_size": 32, "num_phantoms": 256, "runs_dir": str(tmp_path)}
-    cluster2.train("autoencoder", **{**settings, "steps": 1, "batch_size": 1}).wait(90)
+    cluster2.train("autoencoder", **{**settings, "steps": 1, "batch_size": 1}).wait(200)
     cluster2.execute(
         "import resource, psutil\n"
         "before = resource.getrlimit(resource.RLIMIT_AS)\n"
@@ -162,7 +162,7 @@ def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_pa
     try:
         run = cluster2.train("autoencoder", **{**settings, "batch_size": 64})
         with pytest.raises(nbgpu.RankError) as caught:
-            run.wait(90)
+            run.wait(200)
     finally:
         cluster2.execute("resource.setrlimit(resource.RLIMIT_AS, before)")
     named = re.findall(r"would have fitted: batch_size=(\d+), by an estimate", str(caught.value))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from recorded import RecordedRun
 
+from nbgpu.client.cluster import cluster as clusters
 from nbgpu.config import train_config
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import RankFailure, Sample
-from nbgpu.ui.run import head_view, wording
+from nbgpu.ui.run import head_view, panel, wording
 from nbgpu.ui.run.charts import charts
 from nbgpu.ui.run.snapshot import _validation_value, history_of
 
@@ -64,6 +66,17 @@ def test_a_value_of_the_validations_has_its_interval_everywhere(finished: Any) -
     of_epoch = {name.removeprefix("val_"): value for name, value in values.items()}
     assert _validation_value("c_index", of_epoch) == "0.7134 (0.5521 to 0.8412)"
     assert _validation_value("ebb_low", of_epoch) == 2.0
+
+
+def test_the_handle_of_a_run_is_never_that_of_another_one(
+    finished: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_where_the_cluster_has(run: Any) -> str:
+        monkeypatch.setattr(clusters, "current", lambda: SimpleNamespace(run=run))
+        return str(panel._head(finished, history_of(finished), "slot")["data"]["text/html"])
+
+    assert "nbgpu.current().run" in told_where_the_cluster_has(finished)
+    assert "nbgpu.current().run" not in told_where_the_cluster_has(object())
 
 
 def test_a_failed_run_says_why_in_the_first_sentence(tmp_path: Path) -> None:

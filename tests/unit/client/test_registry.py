@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -47,6 +48,14 @@ def cluster_on(*gpus: Device, share_gpus: bool = False, engine_pid: int | None =
     )
     engines = {} if engine_pid is None else {0: ProcessId.of(engine_pid)}
     return entry.model_copy(update={"engines": engines})
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_trusted() -> None:
+    registry.claim(cluster_on(GPUS[0]))
+    os.chown(registry.folder(), 65534, 65534)
+    with pytest.raises(ClusterError, match=r"belongs to another user.*NBGPU_STATE_DIR"):
+        registry.entries()
 
 
 def test_who_has_a_gpu_is_named_with_how_to_go_on(engine: subprocess.Popen[bytes]) -> None:

@@ -202,6 +202,18 @@ def test_files_that_are_there_are_not_written_over(run_folder: Path, tmp_path: P
     assert (made.folder / "run.toml").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("to", "asked"),
+    [("torchrun", "NPROC:=2"), ("slurm", "--nproc-per-node=2"), ("job", "--nproc-per-node=2")],
+)
+def test_machines_share_the_ranks_of_the_run(to: str, asked: str, tmp_path: Path) -> None:
+    config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path / "runs"))
+    folder = runs.create(config, ClusterConfig(gpus="none", ranks=4))
+    values = {**for_format(to), "nodes": 2, "gpus_per_node": None, "out": str(tmp_path / "out")}
+    made = export.of_run(folder, to, values)
+    assert asked in (made.folder / made.files[0]).read_text()
+
+
 def test_ranks_that_machines_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
     config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path / "runs"))
     folder = runs.create(config, ClusterConfig(gpus="none", ranks=3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,14 @@ def test_a_speed_up_above_the_number_of_ranks_is_not_decided() -> None:
     assert study_table.verdict(made, summary, 2).startswith("not decided: speed-up 3")
     (law,) = study_table.law_lines(made, measured(medians), summary)
     assert law.startswith("no law is fitted: a speed-up above")
+
+
+def test_a_speed_up_stands_beside_its_interval() -> None:
+    ranks = [1, 2]
+    summary = of_ranks([(1.0, 1.01, 0.99), (1.25, 1.26, 1.24)], ranks)
+    assert re.fullmatch(
+        r"speed-up 1\.6\d? \(1\.[56]\d to 1\.6\d\)", study_table.verdict(plan("ranks", ranks, 3), summary, 2)
+    )
 
 
 def test_one_repeat_has_no_interval_and_decides_nothing() -> None:

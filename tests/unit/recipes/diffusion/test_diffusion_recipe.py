@@ -4,6 +4,7 @@ with it."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES
-from nbgpu.recipes.diffusion.recipe import Diffusion
+from nbgpu.recipes.diffusion.recipe import Diffusion, _beside_the_best
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.sampling import sample_share
 
@@ -222,6 +223,25 @@ def test_a_quadratic_relation_is_found() -> None:
     target = (0.1 + 0.3 * a - 0.2 * b * c + 0.2 * c.square())[:, None]
     found = VoxelwiseQuadratic(zip(condition.split(2), target.split(2), strict=True))
     torch.testing.assert_close(found(condition), target, rtol=0, atol=1e-5)
+
+
+def test_each_verdict_stands_beside_its_interval() -> None:
+    """Of eight cases the network is better in PSNR, worse in SSIM, and either in the spectrum."""
+    rows = {
+        "diffusion": [{"psnr_db": 21.0 + n, "ssim": 0.5, "spectrum_db": n % 2} for n in range(8)],
+        "mean image": [{"psnr_db": 20.0 + n, "ssim": 0.75, "spectrum_db": 0.5} for n in range(8)],
+        "no change": [{"psnr_db": 10.0, "ssim": 0.25, "spectrum_db": 9.0} for _ in range(8)],
+    }
+    table = {
+        name: {measure: sum(case[measure] for case in cases) / len(cases) for measure in cases[0]}
+        for name, cases in rows.items()
+    }
+    better, worse, open_ = re.split(", (?!9)| and ", _beside_the_best(table, rows))
+    assert better == "is 1.0 dB better in PSNR than 'mean image' (95 % interval +1.0 to +1.0)"
+    assert worse == "0.250 worse in SSIM than 'mean image' (95 % interval -0.250 to -0.250)"
+    assert re.fullmatch(
+        r"not to be told in spectrum from 'mean image' \(95 % interval -0\.\d to \+0\.\d dB\)", open_
+    )
 
 
 @pytest.mark.parametrize("name", ["fast_ddpm", "fast_ddpm_64", "fast_ddpm_large"])
