@@ -129,7 +129,7 @@ def summarise(
     if not resampled:
         return [_gap(points[number], repeats) for number, repeats in by_point.items()]
     first = min(resampled, key=lambda number: points[number][1])
-    first_s = _median_of(by_point[first])
+    first_s = _median_step_s(by_point[first])
     summaries: list[PointSummary | Gap] = []
     for number, repeats in by_point.items():
         if number not in resampled:
@@ -137,7 +137,7 @@ def summarise(
             continue
         value, ranks, samples = points[number]
         share = samples / points[first][2]
-        step_s = _median_of(repeats)
+        step_s = _median_step_s(repeats)
         drawn = [1.0] if number == first else resampled[first] / resampled[number] * share
         medians = [median(repeat.step_s) for repeat in repeats if repeat.step_s]
         summaries.append(
@@ -171,7 +171,7 @@ def _gap(point: tuple[Any, int, int], repeats: Sequence[Measured]) -> Gap:
     return Gap(point[0], point[1], next((repeat.why_failed for repeat in repeats if repeat.why_failed), ""))
 
 
-def _median_of(repeats: Sequence[Measured]) -> float:
+def _median_step_s(repeats: Sequence[Measured]) -> float:
     return median(seconds for repeat in repeats for seconds in repeat.step_s)
 
 

@@ -115,13 +115,13 @@ def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
 def attributes(thing: Any) -> dict[str, Any]:
     """Return the dict of an object's attributes; an empty one where it has none."""
     try:
-        found = object.__getattribute__(thing, "__dict__")
+        by_name = object.__getattribute__(thing, "__dict__")
     except AttributeError:
         return {}
-    return found if type(found) is dict else {}
+    return by_name if type(by_name) is dict else {}
 
 
-def modules_in(module: nn.Module) -> Iterator[nn.Module]:
+def walk_modules(module: nn.Module) -> Iterator[nn.Module]:
     """Yield a module and all below it, each once. One whose `__init__` did not call that of torch has
     none."""
     pending, seen = [module], {id(module)}
@@ -133,18 +133,18 @@ def modules_in(module: nn.Module) -> Iterator[nn.Module]:
                 pending.append(child)
 
 
-def parameters_in(module: nn.Module) -> Iterator[Tensor]:
+def walk_parameters(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters of a module and of all below it."""
-    return _tensors_in(module, ("_parameters",))
+    return _walk_kinds(module, ("_parameters",))
 
 
-def tensors_in(module: nn.Module) -> Iterator[Tensor]:
+def walk_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters and buffers of a module and of all below it."""
-    return _tensors_in(module, ("_parameters", "_buffers"))
+    return _walk_kinds(module, ("_parameters", "_buffers"))
 
 
-def _tensors_in(module: nn.Module, kinds: tuple[str, ...]) -> Iterator[Tensor]:
-    for current in modules_in(module):
+def _walk_kinds(module: nn.Module, kinds: tuple[str, ...]) -> Iterator[Tensor]:
+    for current in walk_modules(module):
         for kind in kinds:
             for tensor in attributes(current).get(kind, {}).values():
                 if tensor is not None:

@@ -26,7 +26,7 @@ from nbgpu.engine.ipykernel import ended_groups, kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
 from nbgpu.engine.variables import ddp_attachments, persons_objects, user_groups
-from nbgpu.engine.variables.persons_objects import ask, is_a, parameters_in
+from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
 from nbgpu.errors import ConfigError
 from nbgpu.text.ranks import named_ranks
 
@@ -100,11 +100,11 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
         else:
             register = functools.partial(ddp_attachments.register_hook, ddp, attachments, before)
-            said, problem = ask(ddp, register)
+            message, problem = ask(ddp, register)
             if problem:
-                said = f"its communication hook {attachments.name_of_hook} could not be registered again ({problem})"
-            if said:
-                lines.append(f"{key}: {said}")
+                message = f"its communication hook {attachments.name_of_hook} could not be registered again ({problem})"
+            if message:
+                lines.append(f"{key}: {message}")
         moved.add(key)
         if all(len(theirs[key]) == dist.get_world_size() for theirs in groups):
             on_all.append(ddp)
@@ -139,7 +139,7 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
     Raises:
         _CannotMoveError: they cannot be made the same, on all ranks.
     """
-    look, problem = ask(ddp, functools.partial(_look_at, ddp))
+    look, problem = ask(ddp, functools.partial(_parameters_and_sums, ddp))
     parameters, seen_here = look or ([], [])
     on_every_rank = exchange.gather([problem, seen_here])
     for rank, (problem, _) in enumerate(on_every_rank):
@@ -234,18 +234,18 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
     return everywhere, lines
 
 
-def _look_at(ddp: DistributedDataParallel) -> tuple[list[Tensor], list[Any]]:
+def _parameters_and_sums(ddp: DistributedDataParallel) -> tuple[list[Tensor], list[Any]]:
     """Return an object's parameters, and what is compared of them over the ranks."""
     parameters = list(ddp.module.parameters())
     return parameters, _shapes_and_sums(parameters)
 
 
 def _shapes_and_sums(tensors: Sequence[Tensor]) -> list[Any]:
-    _allow_work_on(tensors)
+    _allow_time(tensors)
     return [[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]]
 
 
-def _allow_work_on(tensors: Iterable[Tensor]) -> None:
+def _allow_time(tensors: Iterable[Tensor]) -> None:
     persons_objects.allow(sum(tensor.numel() for tensor in tensors) / _ELEMENTS_PER_S)
 
 
@@ -270,7 +270,7 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
     return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
 
 
-def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
+def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
     """Return (the state of an optimizer; what is compared of it over the ranks; why it cannot be sent, '' if
     it can)."""
 
@@ -289,7 +289,7 @@ def _state_of(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
 
 
 def _load_state(optimizer: Optimizer, state: OptimizerState) -> None:
-    _allow_work_on(state.tensors.values())
+    _allow_time(state.tensors.values())
     optimizers.load_state(optimizer, state)
 
 
@@ -303,7 +303,7 @@ def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[An
     for name, value in variables.items():
         # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
         if is_a(value, Optimizer) and not ddp_attachments.has_group(value):
-            found, problem = ask(value, functools.partial(user_groups.parameters_of, value))
+            found, problem = ask(value, functools.partial(user_groups.optimizer_parameters, value))
             if found is not None:
                 parameters[name] = found
             elif (name, problem) not in _reported:
@@ -316,7 +316,7 @@ def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
     """Give the optimizers of moved objects the same state on all ranks; leave other optimizers alone."""
-    shared = {id(parameter) for ddp in moved for parameter in parameters_in(ddp)}
+    shared = {id(parameter) for ddp in moved for parameter in walk_parameters(ddp)}
     parameters_by_name, lines = _parameters_of_each(variables)
     mine = {
         name: variables[name]
@@ -326,7 +326,7 @@ def _share_optimizers(
     everywhere, only_some = _on_every_rank(mine, source, "optimizer")
     lines += only_some
     for name in everywhere:
-        state, seen_here, problem = _state_of(mine[name])
+        state, seen_here, problem = _optimizer_state(mine[name])
         on_every_rank = exchange.gather([problem, seen_here])
         if any(problems := [theirs for theirs, _ in on_every_rank]):
             lines.append(f"{name}: {next(filter(None, problems))}")

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from nbgpu.engine.group import exchange, torch_private
-from nbgpu.engine.variables.persons_objects import ask, is_a, parameters_in
+from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
 from nbgpu.engine.variables.user_groups import Owned
 
 _reported: dict[str, list[int]] = {}
@@ -68,6 +68,6 @@ def _num_changes(value: Any) -> int | None:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return None
-    own = parameters_in(value) if is_a(value, nn.Module) else [value]
+    own = walk_parameters(value) if is_a(value, nn.Module) else [value]
     parts = [tensor for tensor in own if is_a(tensor, tensors.DTensor)]
     return sum(map(torch_private.num_changes, parts)) if parts else None

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.ipykernel import ended_groups
-from nbgpu.engine.variables.persons_objects import ask, is_a, modules_in, tensors_in
+from nbgpu.engine.variables.persons_objects import ask, is_a, walk_modules, walk_tensors
 
 _Line = tuple[str, Iterable[Any]]
 """The line that makes a variable again, and the groups to which it belongs."""
@@ -48,7 +48,7 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
     named = {name: value for name, value in variables.items() if not name.startswith("_")}
     meshes = {name: value for name, value in named.items() if is_a(value, DeviceMesh)}
     modules = [value for value in named.values() if is_a(value, nn.Module)]
-    inner = {id(module) for whole in modules for module in modules_in(whole) if module is not whole}
+    inner = {id(module) for whole in modules for module in walk_modules(whole) if module is not whole}
     finders: list[Callable[[str, Any], _Line | None]] = [
         _of_group,
         # Whole meshes come first, because parts are taken from them.
@@ -123,11 +123,11 @@ def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -
 
 
 def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
-    for tensor in tensors_in(model):
+    for tensor in walk_tensors(model):
         if (mesh := _mesh_of(tensor)) is not None:
             return mesh
     # During a step the parameters may be gathered.
-    for module in modules_in(model):
+    for module in walk_modules(model):
         if (mesh := torch_private.mesh_of_sharded(module)) is not None:
             return mesh
     return None
@@ -146,7 +146,7 @@ def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line
 def _of_optimizer(name: str, value: Any) -> _Line | None:
     if not is_a(value, torch.optim.Optimizer):
         return None
-    parameters, _ = ask(value, lambda: parameters_of(value))
+    parameters, _ = ask(value, lambda: optimizer_parameters(value))
     meshes = [mesh for tensor in parameters or [] if (mesh := _mesh_of(tensor)) is not None]
     if not (groups := [group for mesh in meshes for group in _groups_of(mesh)]):
         return None
@@ -161,7 +161,7 @@ def _needs_to_be_reset() -> list[None]:
     return [] if torch_private.can_reset_sharded() else [None]
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
     """Return the parameters of an optimizer. It runs the optimizer's code."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

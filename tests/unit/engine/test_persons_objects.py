@@ -77,10 +77,10 @@ def test_modules_are_read_past_their_own_methods() -> None:
             pass
 
     model = nn.Sequential(Odd(2, 1), nn.BatchNorm1d(1))
-    assert [*persons_objects.modules_in(model)] == [model, model[1], model[0]]
-    assert {id(tensor) for tensor in persons_objects.parameters_in(model)} == {
+    assert [*persons_objects.walk_modules(model)] == [model, model[1], model[0]]
+    assert {id(tensor) for tensor in persons_objects.walk_parameters(model)} == {
         id(tensor) for layer in model for tensor in vars(layer)["_parameters"].values()
     }
-    assert sum(1 for _ in persons_objects.tensors_in(model)) == 2 + 2 + 3
-    assert [*persons_objects.tensors_in(Unmade())] == []
+    assert sum(1 for _ in persons_objects.walk_tensors(model)) == 2 + 2 + 3
+    assert [*persons_objects.walk_tensors(Unmade())] == []
     assert persons_objects.attributes(torch.Size([1])) == {}
