@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+from contextlib import suppress
 from pathlib import Path
 
 from kernel import Kernel
@@ -26,9 +28,10 @@ def test_what_was_printed_before_is_shown_before_the_question(notebook: Kernel) 
     seen: list[str] = []
 
     def look() -> None:
-        while notebook.client.iopub_channel.msg_ready():
-            message = notebook.client.get_iopub_msg(timeout=1)
-            seen.append(message["content"].get("text", ""))
+        with suppress(queue.Empty):
+            while True:
+                message = notebook.client.get_iopub_msg(timeout=0.1)
+                seen.append(message["content"].get("text", ""))
         notebook.client.input("")
 
     code = "%%distributed --ranks 1\nfor n in range(1000): print('line', n)\ninput()"

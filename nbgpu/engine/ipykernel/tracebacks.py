@@ -171,6 +171,9 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
+    shown = "\n".join(lines)
+    # IPython 7 leaves out what `add_note` has added.
+    lines += [str(note) for note in getattr(error, "__notes__", ()) if str(note) not in shown]
     return [*lines, advice] if advice else lines
 
 
