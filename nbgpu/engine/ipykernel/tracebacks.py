@@ -173,7 +173,12 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
     shown = "\n".join(lines)
     # IPython 7 leaves out what `add_note` has added.
-    lines += [str(note) for note in getattr(error, "__notes__", ()) if str(note) not in shown]
+    notes = getattr(error, "__notes__", None)
+    lines += (
+        [note for note in notes if isinstance(note, str) and note not in shown]
+        if isinstance(notes, list)
+        else []
+    )
     return [*lines, advice] if advice else lines
 
 
