@@ -109,7 +109,11 @@ def memory_fit(
     if config.dataset_kind not in ("cache", "smart"):
         return MemoryFit(f"dataset={config.dataset_kind!r} keeps no {volumes} in memory", True)
     if whole <= free_bytes:
-        every = f"the only {config.VOLUME}" if data.num_volumes == 1 else f"all {data.num_volumes} {volumes}"
+        every = (
+            f"the only training {config.VOLUME}"
+            if data.num_volumes == 1
+            else f"all {data.num_volumes} training {volumes}"
+        )
         amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} {room}"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
     # A part of the data may be read ahead by worker processes, where all of them would not be.

@@ -125,7 +125,7 @@ def test_words_say_what_fits() -> None:
         return found.words, found.fits
 
     assert said(20 * GIB) == (
-        "fits in memory: all 100 volumes, 14.6 GiB of the 20.0 GiB that are free",
+        "fits in memory: all 100 training volumes, 14.6 GiB of the 20.0 GiB that are free",
         True,
     )
     words = "fits in memory: 62 % of the volumes, 9.1 GiB of 14.6 GiB"

@@ -27,6 +27,14 @@ export function attachHelp(field: HTMLElement, mark: HTMLElement, help: HTMLElem
     help.style.left = `${left}px`;
     help.style.top = `${Math.max(GAP_PX, top)}px`;
   };
+  // The page's top layer is above toolbars, and what scrolls may take the field behind one.
+  const follow = (scroll: Event): void => {
+    const { top, bottom } =
+      scroll.target instanceof Element ? scroll.target.getBoundingClientRect() : { top: 0, bottom: window.innerHeight };
+    const around = field.getBoundingClientRect();
+    if (around.bottom <= top || around.top >= bottom) hide();
+    else place();
+  };
   const show = (): void => {
     clearTimeout(timer);
     if (isShown() || !help.isConnected) return;
@@ -34,7 +42,7 @@ export function attachHelp(field: HTMLElement, mark: HTMLElement, help: HTMLElem
     help.showPopover?.();
     help.classList.add("nbgpu-shown");
     place();
-    window.addEventListener("scroll", place, { ...listen, capture: true, passive: true });
+    window.addEventListener("scroll", follow, { ...listen, capture: true, passive: true });
   };
   const hide = (): void => {
     clearTimeout(timer);
@@ -42,7 +50,7 @@ export function attachHelp(field: HTMLElement, mark: HTMLElement, help: HTMLElem
     if (!isShown()) return;
     help.classList.remove("nbgpu-shown");
     if (help.isConnected) help.hidePopover?.();
-    window.removeEventListener("scroll", place, { capture: true });
+    window.removeEventListener("scroll", follow, { capture: true });
   };
   const hasKeyboard = (): boolean => field.contains(document.activeElement) && document.activeElement !== mark;
   const soon = (act: () => void, delay_ms: number): void => {

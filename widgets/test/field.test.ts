@@ -56,6 +56,25 @@ describe("a field", () => {
     expect(input.hasAttribute("aria-invalid")).toBe(false);
   });
 
+  test("takes its help away when it is scrolled out of sight, and keeps it while it can be seen", () => {
+    const { root } = made({});
+    const input = root.querySelector("input")!;
+    const help = root.querySelector<HTMLElement>(".nbgpu-help")!;
+    help.showPopover = help.hidePopover = () => {};
+    const field = help.parentElement!;
+    const rect = (top: number, bottom: number): DOMRect => new DOMRect(0, top, 100, bottom - top);
+    const pane = document.body.appendChild(document.createElement("div"));
+    pane.getBoundingClientRect = () => rect(100, 500);
+    let top = 200;
+    field.getBoundingClientRect = () => rect(top, top + 20);
+    input.focus();
+    for (const [to, isShown] of [[110, true], [60, false]] as const) {
+      top = to;
+      pane.dispatchEvent(new Event("scroll"));
+      expect(help.classList.contains("nbgpu-shown")).toBe(isShown);
+    }
+  });
+
   test("is named by its label, in all three kinds", () => {
     for (const kind of ["text", "choice", "switch"]) {
       const { root } = made({ kind, choices: ["0.1", "0.2"] });

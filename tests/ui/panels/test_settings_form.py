@@ -245,10 +245,10 @@ def test_own_recipes_are_offered_and_one_that_is_broken_leaves_the_form_as_it_is
 
 def test_the_memory_of_files_is_looked_at_beside_the_kernel(area: SettingsArea, tmp_path: Path) -> None:
     note = area.fields["cache_rate"]
-    assert note.note.startswith("fits in memory: the only volume, about ")
+    assert note.note.startswith("fits in memory: the only training volume, about ")
     area.devices.fields["memory_limit"].value = "1 GiB"
     assert note.note.startswith(
-        "fits in memory: the only volume, about 37.5 MiB of the 2.0 GiB that memory_limit"
+        "fits in memory: the only training volume, about 37.5 MiB of the 2.0 GiB that memory_limit"
     )
     folder = tmp_path / "volumes"
     folder.mkdir()
@@ -258,7 +258,7 @@ def test_the_memory_of_files_is_looked_at_beside_the_kernel(area: SettingsArea, 
     type_in(area, data=str(folder))
     assert area._memory is not None
     area._memory.wait()
-    assert note.note.startswith("fits in memory: all 2 volumes, about ")
+    assert note.note.startswith("fits in memory: all 2 training volumes, about ")
     assert note.note.endswith("(estimated from the headers of 3 of 3 files and the voxels of 2)")
     (folder / "1.nii.gz").write_bytes(b"damaged")
     area.judge()
