@@ -1,8 +1,8 @@
 """Merge the output of several ranks: a line that several ranks print is shown once, with their numbers.
 
 The lines of one rank always keep their order. A line waits a moment for the other ranks to print the same
-one; lines that they do not print appear in blocks, one rank after the other. A display waits a little longer,
-for those of the ranks before it.
+one; lines that they do not print appear in blocks, one rank after the other. Displays of a rank that is done
+wait a little longer, for those of the ranks before it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from itertools import groupby
 HOLD_S = 0.25
 """The time for which a line waits for the other ranks."""
 DISPLAY_HOLD_S = 1.0
-"""The time for which a display waits for those of the ranks before it: ranks that draw at once on a few cores
-end their pictures one after the other."""
+"""The time for which displays of a rank that is done wait for the others: ranks that draw at once on a few
+cores end their pictures one after the other. A rank that goes on is shown live."""
 _DISPLAY = "display_data"
 
 Item = tuple[str, str]
@@ -40,8 +40,7 @@ class _Queue:
     num_ripe: int = 0
     """The number of items at the front that have waited long enough."""
     arrivals: deque[tuple[float, int]] = field(default_factory=deque)
-    """The times at which the other items came, each with their number. A display came later by as much as it
-    waits longer than a line."""
+    """The times at which the other items came, each with their number."""
     ended: bool = False
     at: int = 0
     """The number of items that were taken in this turn."""
@@ -56,12 +55,22 @@ class _Queue:
             self.num_ripe = self.arrivals.popleft()[1]
 
     @property
+    def hold_s(self) -> float:
+        """How long the items wait for other ranks."""
+        waits_longer = self.ended and any(kind == _DISPLAY for kind, _ in self.items)
+        return DISPLAY_HOLD_S if waits_longer else HOLD_S
+
+    @property
     def head(self) -> Item | None:
         return self.items[self.at] if self.at < len(self.items) else None
 
     @property
     def head_is_ripe(self) -> bool:
         return self.at < self.num_ripe
+
+    @property
+    def has_ripe_display(self) -> bool:
+        return any(kind == _DISPLAY for kind, _ in self.items[: self.num_ripe])
 
     def drop_taken(self) -> None:
         del self.items[: self.at]
@@ -91,9 +100,7 @@ class Merger:
         if items:
             queue = self._queues[rank]
             queue.items += items
-            for is_display, run in groupby(items, key=lambda item: item[0] == _DISPLAY):
-                came_s = now_s + DISPLAY_HOLD_S - HOLD_S if is_display else now_s
-                queue.arrivals.append((came_s, len(list(run))))
+            queue.arrivals.append((now_s, len(items)))
 
     def end(self, rank: int) -> None:
         """Note that nothing more will come from this rank, so that the lines of the others need not wait for
@@ -107,8 +114,8 @@ class Merger:
             return []
         nobody_to_wait_for = len(talking) == 1 or all(queue.ended for queue in talking.values())
         for queue in talking.values():
-            queue.ripen(math.inf if nobody_to_wait_for else now_s - HOLD_S)
-        if any(queue.head_is_ripe and queue.items[0][0] == _DISPLAY for queue in talking.values()):
+            queue.ripen(math.inf if nobody_to_wait_for else now_s - queue.hold_s)
+        if any(queue.has_ripe_display for queue in talking.values()):
             # Whichever rank was first, displays that are there are shown in the order of the ranks.
             for queue in talking.values():
                 queue.ripen_displays()

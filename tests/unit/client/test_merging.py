@@ -58,20 +58,23 @@ def test_a_line_waits_for_the_others_and_not_for_long() -> None:
 def test_pictures_stand_in_the_order_of_the_ranks_whoever_ends_first() -> None:
     picture0, picture1 = ("display_data", "picture 0"), ("display_data", "picture 1")
     merger = Merger([0, 1, 2])
-    merger.add(1, [*out("drawn"), picture1, *out("later")], 10.0)
-    assert told(merger.take(10.0 + HOLD_S)) == [("1", "drawn")]
+    merger.add(1, [*out("drawn"), picture1], 10.0)
+    merger.end(1)
+    assert merger.take(10.0 + HOLD_S) == []
     # Rank 0 draws more slowly, and rank 2 goes on without a picture.
     merger.add(0, [picture0], 10.0 + 0.9 * DISPLAY_HOLD_S)
     assert merger.take(10.0 + 0.95 * DISPLAY_HOLD_S) == []
-    shown = [("0", "picture 0"), ("1", "picture 1"), ("1", "later")]
+    shown = [("0", "picture 0"), ("1", "drawn"), ("1", "picture 1")]
     assert told(merger.take(10.0 + DISPLAY_HOLD_S)) == shown
-    # A rank that draws alone is not waited for by its own text for ever, nor where the others have ended.
-    merger.add(2, [("display_data", "picture 2")], 20.0)
-    assert told(merger.take(20.0 + DISPLAY_HOLD_S)) == [("2", "picture 2")]
     merger.add(0, [picture0], 30.0)
-    merger.end(1)
     merger.end(2)
     assert told(merger.take(30.0)) == [("0", "picture 0")]
+
+
+def test_a_rank_that_goes_on_is_shown_live() -> None:
+    merger = Merger([0, 1])
+    merger.add(1, [("display_data", "curve"), *out("step 1")], 10.0)
+    assert told(merger.take(10.0 + HOLD_S)) == [("1", "curve"), ("1", "step 1")]
 
 
 def test_nobody_waits_for_a_rank_that_has_ended() -> None:
