@@ -9,6 +9,7 @@ on other hosts there is no fork server here, and its pid is 0.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import select
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.machine import watched
+from nbgpu.machine.files import write_whole
 from nbgpu.machine.interfaces import LOOPBACK
 from nbgpu.machine.lifetime import LifetimeWatch, end_with
 from nbgpu.protocol.cluster_processes import engine_host, engine_pid
@@ -83,6 +85,10 @@ def main() -> None:
 
         def to_work_dir(self) -> None:
             """Stay in this folder. ipyparallel would look for modules there, before the standard library."""
+
+        def save_connection_dict(self, fname: str, cdict: dict[str, Any]) -> None:
+            # An engine reads its file as soon as there is one, and would end on one that is half written.
+            write_whole(Path(self.profile_dir.security_dir) / fname, json.dumps(cdict), mode=0o600)
 
         def init_hub(self) -> None:
             # The ranks need it as soon as they can be called.

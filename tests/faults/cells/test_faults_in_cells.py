@@ -68,7 +68,7 @@ def test_one_rank_raises_while_the_others_wait(
     assert "ValueError: on purpose" in done.error
     assert done.error.count("on rank") == 1, "the freed ranks are no failures"
     others = ", ".join(str(r) for r in range(NUM_RANKS) if r != bad)
-    assert f"freed from waiting for the others: rank {others}" in done.stderr
+    assert f"freed from waiting for the others: ranks {others}" in done.stderr
 
 
 def test_a_group_of_the_persons_own_goes_on(notebook: Kernel) -> None:
