@@ -21,6 +21,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.host import endings
 from nbgpu.protocol.records import Event
 from nbgpu.run_folder import checkpoint_files
+from nbgpu.text.ranks import named_ranges
 
 SETTINGS: dict[str, Any] = {
     "data": "phantoms",
@@ -143,7 +144,7 @@ def kill_in_a_run(
         assert all(cluster.pull("kept", rank=rank) == 5 for rank in kept)
         told = capsys.readouterr().err
         assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
-        assert f"rank {dies} was replaced and is empty; ranks {kept[0]},{kept[1]} kept all variables" in told
+        assert f"rank {dies} was replaced and is empty; {named_ranges(kept)} kept all variables" in told
         assert told.count("is empty") == 1
         assert cluster.news == []  # the next cell does not tell it again
         (note,) = [note for note in run.notes() if "replaced" in note]
