@@ -79,7 +79,7 @@ def test_the_cards_head_the_report_and_name_nobody_in_json(
 @pytest.mark.slow
 def test_here_two_processes_add_up(tmp_path: Path) -> None:
     code, found = examined(tmp_path)
-    assert [f["verdict"] for f in found["gloo"]] == ["ok"]
+    assert [f["verdict"] for f in found["gloo"]] == ["ok"], found["gloo"][0]["told"]
     assert "2 processes formed a group" in found["gloo"][0]["told"]
     assert found["loopback"][0]["verdict"] == "ok"
     assert str(sys.version_info.minor) in found["python"][0]["told"]
