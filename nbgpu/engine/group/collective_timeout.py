@@ -12,7 +12,6 @@ nothing of gloo, gloo's own timeout counts.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import signal
 import threading
@@ -54,9 +53,6 @@ _message = ""
 """What the clock has found in this generation; empty for nothing."""
 _is_due = False
 """Whether the main thread has yet to raise it."""
-_exits = threading.Event()
-"""Set when the interpreter begins to end."""
-_EXIT_PATIENCE_S = 5.0
 
 
 def behind_the_clock(timeout_s: float) -> timedelta:
@@ -93,9 +89,7 @@ def begin(
     _message, _is_due = "", False
     _clock = _Clock(timeout_s, rank, store, give_up)
     if is_first:
-        watch = threading.Thread(target=_watch, name="nbgpu-collective-timeout", daemon=True)
-        watch.start()
-        atexit.register(_end_watch, watch)
+        threading.Thread(target=_watch, name="nbgpu-collective-timeout", daemon=True).start()
 
 
 def end() -> None:
@@ -133,19 +127,12 @@ def _is_from_torch(error: RuntimeError) -> bool:
     return innermost is not None and is_library(innermost.tb_frame.f_code.co_filename)
 
 
-def _end_watch(watch: threading.Thread) -> None:
-    """End the thread before the interpreter does so: inside of torch's code that would abort the process."""
-    _exits.set()
-    watch.join(_EXIT_PATIENCE_S)
-
-
 def _watch() -> None:
     looked_s = time.monotonic()
     while True:
         clock = _clock
         period_s = _LOOK_PERIOD_S if clock is None else clock.period_s
-        if _exits.wait(period_s):
-            return
+        time.sleep(period_s)
         # A process that was stopped for a while has not waited for anybody.
         late_s = time.monotonic() - looked_s - 3 * period_s
         looked_s = time.monotonic()
