@@ -56,8 +56,10 @@ class ExportView:
             field.on_reset(partial(field.show, field.standard))
         self._write.on_click(lambda _: self._export())
         self._close.on_click(lambda _: self.close())
-        for button in (self._write, self._close):
-            answer_while_busy(button)
+        # Buttons and fields alike: while a cell is running, a press of a button would otherwise overtake
+        # what was typed before it.
+        for widget in (self._format, *self._fields.values(), self._write, self._close):
+            answer_while_busy(widget)
         self._show_fields()
 
     def open(self, run: Run) -> None:

@@ -16,6 +16,7 @@ START = """%load_ext nbgpu
 import nbgpu
 %nbgpu start --gpus none --ranks 2
 nbgpu.controls("made.py")"""
+BUSY = "import time\ntime.sleep(25)"
 
 SLOW_STATISTICS = {
     "    norms: int = 0\n": "    norms: int = 20\n    sync_batchnorm: bool = True\n    steps: int = 40\n    val_every: int = 0\n",
@@ -57,7 +58,7 @@ def test_a_run_is_explained_and_its_advice_tried(lab: Lab, page: Page) -> None:
         assert before in made
         made = made.replace(before, now)
     (lab.root / "made.py").write_text(made)
-    lab.write_notebook("advice.ipynb", [START, "%nbgpu stop"])
+    lab.write_notebook("advice.ipynb", [START, BUSY, "%nbgpu stop"])
     notebook = Notebook(page, lab, "advice.ipynb")
     notebook.open()
     notebook.run_cell(0)
@@ -84,10 +85,14 @@ def test_a_run_is_explained_and_its_advice_tried(lab: Lab, page: Page) -> None:
     button(page, "End trial").click()
     expect(button(page, "Try")).to_be_enabled(timeout=PATIENCE_MS)
     expect(page.get_by_text(re.compile("^stopped: "))).to_be_visible()
+    # While a cell is running, the form answers fields and buttons in the order of what the person does.
+    notebook.run_cell(1)
     files_are_written(lab, page)
+    expect(page.locator(".jp-CodeCell .jp-InputArea-prompt").nth(1)).to_have_text("[*]:")
     notebook.set_theme("JupyterLab Light")
     screenshot(page, "export-900")
     button(page, "Close").click()
     expect(button(page, "Write files")).to_be_hidden()
-    notebook.run_cell(1)
+    notebook.wait_until_idle()
+    notebook.run_cell(2)
     notebook.wait_until_idle()
