@@ -91,8 +91,8 @@ waiting."""
 _RELEASE_EVERY_S = 1.0
 """How often a group that has ended is looked at, until nothing else holds it."""
 IN_PLACE_VARIABLE = "NBGPU_REFORM_IN_PLACE"
-"""With 1 in the environment of the kernel, groups of gloo and of nccl2 are formed again in place. It takes
-torch 2.14. For nccl2 it was written without a GPU to try it on."""
+"""In the environment of the kernel. With torch 2.14 groups of gloo are formed again in place, unless it is 0;
+with 1, groups of nccl2 as well, which was written without a GPU to try it on."""
 
 _membership: Membership | None = None
 _formed: tuple[Any, Any] | None = None
@@ -233,11 +233,16 @@ def _can_form_in_place() -> bool:
     """Whether the default group is the one that `form` has made, and can be formed again as the same
     object."""
     return (
-        os.environ.get(IN_PLACE_VARIABLE) == "1"
+        os.environ.get(IN_PLACE_VARIABLE) != "0"
+        and (_takes_nccl2_in_place() or not torch_private.uses_nccl2())
         and _formed is not None
         and _formed[0] is dist.group.WORLD
         and torch_private.can_reconfigure(dist.group.WORLD)
     )
+
+
+def _takes_nccl2_in_place() -> bool:
+    return os.environ.get(IN_PLACE_VARIABLE) == "1"
 
 
 def _connects_afterwards() -> bool:
@@ -245,7 +250,7 @@ def _connects_afterwards() -> bool:
 
     nccl2 can only then be formed again in place, and an abort leaves it what it needs for that.
     """
-    return os.environ.get(IN_PLACE_VARIABLE) == "1" and torch_private.uses_nccl2()
+    return _takes_nccl2_in_place() and torch_private.uses_nccl2()
 
 
 def _connect(
