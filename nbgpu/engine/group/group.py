@@ -382,11 +382,12 @@ def note_connections() -> None:
                 given["enable_reconfigure"] = True
             with sockets.noted_as_groups():
                 made = make_group(*bound.args, **bound.kwargs)
+            # Before the ranks connect: if one does not come, the others keep a group of this number.
+            _note_number(given)
             if given.get("enable_reconfigure") and _store is not None:
                 ranks = given["global_ranks_in_group"] or range(membership().world_size)
                 if membership().rank in ranks:
                     _connect(made[0], _store, str(given["group_name"]), ranks, membership())
-            _note_number(given)
             collective_timeout.allow(given["group_name"], timeout_s)
             _refuse_given_up()
             sockets.refuse_other_users()
