@@ -1,9 +1,10 @@
-"""A folder of this host in which ranks of other hosts write that do not see it.
+"""A folder of this host for ranks of other hosts that do not see it.
 
 Each such host has a copy of the folder (host/served_folder.py). A thread brings here what the ranks write
 there, in pieces that take a fraction of a second each, so that Stop and other calls of the host do not wait.
 A checkpoint gets its name here once all of it has come. No host is asked for more before its last answer has
-come: a slow one delays itself alone.
+come: a slow one delays itself alone. Nothing is deleted here because it is missing there: a host that ends
+removes its copy, and that must not look like the removal of checkpoints.
 """
 
 from __future__ import annotations
