@@ -378,7 +378,9 @@ def main(arguments: list[str]) -> int:
         dist.destroy_process_group()
 
 
-def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, member: Membership) -> int:
+def _train_as_member(
+    asked: TrainConfig, cluster: ClusterConfig, place: _TorchrunPlace, member: Membership
+) -> int:
     """Train in the group of torchrun's ranks; return the exit code."""
     rank = member.rank
     folder, config, goes_on = _own_folder(asked, cluster, place.of_ranks, rank)
@@ -404,7 +406,7 @@ def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, 
     return _exit_code(folder, signals, rank)
 
 
-class _Place(NamedTuple):
+class _TorchrunPlace(NamedTuple):
     """The place that torchrun's environment gives to this process."""
 
     rank: int
@@ -424,7 +426,7 @@ class _Place(NamedTuple):
         return self.chosen * (self.world_size // self.local_world_size)
 
 
-def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
+def _place_of_torchrun(cluster: ClusterConfig) -> _TorchrunPlace:
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, alone)) for name, alone in names.items()
@@ -439,10 +441,10 @@ def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
     gpus = gpus_setting.ALL if cluster.gpus == gpus_setting.AUTO else cluster.gpus
     chosen = tuple(devices.choose(gpus, local_world_size))
     site.require_within_limit(len({device.uuid for device in chosen if device.kind == "cuda"}))
-    return _Place(rank, world_size, local_rank, local_world_size, chosen)
+    return _TorchrunPlace(rank, world_size, local_rank, local_world_size, chosen)
 
 
-def _take_place(place: _Place, cluster: ClusterConfig) -> Membership:
+def _take_place(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership:
     """Set up this process for its device and its transport, before CUDA, NCCL and gloo read the
     environment."""
     # Under torchrun nothing could restart the processes, so only the first transport is tried.

@@ -118,7 +118,7 @@ class Memory:
         errors = [predicted_bytes / measurement.tensors_bytes - 1 for measurement in self.measured]
         return max(errors, key=abs)
 
-    def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> Predictions:
+    def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> PredictedMemoryTable:
         """Predict what the tensors of a step would take with other settings. Nothing is allocated.
 
         Args:
@@ -130,7 +130,7 @@ class Memory:
         Raises:
             ConfigError: some combinations are not valid; the message has all of them.
         """
-        return Predictions(self.title, self._ask(changes, ranks))
+        return PredictedMemoryTable(self.title, self._ask(changes, ranks))
 
     def frame(self) -> pd.DataFrame:
         """One row for each rank and category, in bytes. `predicted_bytes` is NaN for what is not
@@ -201,7 +201,7 @@ class Memory:
             yield f"{_CACHE}: the decoded data that a run keeps in host memory, on top of the peak"
 
 
-class Predictions:
+class PredictedMemoryTable:
     """What the tensors of a step would take with some settings. Prints as a table.
 
     Args:

@@ -11,7 +11,7 @@ from nbgpu.client.engines.processes import GONE_WITH_HOST, Processes
 from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
-from nbgpu.host.host import Glance
+from nbgpu.host.host import ExitProbe
 from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt
 
@@ -55,11 +55,11 @@ class Lifetimes:
         self._config = config
         self._seating = seating
         self._note = note
-        self._glances: dict[EngineProcess, Glance] = {}
+        self._glances: dict[EngineProcess, ExitProbe] = {}
         self._why_ended: dict[EngineProcess, str] = {}
         """How a process ended, in words, if this object has ended it."""
 
-    def glance(self, process: EngineProcess) -> Glance:
+    def glance(self, process: EngineProcess) -> ExitProbe:
         """Return the object for frequent looks at the process of a rank."""
         if process not in self._glances:
             for replaced in set(self._glances) - set(self._seating.processes.values()):

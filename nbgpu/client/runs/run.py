@@ -17,7 +17,7 @@ from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
@@ -98,7 +98,7 @@ class Run:
     def _follow(self, results: Mapping[int, Reply]) -> None:
         """Follow the ranks until they have answered."""
         self.reader = Reader(self.folder, self._info.world_size)
-        self._ending: Ending[RunState] = Ending(self.folder.name, _log)
+        self._ending: Completion[RunState] = Completion(self.folder.name, _log)
         self._watch = RunWatch(
             self.folder,
             self.config,

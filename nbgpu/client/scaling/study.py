@@ -23,7 +23,7 @@ from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
 from nbgpu.client.scaling.comparison import Comparison
@@ -78,7 +78,7 @@ class Study:
         """What the start of engines waits for; empty while none are started."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
-        self._ending: Ending[StudyState] = Ending(self.folder.name, _log)
+        self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
         """Why no engines could be started."""
         if not self._left():
@@ -328,7 +328,7 @@ class Study:
             self._measured = {place: each for place, each in self._measured.items() if not each.why_failed}
         self._stopping.clear()
         self._lost = None
-        self._ending = Ending(self.folder.name, _log)
+        self._ending = Completion(self.folder.name, _log)
         atexit.register(self._abandon)
         threading.Thread(target=self._go_through, args=(claim,), name="nbgpu-study", daemon=True).start()
         return self

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.machine import folder_lock
@@ -71,7 +71,7 @@ class Sweep:
         self._clusters = clusters[: self.num_parallel]
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
-        self._ending: Ending[SweepState] = Ending(folder.name, _log)
+        self._ending: Completion[SweepState] = Completion(folder.name, _log)
         self._lost: list[NbgpuError] = []
         """The errors because of which places could not start a cluster."""
         atexit.register(self._abandon)

@@ -34,7 +34,7 @@ from nbgpu.run_folder.checkpoint_files import (
     OPTIMIZER,
     STATE,
     UNFINISHED,
-    Manifest,
+    CheckpointManifest,
     Score,
 )
 
@@ -338,7 +338,7 @@ def _complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) ->
             snapshot.discard()
             return final
         seals = snapshot.put_on_disk()
-        manifest = Manifest(snapshot.step, time.time(), seals)
+        manifest = CheckpointManifest(snapshot.step, time.time(), seals)
         write_through(snapshot.folder / MANIFEST, checkpoint_files.text(manifest).encode())
         _sync_folder(snapshot.folder)
         if final.exists():

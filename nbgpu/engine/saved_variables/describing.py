@@ -359,7 +359,7 @@ class Describer:
     def _pickled(self, value: Any, path: str) -> int:
         stream = io.BytesIO()
         try:
-            _Pickler(stream, self, path).dump(value)
+            _NodePickler(stream, self, path).dump(value)
         except NotSaved:
             raise
         except Exception as error:
@@ -394,7 +394,7 @@ class Describer:
         self._known = {key: node for key, node in self._known.items() if node < lengths[0]}
 
 
-class _Pickler(pickle.Pickler):
+class _NodePickler(pickle.Pickler):
     """Pickles an object, and refers to the nodes of the objects within it that have a description."""
 
     def __init__(self, file: Any, describer: Describer, path: str) -> None:

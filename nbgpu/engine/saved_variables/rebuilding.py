@@ -307,7 +307,7 @@ class Rebuilder:
         if not self._trust:
             raise NeedsTrust("a pickle")
         try:
-            return _Unpickler(io.BytesIO(self._stored.pickles[node["pickle"]]), self.value).load()
+            return _NodeUnpickler(io.BytesIO(self._stored.pickles[node["pickle"]]), self.value).load()
         except (NeedsTrust, NotRebuilt):
             raise
         except Exception as error:
@@ -330,7 +330,7 @@ def _part_of(
     return part
 
 
-class _Unpickler(pickle.Unpickler):
+class _NodeUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, value: Callable[[Any], Any]) -> None:
         super().__init__(file)
         self._value = value

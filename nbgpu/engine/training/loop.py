@@ -23,7 +23,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
 from nbgpu.engine.training import ending, gathering
 from nbgpu.engine.training.gathering import Gathered
-from nbgpu.engine.training.progress import Progress
+from nbgpu.engine.training.progress import BestMetricTracker
 from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.clock import clock_id
@@ -92,7 +92,7 @@ class Loop(ABC):
         """Whether the processes of all ranks read the same monotonic clock."""
         self._validated_step = 0
         self._pictured_s = -_PICTURES_PERIOD_S
-        self._progress = Progress(config)
+        self._progress = BestMetricTracker(config)
         self._steering = Steering()
         self._saves = Saves(self.folder, config.keep_checkpoints, self.rank, self._tell)
         self._consensus: Consensus

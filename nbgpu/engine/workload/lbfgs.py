@@ -92,8 +92,8 @@ def held_bytes(shape: Sequence[int], num_pairs: int, world_size: int) -> Held:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A place that the search has come to."""
+class _Point:
+    """A point of the search, with its loss and gradient."""
 
     part: Tensor
     """This rank's part of the tensor."""
@@ -316,14 +316,14 @@ class Lbfgs:
 
     def _along(
         self, evaluate: EvaluatePart, x: Tensor, point: Tensor, slope: float, loss: float
-    ) -> _Place | None:
+    ) -> _Point | None:
         """Search the line from x to the point and beyond for a place with a lower loss; None where there is
         none.
 
         Args:
             slope, loss: at x, along the line.
         """
-        newest: _Place | None = None
+        newest: _Point | None = None
 
         def try_step(step: float) -> Trial:
             nonlocal newest
@@ -332,7 +332,7 @@ class Lbfgs:
             part = point if step == 1 else (point - x).mul_(step).add_(x).clamp_(0, 1)
             whole = self._shards.whole(part)
             loss, gradient, slope = self._evaluated(evaluate, whole, (x, point))
-            newest = _Place(part, whole, loss, gradient)
+            newest = _Point(part, whole, loss, gradient)
             return Trial(step, loss, slope)
 
         if not slope < 0:

@@ -42,7 +42,7 @@ from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
 from nbgpu.recipes.autoencoder.pretrained import pretrained_network
-from nbgpu.recipes.autoencoder.reading import Reader
+from nbgpu.recipes.autoencoder.reading import VolumeReader
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
 
@@ -198,7 +198,7 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        reader = Reader.of(self.config)
+        reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
             # Problems inside the other files are reported together with these.
@@ -222,7 +222,7 @@ class Autoencoder:
         return Compose(
             [
                 Prepare(
-                    Reader.of(config),
+                    VolumeReader.of(config),
                     config.patch,
                     config.split_seed,
                     config.val_fraction,

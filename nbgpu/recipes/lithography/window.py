@@ -30,7 +30,7 @@ _FINER = 4
 
 
 @dataclass(frozen=True)
-class Condition:
+class ProcessCondition:
     """A dose and focus, and measures of what a mask prints under them."""
 
     dose: float
@@ -66,7 +66,7 @@ def process_window(
     *,
     cut_row: int | None = None,
     margin: int = 0,
-) -> list[Condition]:
+) -> list[ProcessCondition]:
     """Return what the mask prints under each (defocus_nm, dose), in the order of `asked`.
 
     Several ranks can each take a part of `conditions`; their results put together are those of a single rank.
@@ -105,7 +105,7 @@ def process_window(
             seen = errors[~np.isnan(errors)]
             printed = without_margin((latent > resist.threshold).float(), margin)
             found.append(
-                Condition(
+                ProcessCondition(
                     dose=dose,
                     defocus_nm=defocus_nm,
                     cd_nm=_middle_width(latent[row], resist.threshold, pixel_nm),

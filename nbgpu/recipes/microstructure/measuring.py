@@ -17,7 +17,7 @@ import torch
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import end_with
-from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement
+from nbgpu.protocol.characterization import BAD_DATA, CharacterizationJob, Characterized, Measurement
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
@@ -41,7 +41,9 @@ def main() -> None:
     """
     end_with(int(sys.argv[1]))
     fields = json.load(sys.stdin)
-    job = Job(**fields | {"measurements": [Measurement(**one) for one in fields["measurements"]]})
+    job = CharacterizationJob(
+        **fields | {"measurements": [Measurement(**one) for one in fields["measurements"]]}
+    )
     if problems := list(_problems(job)):
         sys.stderr.write("\n".join(problems))
         sys.exit(BAD_DATA)
@@ -56,7 +58,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _problems(job: Job) -> list[str]:
+def _problems(job: CharacterizationJob) -> list[str]:
     found = []
     num_phases: dict[str, int] = {}
     for settings in [*([job.against] if job.against else []), *(one.settings for one in job.measurements)]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.performance.cell_steps import cell_as_steps
-from nbgpu.performance.clocks import Clocks, Comparison
+from nbgpu.performance.clocks import ClockComparison, Clocks
 from nbgpu.performance.rank_steps import RankStep, critical_path, waits
 
 
@@ -148,7 +148,7 @@ def test_what_one_rank_has_forgotten_is_shown_of_none() -> None:
 def test_clocks_are_brought_together() -> None:
     own = notes([("other", 0.0)], 5.0, waited("barrier", 1, 1, 1, 2))
     ahead = notes([("other", 100.0)], 105.0, waited("barrier", 1, 101, 101, 102))
-    ranks = cell_as_steps(1, {0: own, 1: ahead}, Clocks([Comparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
+    ranks = cell_as_steps(1, {0: own, 1: ahead}, Clocks([ClockComparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
     assert work(ranks[0]) == work(ranks[1])
     assert [len(rank.blocked) for rank in ranks] == [1, 1]
 

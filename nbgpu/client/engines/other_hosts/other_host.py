@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
-from nbgpu.host.endings import Ending
+from nbgpu.host.endings import ExitStatus
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
@@ -69,7 +69,7 @@ class OtherHost:
         """The engines' numbers by pid."""
         self._came: set[int] = set()
         """Processes whose engines have registered."""
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, ExitStatus] = {}
 
     @cached_property
     def _view(self) -> Any:
@@ -82,7 +82,7 @@ class OtherHost:
         engine. The processes of this one count as ended there."""
         host = OtherHost(self._client, engine, description, name, self._numbers)
         host._number_of = dict(self._number_of)
-        host._endings = {pid: self._endings.get(pid, Ending(None)) for pid in self._number_of}
+        host._endings = {pid: self._endings.get(pid, ExitStatus(None)) for pid in self._number_of}
         return host
 
     @property
@@ -223,7 +223,7 @@ class OtherHost:
         """Make an object for frequent looks at a process."""
         return _Glance(self, pid)
 
-    def how_ended(self, pid: int) -> Ending | None:
+    def how_ended(self, pid: int) -> ExitStatus | None:
         """How an engine ended; None while it lives."""
         if pid in self._endings:
             return self._endings[pid]
@@ -233,10 +233,10 @@ class OtherHost:
         try:
             found = self._ask("how_ended", pid)
         except OSError:
-            found = Ending(None)
+            found = ExitStatus(None)
         if found is None:
             return None
-        self._endings[pid] = ending = Ending(*found)
+        self._endings[pid] = ending = ExitStatus(*found)
         return ending
 
     def num_ended(self) -> int:
