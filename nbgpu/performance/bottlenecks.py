@@ -127,16 +127,16 @@ class Lagging:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Where the time of a run went, and what a step would be without each cause."""
+class TimeBreakdown:
+    """The time of a mean step by what it was spent on, and the time that each cause adds to it."""
 
     observed: Observed
     parts: Mapping[str, float]
     """The mean parts of a step over the ranks."""
     spent_s: Mapping[str, float]
-    """By what it was spent on; all of a step and of the time between two steps."""
+    """Seconds by what they were spent on. They add up to a step and the time to the next one."""
     causes_s: Mapping[Bound, float]
-    """By how much a step would be shorter without each cause."""
+    """Seconds by which a step would be shorter without each cause. Causes may overlap."""
     lagging: Lagging | None
     """The slowest rank, if it is always the same."""
 
@@ -262,8 +262,8 @@ class Spent:
         )
 
 
-def spent(observed: Observed) -> Spent:
-    """Return where the time of a run went.
+def break_down(observed: Observed) -> TimeBreakdown:
+    """Attribute the time of a mean step to activities and to causes.
 
     Args:
         observed: at least one step of each rank.
@@ -298,7 +298,7 @@ def spent(observed: Observed) -> Spent:
         "other": spent_s["other"],
         "computation": spent_s["computation"],
     }
-    return Spent(observed, parts, spent_s, causes_s, lagging)
+    return TimeBreakdown(observed, parts, spent_s, causes_s, lagging)
 
 
 def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:

@@ -28,7 +28,7 @@ NAMES = {
     "activations": "activations",
     "scratch": "scratch of a kernel",
 }
-"""The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
+"""The labels of the categories (nbgpu.engine.memory.allocations), from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
 _CACHE = "cache of the data"
 _MORE_COLORS = ("#d98cb3", "#5aa700", "#9a9a9a", "#6f9fb8")

@@ -69,7 +69,7 @@ class Timeline:
         ranks = self.by_step[step]
         return [
             *(span for rank in ranks for span in rank.work),
-            *rank_steps.waits(ranks),
+            *rank_steps.blocked_spans(ranks),
             *(span for rank in ranks for span in rank.sent),
         ]
 

@@ -183,7 +183,7 @@ class Trial:
 
     # The sweep calls the methods below.
 
-    def look_back(self) -> None:
+    def read_finished(self) -> None:
         """Read the state of the trial from its folder, for a sweep that was cut off or is over."""
         folders = self.run_folders
         for folder in folders:

@@ -25,7 +25,7 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
-        the tensors at the peak by category (`nbgpu.engine.memory.tape`), `before` (already held by the
+        the tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already held by the
         process) and `peak`; or `unknown` with the reason.
     """
     config = train_config(**settings)

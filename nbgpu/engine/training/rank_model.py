@@ -52,7 +52,7 @@ class RankModel:
         self.num_parameters = 0
         """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
-        """The memory that the process held beside the run; None before the first step."""
+        """The memory that the process held in addition to the run's; None before the first step."""
 
     @property
     def is_built(self) -> bool:
@@ -181,11 +181,11 @@ class RankModel:
 
     # ---- memory ----
 
-    def note_memory(self) -> None:
-        """Record the memory that the process holds beside the run, which is about to step."""
+    def measure_memory_before_steps(self) -> None:
+        """Measure the memory that the process holds in addition to the run's state, before the first step."""
         state = self.state
-        self._before_bytes = budget.before_run(
-            self._device, state.model, state.optimizer, state.averages, state.beside
+        self._before_bytes = budget.measure_before_run(
+            self._device, state.model, state.optimizer, state.average_tensors, state.discriminator_tensors
         )
 
     def static_memory(self) -> budget.Static | None:
@@ -194,5 +194,9 @@ class RankModel:
             return None
         state = self._state
         return budget.Static.of(
-            state.model, state.optimizer, self._before_bytes, state.averages, state.beside
+            state.model,
+            state.optimizer,
+            self._before_bytes,
+            state.average_tensors,
+            state.discriminator_tensors,
         )

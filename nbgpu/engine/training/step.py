@@ -49,8 +49,8 @@ class PlainStep:
         to begin from."""
         self._state.scaler.scale(loss / self._config.accumulate).backward(start)
 
-    def learn_beside(self) -> Mapping[str, Tensor]:
-        """Train what learns beside the model on the last micro-batch; return its losses by name."""
+    def auxiliary_step(self) -> Mapping[str, Tensor]:
+        """Update auxiliary networks (e.g. a discriminator) on the last micro-batch; return their losses."""
         return {}
 
     def gradient_norms(self) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ class AdversarialStep(PlainStep):
         super().__init__(config, recipe, state, strategy, device)
         self._discriminator = discriminator
 
-    def learn_beside(self) -> Mapping[str, Tensor]:
+    def auxiliary_step(self) -> Mapping[str, Tensor]:
         return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
 
     def gradient_norms(self) -> dict[str, Tensor]:

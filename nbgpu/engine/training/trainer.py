@@ -156,7 +156,7 @@ class Trainer(Loop):
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
-        self._rank_model.note_memory()
+        self._rank_model.measure_memory_before_steps()
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
@@ -365,7 +365,7 @@ class Trainer(Loop):
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
             if self._built.discriminator is not None:
                 clock.enter("beside")
-            for name, term in {**terms, **step.learn_beside()}.items():
+            for name, term in {**terms, **step.auxiliary_step()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         clock.enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
