@@ -122,9 +122,9 @@ class Holders:
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
         strangers = self._strangers(reading, ours)
-        if reserved_by is not None and not _are_others(strangers):
+        if reserved_by is not None and not _belong_to_others(strangers):
             strangers += self._reserving(reserved_by)
-        also = _in_use_by(strangers)
+        also = _describe_use(strangers)
         if holding:
             holder = _clusters(reading, holding)
             if not strangers:
@@ -135,7 +135,7 @@ class Holders:
                 f"{holder.words}, {names}",
                 f"{holder.why} {also}".strip(),
                 f"{holder.in_detail}; {_details(strangers)}",
-                _are_others(strangers),
+                _belong_to_others(strangers),
             )
         if strangers:
             names = listed([person.words for _, person in strangers])
@@ -144,7 +144,7 @@ class Holders:
                 names,
                 f"{also} {_advice(strangers)}",
                 _details(strangers),
-                _are_others(strangers),
+                _belong_to_others(strangers),
             )
         unexplained_bytes = (reading.used_bytes or 0) - reading.graphics_bytes
         if unexplained_bytes > _IDLE_BYTES:
@@ -197,7 +197,7 @@ def notebook(entry: ClusterEntry) -> str:
     return Path(entry.notebook).name
 
 
-def _in_use_by(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
+def _describe_use(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
     if not strangers:
         return ""
     amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
@@ -205,7 +205,7 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
 
 
-def _are_others(strangers: Iterable[tuple[GpuProcess, _ProcessOwner]]) -> bool:
+def _belong_to_others(strangers: Iterable[tuple[GpuProcess, _ProcessOwner]]) -> bool:
     return not all(person.is_this_user for _, person in strangers)
 
 
@@ -227,7 +227,7 @@ def _moment(at_s: float) -> str:
 
 
 def _advice(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
-    if _are_others(strangers):
+    if _belong_to_others(strangers):
         return _SHARING
     is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
     return f"{'Restart the kernel' if is_this_kernel else 'End it'}, or share the GPU's memory and time."

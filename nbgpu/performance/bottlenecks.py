@@ -172,12 +172,12 @@ class TimeBreakdown:
         if bound == "computation" and first is not None:
             yield f"Computation takes the largest part of a step: {self._share('computation')}, which is what it is for."
         else:
-            yield f"{_BOUNDS[bound]}: {self._about(bound)}."
+            yield f"{_BOUNDS[bound]}: {self._describe(bound)}."
         if first is not None and first != bound:
-            about = self._about(first)
+            about = self._describe(first)
             yield f"Change this first: {_NAMES[first]}. {about[0].upper()}{about[1:]}."
         if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
-            yield f"All of these times are longer than they need be: {self._about('cores')}."
+            yield f"All of these times are longer than they need be: {self._describe('cores')}."
         rest = {
             name: seconds for name, seconds in self.spent_s.items() if seconds and name not in (bound, first)
         }
@@ -198,19 +198,19 @@ class TimeBreakdown:
         seconds = self.causes_s[cause]
         return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
 
-    def _about(self, cause: Bound) -> str:
+    def _describe(self, cause: Bound) -> str:
         """What a part of the time is, with its numbers."""
         share = self._share(cause)
         match cause:
             case "data":
                 of_time = f"{self.causes_s[cause] / self.step_s:.0%} of its time"
-                return f"{self._who_waits_for_data()} {in_ms(self.causes_s[cause])} for them, {of_time}"
+                return f"{self._name_waiting_rank()} {in_ms(self.causes_s[cause])} for them, {of_time}"
             case "communication":
                 return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_name()}"
             case "statistics":
                 return f"{share}, is their exchange between the ranks, which no computation hides"
             case "imbalance":
-                return self._who_waits_for_whom()
+                return self._describe_imbalance()
             case "validation" | "checkpoints":
                 return f"{in_ms(self.causes_s[cause])} for each step, {self.causes_s[cause] / self.step_s:.0%} of the time"
             case "cores":
@@ -227,7 +227,7 @@ class TimeBreakdown:
             case "computation":
                 return f"{share}, which is what it is for"
 
-    def _who_waits_for_whom(self) -> str:
+    def _describe_imbalance(self) -> str:
         lagging = self.lagging
         if lagging is None:
             seconds = self.spent_s["waiting for one another"]
@@ -242,7 +242,7 @@ class TimeBreakdown:
             f"{lagging.share:.0%} of the steps"
         )
 
-    def _who_waits_for_data(self) -> str:
+    def _name_waiting_rank(self) -> str:
         lagging = self.lagging
         if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
             return "a step waits"

@@ -232,16 +232,16 @@ class PredictedMemoryTable:
         """A bar for each combination of settings, by category."""
         shown = [row for row in self.rows if row.tensors is not None]
         # Below the bars stands what differs; what all of them have would fill the place of the bars.
-        same = set.intersection(*({*_in_words_of(row)} for row in shown)) if len(shown) > 1 else set()
+        same = set.intersection(*({*_format_row(row)} for row in shown)) if len(shown) > 1 else set()
         bars = {
-            "<br>".join(words for words in _in_words_of(row) if words not in same): {
+            "<br>".join(words for words in _format_row(row) if words not in same): {
                 _named(key): num_bytes for key, num_bytes in (row.tensors or {}).items()
             }
             for row in shown
         }
         title = f"Memory of the tensors of a rank, predicted from: {self.title}"
         if same:
-            title += f"; here {', '.join(words for words in _in_words_of(shown[0]) if words in same)}"
+            title += f"; here {', '.join(words for words in _format_row(shown[0]) if words in same)}"
         return _stacked(title, bars, "setting")
 
     def __str__(self) -> str:
@@ -267,7 +267,7 @@ class PredictedMemoryTable:
     _repr_html_ = shown_as_html
 
 
-def _in_words_of(row: PredictedMemory) -> list[str]:
+def _format_row(row: PredictedMemory) -> list[str]:
     return [f"{name}={value}" for name, value in row.settings.items()]
 
 

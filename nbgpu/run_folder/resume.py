@@ -94,7 +94,7 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
             return Beginning(notes=tuple(f"{text}; training starts from the beginning" for text in damaged))
         raise RunError("\n".join([*damaged, _way_out(candidates)]))
     about = checkpoint_files.state(newest.checkpoint)
-    _refuse_what_does_not_fit(newest.checkpoint, about, config)
+    _refuse_mismatch(newest.checkpoint, about, config)
     place = f"{newest.checkpoint.name} of {_run_of(newest.checkpoint).name}"
     notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
     notes += _changed_settings(about, config)
@@ -206,7 +206,7 @@ def _way_out(candidates: list[Path]) -> str:
     return "There is no intact one in this run. Resume from another, or leave resume out"
 
 
-def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
+def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
     then, now = about.get("config", {}), config.model_dump(mode="json")
     # What is left to the data becomes what it was there.
     fixed = [n for n in ("recipe", *marked(type(config), "shapes_the_model")) if n not in config.left_to_data]

@@ -57,7 +57,7 @@ class Screen:
                 self._erase(part[2:-1])
             elif part:
                 self._put(part)
-        return self._leave(self._first_that_may_change())
+        return self._leave(self._first_mutable_row())
 
     def settle(self) -> list[str]:
         """Return the rows that the cursor has left for good as lines. Called about ten times a second."""
@@ -105,7 +105,7 @@ class Screen:
         row = self._rows[self._cursor]
         row.text = "" if which == "2" else row.text[: self._column]
 
-    def _first_that_may_change(self) -> int:
+    def _first_mutable_row(self) -> int:
         """The first row that is a progress bar, or else the one with the cursor."""
         return next((i for i, row in enumerate(self._rows) if row.redrawn), self._cursor)
 

@@ -170,7 +170,7 @@ class Lifetimes:
             ClusterError: one has ended or does not come, and all of them were ended.
         """
         try:
-            self._wait_for(arrived.values())
+            self._wait_until_registered(arrived.values())
         except ClusterError:
             self.dismiss({engine: self._seating.spares[engine] for engine in arrived.values()})
             raise
@@ -184,7 +184,7 @@ class Lifetimes:
         for engine in engines:
             self._seating.spares.pop(engine, None)
 
-    def _wait_for(self, arriving: Iterable[int]) -> None:
+    def _wait_until_registered(self, arriving: Iterable[int]) -> None:
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
             for process in (self._seating.spares[engine] for engine in missing):

@@ -151,7 +151,7 @@ class Processes:
             while client is None or len(client.ids) < num_engines:
                 if client is None:
                     try:
-                        with _no_warning_of_missing_signatures():
+                        with _hide_unsigned_warning():
                             client = Client(connection, timeout=min(patience_s, timeout_s))
                     except TimeoutError:
                         # It may have ended just after it had written how it is reached, or have much to do:
@@ -419,7 +419,7 @@ def _fill_serializers_tables() -> None:
 
 
 @contextmanager
-def _no_warning_of_missing_signatures() -> Iterator[None]:
+def _hide_unsigned_warning() -> Iterator[None]:
     """Hide a warning without cause. ipyparallel signs no messages if Curve authenticates and encrypts them,
     and jupyter_client, which does not know of Curve, warns of that."""
 

@@ -171,7 +171,7 @@ class HangWatch:
 
     def check(self) -> None:
         """Collect the ranks' answers and ask again, about once a second. Never wait."""
-        self._take_answers()
+        self._collect_stacks()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
@@ -194,11 +194,11 @@ class HangWatch:
         if self.longest_wait_s <= seconds:
             return False
         self._lookout.ask()
-        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._collect_stacks(_CONFIRM_PATIENCE_S)
         self._look()
         return self.longest_wait_s > seconds
 
-    def _take_answers(self, patience_s: float = 0.0) -> None:
+    def _collect_stacks(self, patience_s: float = 0.0) -> None:
         self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
             # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
@@ -235,15 +235,17 @@ class HangWatch:
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not say how the code reacted to them.
         self._lookout.ask()
-        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
+        self._collect_stacks(0.0 if are_silent else _ANSWER_PATIENCE_S)
         message = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):
             return f"{message}. To give up the rank's variables instead: {ways_out}"
-        why = "".join(f" {reason}." for reason in dict.fromkeys(map(self._why_not_back, ranks)) if reason)
+        why = "".join(
+            f" {reason}." for reason in dict.fromkeys(map(self._reason_for_absence, ranks)) if reason
+        )
         return f"{message}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
 
-    def _why_not_back(self, rank: int) -> str:
+    def _reason_for_absence(self, rank: int) -> str:
         if self._lookout.stands_still(rank):
             return ""
         seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)

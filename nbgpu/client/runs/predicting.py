@@ -185,7 +185,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     try:
         cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, show=shown.update)
     except RankError as error:
-        raise RankError(error.failures, len(cluster.ranks), _goes_on(job)) from None
+        raise RankError(error.failures, len(cluster.ranks), _can_continue(job)) from None
     finally:
         served.finish_or_stop()
         shown.last()
@@ -206,7 +206,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     return Predictions(Path(job.out), own, found["notes"], results[0].result())
 
 
-def _goes_on(job: Job) -> str:
+def _can_continue(job: Job) -> str:
     return f"The predictions made so far stay in {job.out}, and the same prediction goes on with the missing samples"
 
 

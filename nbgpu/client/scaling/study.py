@@ -141,7 +141,7 @@ class Study:
         if awaited := self._awaited:
             text += f"; {awaited}"
         left_s = self.seconds_left()
-        return text if left_s is None else f"{text}; about {_in_words(left_s)} left"
+        return text if left_s is None else f"{text}; about {_format_duration(left_s)} left"
 
     def seconds_left(self) -> float | None:
         """The time that the study still needs, by what its repeats took so far; None where none was measured
@@ -466,5 +466,5 @@ class Study:
             self._cluster.stop()
 
 
-def _in_words(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

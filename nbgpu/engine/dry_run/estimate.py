@@ -31,11 +31,11 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
     config = train_config(**settings)
     recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
-        return _of_problem(recipe)
+        return _estimate_problem(recipe)
     return {"data": _data(config), "memory": memory(config)}
 
 
-def _of_problem(problem: Problem) -> dict[str, Any]:
+def _estimate_problem(problem: Problem) -> dict[str, Any]:
     """Return the estimate for a problem, which has a goal in place of samples."""
     try:
         problem.load()

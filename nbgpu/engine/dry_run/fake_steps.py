@@ -180,7 +180,7 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
         loss_of = recipe.loss if rival is None else rival.loss_of_model
         loss_of(model, batch)["loss"].backward()
         if rival is not None:
-            rival.forget_gradients()
+            rival.zero_grad()
     model.zero_grad(set_to_none=True)
     peak_bytes: int = living.log.peak_bytes
     return peak_bytes

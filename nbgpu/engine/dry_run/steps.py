@@ -149,7 +149,7 @@ class DryRun:
         self._note(allocations.OPTIMIZER, [own_part(moment) for moment in moments])
         if rival is not None:
             self._note(allocations.DISCRIMINATOR, rival.tensors)
-        self.forget_gradients()
+        self.zero_grad()
         del buffers
 
     def between_steps(self) -> None:
@@ -157,11 +157,11 @@ class DryRun:
         if self._config.strategy == "ddp":
             self._note(allocations.BUCKETS, None)
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Reset the gradients, as after a step, even after an interrupted one."""
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
         if self._discriminator is not None:
-            self._discriminator.forget_gradients()
+            self._discriminator.zero_grad()
 
     def _ready(self, value: Tensor) -> Tensor:
         """Return a tensor of a batch as the StepBatches gives it."""

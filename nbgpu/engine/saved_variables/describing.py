@@ -216,7 +216,7 @@ class Describer:
                 spread["state"] = self._described_state(value, attributes, path)
             return spread
         if unpicklable.must_stay(value) or _is_compiled(kind):
-            raise NotSaved(_why_it_stays(kind))
+            raise NotSaved(_reason_not_saved(kind))
         if _is_described_by_attributes(kind):
             return self._describe_object(value, kind, path)
         if (table := tables.described(value)) is not None:
@@ -449,7 +449,7 @@ def _is_compiled(kind: type) -> bool:
     return kind.__module__ == "torch._dynamo.eval_frame"
 
 
-def _why_it_stays(kind: type) -> str:
+def _reason_not_saved(kind: type) -> str:
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
     if kind.__name__ == "FullyShardedDataParallel":

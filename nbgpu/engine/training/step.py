@@ -72,7 +72,7 @@ class PlainStep:
         """Set the learning rate of this step."""
         self._state.grouped.set_lr(lr)
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Clear the gradients for the next step."""
         self._state.optimizer.zero_grad(set_to_none=not self._strategy.keeps_gradients)
 
@@ -118,9 +118,9 @@ class AdversarialStep(PlainStep):
         super().set_lr(lr)
         self._discriminator.set_lr(lr / self._config.lr)
 
-    def forget_gradients(self) -> None:
-        super().forget_gradients()
-        self._discriminator.forget_gradients()
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self._discriminator.zero_grad()
 
     def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         return self._discriminator.loss_of_model(self._strategy.replica, batch)

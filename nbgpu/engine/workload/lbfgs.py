@@ -435,13 +435,13 @@ class _Model:
 
     def curvature(self, squared: float, products: np.ndarray) -> float:
         """Return v^T B v from v^T v and the products of the rows with v."""
-        known = self._known(products)
+        known = self._pair_coefficients(products)
         return self.scale * squared - float(known @ _solved(self._inverse, known))
 
     def weights(self, products: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination is W M W^T v, from the products of the rows with
         v."""
-        return self._scatter(_solved(self._inverse, self._known(products)))
+        return self._scatter(_solved(self._inverse, self._pair_coefficients(products)))
 
     def reduced_weights(self, products: np.ndarray, squares: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination, added to v / scale, is the solution of B with v
@@ -453,9 +453,9 @@ class _Model:
         """
         of_free = self._factors[:, None] * squares[np.ix_(self._rows, self._rows)] * self._factors
         system = self._inverse - of_free / self.scale
-        return self._scatter(_solved(system, self._known(products)) / self.scale**2)
+        return self._scatter(_solved(system, self._pair_coefficients(products)) / self.scale**2)
 
-    def _known(self, products: np.ndarray) -> np.ndarray:
+    def _pair_coefficients(self, products: np.ndarray) -> np.ndarray:
         known: np.ndarray = products[self._rows] * self._factors
         return known
 

@@ -168,7 +168,7 @@ class Autoencoder:
             end = num_val + num_test
             return Parts(items[end:], items[:num_val], items[num_val:end])
         if config.data == "mni152":
-            return self._parts_of_one({"name": "mni152", "image": mni152()})
+            return self._parts_of_cut_volume({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
         self._passed_over = volumes.passed_over
         self._check_headers(volumes.everything)
@@ -179,7 +179,7 @@ class Autoencoder:
             self._refuse_shared_patients(parts, volumes)
             return parts
         if len(items) == 1:
-            return self._parts_of_one(items[0])
+            return self._parts_of_cut_volume(items[0])
         return split(items, config, lambda item: volumes.patient_of(item["image"], config.patient_pattern))
 
     def _refuse_shared_patients(self, parts: Parts, volumes: VolumeList) -> None:
@@ -206,7 +206,7 @@ class Autoencoder:
             told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
             raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
 
-    def _parts_of_one(self, item: Item) -> Parts:
+    def _parts_of_cut_volume(self, item: Item) -> Parts:
         """Return the parts of a single volume, which is cut; see `Prepare`."""
         config = self.config
         shares = {"validation": config.val_fraction, "test": config.test_fraction}
@@ -367,7 +367,7 @@ class Autoencoder:
         """Return `loss` plus adversarial_weight * `adversarial_loss`, and (reconstruction, image) for the
         discriminator."""
         terms, reconstruction = self._terms(model, batch)
-        adversarial_loss = deceived(_said(discriminator, reconstruction))
+        adversarial_loss = deceived(_logits(discriminator, reconstruction))
         loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
         seen = reconstruction.detach(), batch["image"]
         return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
@@ -375,7 +375,7 @@ class Autoencoder:
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
         """Return `discrimination_loss` of the reconstruction and the image from `loss_against`."""
         reconstruction, image = seen
-        return discrimination_loss(_said(discriminator, reconstruction), _said(discriminator, image))
+        return discrimination_loss(_logits(discriminator, reconstruction), _logits(discriminator, image))
 
     # ---- validation ----
 
@@ -440,7 +440,7 @@ class Autoencoder:
         return {}, write_index(self.config, rows, job)
 
 
-def _said(discriminator: nn.Module, image: Tensor) -> Tensor:
+def _logits(discriminator: nn.Module, image: Tensor) -> Tensor:
     """Return a PatchDiscriminator's logits for each part of the patches.
 
     They are computed in the image's own precision even with `amp`: with bf16 on a CPU the gradient of the
