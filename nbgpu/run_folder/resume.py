@@ -101,9 +101,10 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
 
 
-def chosen_there(config: TrainConfig) -> Chosen:
-    """The values that the settings which are left to the data have in the checkpoint that a run with these
-    settings begins with; none where it begins with its first step.
+def values_in_checkpoint(config: TrainConfig) -> Chosen:
+    """Return the values of the settings left to the data, from the checkpoint that the run resumes.
+
+    There are none if the run begins with its first step, or if all settings were given.
 
     Raises:
         ConfigError, RunError: as `find`.
@@ -111,9 +112,12 @@ def chosen_there(config: TrainConfig) -> Chosen:
     if not config.resume or not config.left_to_data:
         return Chosen()
     checkpoint = find(config, contents=False).checkpoint
-    there = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
-    found = {name: there[name] for name in config.left_to_data if there.get(name)}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    saved = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
+    values = {
+        name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
+        for name in config.left_to_data
+        if saved.get(name)
+    }
     named = ", ".join(f"{name}={value}" for name, value in values.items())
     return Chosen(values, (f"as in the checkpoint, because left out: {named}",) if values else ())
 

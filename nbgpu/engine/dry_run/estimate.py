@@ -17,7 +17,7 @@ from nbgpu.errors import DataError
 
 
 @torch_settings.as_at_the_beginning()
-def of_run(settings: dict[str, Any]) -> dict[str, Any]:
+def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
     """Return an estimate for one rank, which is the same for every rank. No collective.
 
     Args:
@@ -55,7 +55,7 @@ def _data(config: TrainConfig) -> dict[str, Any]:
 
 
 def memory(config: TrainConfig) -> dict[str, Any]:
-    """Return the memory of a rank, as `of_run` does."""
+    """Return the memory of a rank, as `estimate_run` does."""
     member = group.membership()
     config = without_exchange(config)
     with memory_limit.lifted(), randomness.of_run(config):

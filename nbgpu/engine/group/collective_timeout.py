@@ -99,8 +99,10 @@ def end() -> None:
 
 
 def explain(error: BaseException) -> BaseException:
-    """Return the clock's error in place of one that torch raised because the clock cut the group, and any
-    other error as it is."""
+    """Replace an error that torch raised because the clock had cut the group by a CollectiveTimeoutError.
+
+    Any other error is returned as it is.
+    """
     global _is_due
     if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
         return error

@@ -404,7 +404,10 @@ def _timeout_s(given: timedelta | None) -> float:
 
 
 def _note_number(arguments: Mapping[str, Any]) -> None:
-    """Note the number of a group, unless it has a name that torch has made of its ranks."""
+    """Keep torch's count of groups, of which the default name of a group is made.
+
+    A group whose name torch made from its ranks is not counted.
+    """
     global _number, _next_number
     if (name := str(arguments["group_name"])).isdecimal():
         _next_number = max(_next_number, int(name) + 1)

@@ -68,9 +68,9 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
 def _read_array(path: Path) -> np.ndarray:
     """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
     with path.open("rb") as file:
-        begun = file.read(len(_MAGIC))
+        magic = file.read(len(_MAGIC))
     # NumPy takes any other file for a pickle, and its message says how to load one.
-    if begun != _MAGIC and not begun.startswith(_MAGIC_OF_ARCHIVE):
+    if magic != _MAGIC and not magic.startswith(_MAGIC_OF_ARCHIVE):
         raise ValueError("it does not begin as one. Pictures end in .png, .tif or .tiff")
     values = np.load(path, allow_pickle=False)
     if not isinstance(values, np.ndarray):
