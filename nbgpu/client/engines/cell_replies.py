@@ -180,7 +180,7 @@ class Answer:
             self._notify_all()
 
     def take(self, outcome: Any, num_outputs: int | None) -> None:
-        """Take the answer.
+        """Complete this future with the rank's answer.
 
         Args:
             outcome: IPython's number of the cell on the rank, or an exception.

@@ -276,8 +276,10 @@ class Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_others(self) -> None:
-        """Have the other hosts end their parts, and wait a moment for that. Call while they can be reached;
-        else they end by themselves, a little later."""
+        """End the cluster's processes on the other hosts, and wait a moment for that.
+
+        Call it while the controller runs; hosts that cannot be reached end by themselves, a little later.
+        """
         if self._unreachable() is not None:
             return
         there = [*self.others, *self.without_ranks]
