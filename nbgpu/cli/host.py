@@ -38,7 +38,7 @@ def doctor(arguments: list[str]) -> int:
         _console().print(terminal.cards(devices))
         print(flush=True)
     examined = checks.examine(runs_dir or checks.runs_dir(), devices)
-    return _tell(examined, bool(rest), devices)
+    return _report(examined, bool(rest), devices)
 
 
 def _doctor_of_hosts(arguments: list[str]) -> int:
@@ -49,14 +49,14 @@ def _doctor_of_hosts(arguments: list[str]) -> int:
     if config.is_local:
         raise UsageError("nbgpu doctor without --launcher checks this machine")
     if rest == arguments:
-        return _tell(hosts_check.examine(config), as_json=False)
+        return _report(hosts_check.examine(config), as_json=False)
     # What the start says of a job must not stand in the JSON.
     with redirect_stdout(sys.stderr):
         findings = list(hosts_check.examine(config))
-    return _tell(findings, as_json=True)
+    return _report(findings, as_json=True)
 
 
-def _tell(examined: Iterable[Finding], as_json: bool, devices: HostDevices | None = None) -> int:
+def _report(examined: Iterable[Finding], as_json: bool, devices: HostDevices | None = None) -> int:
     """Print findings as they come, or all as JSON with the devices; return the exit code."""
     findings = []
     for finding in examined:

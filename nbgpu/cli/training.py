@@ -106,7 +106,7 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
         run = started.train_with(config)
         say(console, f"writes to {run.folder}")
         try:
-            terminal.follow(run, console, known=plan.data)
+            terminal.follow(run, console, printed=plan.data)
             run.wait(progress=False)
         finally:
             ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"

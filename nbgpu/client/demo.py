@@ -92,7 +92,7 @@ class _WatchedClient(NotebookClient):
         self.is_interrupted = False
 
     async def _async_cleanup_kernel(self) -> None:
-        """End the kernel. At a Ctrl-C nbclient does so, and fails as it does so once more."""
+        """End the kernel. After Ctrl-C nbclient calls this twice, and by itself fails at the second call."""
         if self.km is None:
             self.is_interrupted = True
         else:

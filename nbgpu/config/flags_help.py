@@ -152,7 +152,7 @@ def show(
     for heading, flags in groups.items():
         console.print(Text(f"\n{heading}", style="bold"))
         for flag in flags:
-            show_lines(_beside(flag.usage, flag.meaning, width))
+            show_lines(_two_columns(flag.usage, flag.meaning, width))
     if ending:
         console.print(f"\n{textwrap.fill(ending, width)}", markup=False)
 
@@ -165,7 +165,7 @@ def _indented(command: str, what: str, width: int) -> Iterator[tuple[str, str]]:
         yield "", line
 
 
-def _beside(usage: str, meaning: str, width: int) -> Iterator[tuple[str, str]]:
+def _two_columns(usage: str, meaning: str, width: int) -> Iterator[tuple[str, str]]:
     """A flag with its meaning beside it, or below it where the flag is too long for its column."""
     column = _FLAG_WIDTH + 3
     lines = textwrap.wrap(meaning, width - column, break_long_words=False)

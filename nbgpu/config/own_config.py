@@ -82,7 +82,12 @@ class OwnConfig(TrainConfig):
             )
 
 
-def settings_in(file: RecipeFile) -> type[TrainConfig]:
+def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
+    """Return the class of settings for a recipe in a person's file: nbgpu's own settings and the file's.
+
+    Raises:
+        ConfigError: a setting of the file has no valid type or default.
+    """
     fields: dict[str, Any] = {
         "recipe": (str, Field(str(file.path), description="the recipe file")),
     }

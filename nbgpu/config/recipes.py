@@ -8,7 +8,7 @@ from typing import Any
 
 from nbgpu.config import own_file, presets
 from nbgpu.config.conditions import conditions, in_place_of_defaults
-from nbgpu.config.own_config import settings_in
+from nbgpu.config.own_config import build_settings_class
 from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.settings import from_text
 from nbgpu.config.training import TrainConfig
@@ -24,7 +24,7 @@ def settings_of(recipe: str) -> type[TrainConfig]:
         ConfigError: there is no such recipe, or its file cannot be used.
     """
     if own_file.is_file(recipe):
-        return settings_in(own_file.read(Path(recipe).absolute()))
+        return build_settings_class(own_file.read(Path(recipe).absolute()))
     if recipe not in TRAIN_CONFIGS:
         names = ", ".join(sorted(TRAIN_CONFIGS))
         raise ConfigError(

@@ -134,7 +134,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _with_defaults_beside(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _fill_conditional_defaults(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
         if not isinstance(values, dict):
             return handler(values)
@@ -183,7 +183,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_bool_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse True and False as numbers: `lr=True` would be a learning rate of 1."""
         declared = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (declared, *get_args(declared)):

@@ -113,7 +113,10 @@ def list_settings_of_every_recipe() -> str:
         parts.append(f"{group}\n{listed(TrainConfig, names)}")
     of_recipes = [
         textwrap.fill(
-            f"{recipe}: {', '.join(_own(model))}", _WIDTH, initial_indent="    ", subsequent_indent=" " * 8
+            f"{recipe}: {', '.join(_own_fields(model))}",
+            _WIDTH,
+            initial_indent="    ",
+            subsequent_indent=" " * 8,
         )
         for recipe, model in TRAIN_CONFIGS.items()
     ]
@@ -134,5 +137,5 @@ def _groups() -> Iterator[tuple[str, list[str]]]:
             yield (base.__doc__ or base.__name__).partition("\n")[0], names
 
 
-def _own(model: type[TrainConfig]) -> list[str]:
+def _own_fields(model: type[TrainConfig]) -> list[str]:
     return [name for name in names_of(model) if name not in TrainConfig.model_fields]

@@ -116,7 +116,9 @@ def run_in_engine(
     folder = str(served.here(folder))
     with randomness.kept():
         rank = group.membership().rank
-        return _leaving_outcome(Path(folder), rank, lambda: _go_on(folder, mended, settings_since_s, goes_on))
+        return _leaving_outcome(
+            Path(folder), rank, lambda: _continue_run(folder, mended, settings_since_s, goes_on)
+        )
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -141,7 +143,7 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _go_on(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> RunState:
+def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> RunState:
     member = group.membership()
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
@@ -170,9 +172,9 @@ def _go_on(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> 
             with undisturbed():
                 if freed:
                     trainer.interrupted()
-                    _interrupted[folder] = _Interrupted(trainer, settings, _in_one_line(error))
+                    _interrupted[folder] = _Interrupted(trainer, settings, _one_line(error))
                 else:
-                    _end(trainer, _in_one_line(error), failed=True)
+                    _end(trainer, _one_line(error), failed=True)
                     # The logs stay open: rank 0 would wait for the others' last records, and they wait until
                     # its failure is known. The function that ends the logs must not keep the model.
                     _open_logs[folder] = partial(_end_logs, trainer.recorder, trainer.log_writer, failed=True)
@@ -236,7 +238,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         with (
             flight_recorder.kept_in(trainer.folder, trainer.rank),
             randomness.of_run(trainer.config),
-            _own_heap(trainer.device),
+            _keep_heap(trainer.device),
             precision.kernels(trainer.config),
         ):
             state = trainer.run(mended)
@@ -253,7 +255,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     return state
 
 
-def _own_heap(device: torch.device) -> AbstractContextManager[None]:
+def _keep_heap(device: torch.device) -> AbstractContextManager[None]:
     """Keep the memory that a step on the CPU frees for the next step, except if a limit counts it."""
     return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
@@ -276,7 +278,7 @@ def _trainer(
     except BaseException as error:
         if recorder is not None:
             if not _was_freed(error):
-                recorder.event("failure", _in_one_line(error))
+                recorder.event("failure", _one_line(error))
                 recorder.state("failed")
             recorder.close()
         raise
@@ -313,7 +315,7 @@ def _end(trainer: Loop, cause: str, failed: bool) -> None:
         trainer.recorder.state("failed", trainer.step)
 
 
-def _in_one_line(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -367,7 +369,7 @@ def main(arguments: list[str]) -> int:
         )
     place = _place_of_torchrun(cluster)
     settled(asked, place.of_ranks)
-    member = _take_place(place, cluster)
+    member = _set_up_process(place, cluster)
     # A single rank meets nobody.
     group.form(member, None if member.world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
     try:
@@ -378,10 +380,12 @@ def main(arguments: list[str]) -> int:
         dist.destroy_process_group()
 
 
-def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, member: Membership) -> int:
+def _train_as_member(
+    asked: TrainConfig, cluster: ClusterConfig, place: _TorchrunPlace, member: Membership
+) -> int:
     """Train in the group of torchrun's ranks; return the exit code."""
     rank = member.rank
-    folder, config, goes_on = _own_folder(asked, cluster, place.of_ranks, rank)
+    folder, config, goes_on = _claim_run_folder(asked, cluster, place.of_ranks, rank)
     done = together(lambda: goes_on and rank == 0 and jobs.is_finished(folder))
     if exchange.broadcast(done, source=0):
         if rank == 0:
@@ -393,7 +397,7 @@ def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, 
         with ending.listening(lambda: trainer.step):
             state = _leaving_outcome(folder, rank, lambda: train(trainer))
     except BaseException as error:
-        _close(trainer, "" if isinstance(error, PeerFailed) else _in_one_line(error), failed=True)
+        _close(trainer, "" if isinstance(error, PeerFailed) else _one_line(error), failed=True)
         raise
     finally:
         if held is not None:
@@ -404,7 +408,7 @@ def _train_as_member(asked: TrainConfig, cluster: ClusterConfig, place: _Place, 
     return _exit_code(folder, signals, rank)
 
 
-class _Place(NamedTuple):
+class _TorchrunPlace(NamedTuple):
     """The place that torchrun's environment gives to this process."""
 
     rank: int
@@ -424,7 +428,7 @@ class _Place(NamedTuple):
         return self.chosen * (self.world_size // self.local_world_size)
 
 
-def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
+def _place_of_torchrun(cluster: ClusterConfig) -> _TorchrunPlace:
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, alone)) for name, alone in names.items()
@@ -439,10 +443,10 @@ def _place_of_torchrun(cluster: ClusterConfig) -> _Place:
     gpus = gpus_setting.ALL if cluster.gpus == gpus_setting.AUTO else cluster.gpus
     chosen = tuple(devices.choose(gpus, local_world_size))
     site.require_within_limit(len({device.uuid for device in chosen if device.kind == "cuda"}))
-    return _Place(rank, world_size, local_rank, local_world_size, chosen)
+    return _TorchrunPlace(rank, world_size, local_rank, local_world_size, chosen)
 
 
-def _take_place(place: _Place, cluster: ClusterConfig) -> Membership:
+def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership:
     """Set up this process for its device and its transport, before CUDA, NCCL and gloo read the
     environment."""
     # Under torchrun nothing could restart the processes, so only the first transport is tried.
@@ -479,7 +483,7 @@ def _take_place(place: _Place, cluster: ClusterConfig) -> Membership:
     return member
 
 
-def _own_folder(
+def _claim_run_folder(
     config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device], rank: int
 ) -> tuple[Path, TrainConfig, bool]:
     """Return (the run's folder, its settings, whether an earlier process of the same job has made it). A
@@ -530,7 +534,7 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
 
 def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> Chosen:
     """Return the values for the settings that are left to the data; see `Cluster.train_with`."""
-    there = resume.chosen_there(config)
+    there = resume.values_in_checkpoint(config)
     # A smoke test is about the model of the whole run.
     config = settled(config.changed(**there.values, smoke_test=False), of_ranks)
     if not config.left_to_data:

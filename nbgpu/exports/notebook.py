@@ -118,7 +118,7 @@ def script_of(path: Path) -> Script:
             )
         defined |= cell.stores
     left = [
-        f"cell {cell.number} stays behind: {_why_plain(cell)}"
+        f"cell {cell.number} stays behind: {_reason_to_stay_plain(cell)}"
         for cell in cells
         if cell.number not in numbers and not cell.is_distributed and cell.code.strip()
     ]
@@ -135,7 +135,7 @@ def _notes(cells: Sequence[_Cell]) -> list[str]:
     return [f"cell {cell.number}: {note}" for cell in cells for note in cell.notes]
 
 
-def _why_plain(cell: _Cell) -> str:
+def _reason_to_stay_plain(cell: _Cell) -> str:
     if cell.is_about_cluster:
         return "it is about the notebook's cluster"
     return "no distributed cell uses what it defines"

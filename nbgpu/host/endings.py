@@ -16,7 +16,7 @@ _OBITUARY_PATIENCE_S = 0.2
 _VMSTAT = Path("/proc/vmstat")
 
 
-class Ending(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a process ended."""
 
     code: int | None
@@ -40,7 +40,7 @@ class Endings:
         self._guesses: dict[int, str] = {}
         """By process that SIGKILL ended."""
 
-    def of(self, pid: int) -> Ending | None:
+    def of(self, pid: int) -> ExitStatus | None:
         """How an engine ended; None while it lives."""
         if not processes.is_ending(pid):
             return None
@@ -50,7 +50,7 @@ class Endings:
                 return None  # it is still ending
             # It may have ended at this very moment, and its parent writes down how.
             code = self._exit_code(pid)
-        return Ending(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
+        return ExitStatus(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
 
     def _guess_of_killer(self, pid: int) -> str:
         if pid not in self._guesses:

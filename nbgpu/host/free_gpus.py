@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import NoReturn
 
 from nbgpu.errors import ConfigError, NoFreeGpuError
-from nbgpu.host.gpu_holders import Cluster, Holder, Holders
+from nbgpu.host.gpu_holders import ClusterEntry, Holder, Holders
 from nbgpu.machine import devices
 from nbgpu.machine.gpus import reservations
 from nbgpu.machine.gpus import setting as gpus_setting
@@ -60,7 +60,7 @@ class GpuChooser:
         """End the use of NVML. Harmless when repeated."""
         self._monitor.close()
 
-    def read(self, clusters: Sequence[Cluster]) -> list[HeldGpu]:
+    def read(self, clusters: Sequence[ClusterEntry]) -> list[HeldGpu]:
         """The GPUs that are visible, as they are now.
 
         Args:
@@ -72,7 +72,7 @@ class GpuChooser:
         """The state of all devices."""
         return self._monitor.read()
 
-    def held(self, reading: HostReading, clusters: Sequence[Cluster]) -> list[HeldGpu]:
+    def held(self, reading: HostReading, clusters: Sequence[ClusterEntry]) -> list[HeldGpu]:
         """The GPUs of a reading, each with who has it."""
         gpus = [each for each in reading.devices if each.device.kind == "cuda"]
         reserved = reservations.holders() if gpus else {}
@@ -110,7 +110,7 @@ class GpuChooser:
         self,
         gpus: str,
         ranks: int | None,
-        clusters: Sequence[Cluster] = (),
+        clusters: Sequence[ClusterEntry] = (),
         most: int | None = None,
         can_wait: bool = False,
     ) -> tuple[Device, ...]:

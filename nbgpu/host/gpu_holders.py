@@ -33,8 +33,8 @@ _MAX_NAMED = 3
 _SHARING = "You would share its memory and its time."
 
 
-class Cluster(Protocol):
-    """What is known of one of this user's clusters: an entry of the registry."""
+class ClusterEntry(Protocol):
+    """One of this user's clusters: the fields of its registry entry that are needed here."""
 
     @property
     def id(self) -> str: ...
@@ -82,8 +82,8 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Person:
-    """The owner of a process in words."""
+class _ProcessOwner:
+    """The owner of a process, as cards and messages describe it."""
 
     words: str
     """Such as 'user ada', in a card's head."""
@@ -98,11 +98,11 @@ class Holders:
     """Finds the holders of GPUs, and remembers whose each process is."""
 
     def __init__(self) -> None:
-        self._people: dict[tuple[int, float], _Person | None] = {}
+        self._people: dict[tuple[int, float], _ProcessOwner | None] = {}
         """By pid and start; None for a process that cannot be seen from here."""
 
     def of(
-        self, reading: DeviceReading, clusters: Sequence[Cluster], reserved_by: int | None = None
+        self, reading: DeviceReading, clusters: Sequence[ClusterEntry], reserved_by: int | None = None
     ) -> Holder:
         """The holder of a GPU.
 
@@ -122,9 +122,9 @@ class Holders:
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
         strangers = self._strangers(reading, ours)
-        if reserved_by is not None and not _are_others(strangers):
+        if reserved_by is not None and not _belong_to_others(strangers):
             strangers += self._reserving(reserved_by)
-        also = _in_use_by(strangers)
+        also = _describe_use(strangers)
         if holding:
             holder = _clusters(reading, holding)
             if not strangers:
@@ -135,7 +135,7 @@ class Holders:
                 f"{holder.words}, {names}",
                 f"{holder.why} {also}".strip(),
                 f"{holder.in_detail}; {_details(strangers)}",
-                _are_others(strangers),
+                _belong_to_others(strangers),
             )
         if strangers:
             names = listed([person.words for _, person in strangers])
@@ -144,7 +144,7 @@ class Holders:
                 names,
                 f"{also} {_advice(strangers)}",
                 _details(strangers),
-                _are_others(strangers),
+                _belong_to_others(strangers),
             )
         unexplained_bytes = (reading.used_bytes or 0) - reading.graphics_bytes
         if unexplained_bytes > _IDLE_BYTES:
@@ -158,7 +158,7 @@ class Holders:
             )
         return Holder("free", "free")
 
-    def _strangers(self, reading: DeviceReading, ours: set[int]) -> list[tuple[GpuProcess, _Person]]:
+    def _strangers(self, reading: DeviceReading, ours: set[int]) -> list[tuple[GpuProcess, _ProcessOwner]]:
         """The processes on a GPU that are not of these clusters, with their owners."""
         others = [process for process in reading.processes if not _belongs(process.pid, ours)]
         people = [(process, self._person(process.pid)) for process in others]
@@ -166,15 +166,15 @@ class Holders:
             # NVML names no process of the clusters that have the GPU. Then those that cannot be seen are
             # theirs, with the numbers that they have on the host.
             people = [(process, person) for process, person in people if person is not None]
-        unseen = _Person("another process", "a process that cannot be seen from here", False)
+        unseen = _ProcessOwner("another process", "a process that cannot be seen from here", False)
         return [(process, person or unseen) for process, person in people]
 
-    def _reserving(self, pid: int) -> list[tuple[GpuProcess, _Person]]:
+    def _reserving(self, pid: int) -> list[tuple[GpuProcess, _ProcessOwner]]:
         """Another user's process that has reserved a GPU. Those of this user are known from the registry."""
         person = self._person(pid)
         return [] if person is None or person.is_this_user else [(GpuProcess(pid, None), person)]
 
-    def _person(self, pid: int) -> _Person | None:
+    def _person(self, pid: int) -> _ProcessOwner | None:
         try:
             process = psutil.Process(pid)
             key = (pid, process.create_time())
@@ -192,12 +192,12 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def notebook(entry: Cluster) -> str:
+def notebook(entry: ClusterEntry) -> str:
     """The name of a cluster's notebook without its folder."""
     return Path(entry.notebook).name
 
 
-def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+def _describe_use(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
     if not strangers:
         return ""
     amount_bytes = sum(process.used_bytes or 0 for process, _ in strangers)
@@ -205,11 +205,11 @@ def _in_use_by(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
     return f"In use{amount} by {listed([person.sentence for _, person in strangers])}."
 
 
-def _are_others(strangers: Iterable[tuple[GpuProcess, _Person]]) -> bool:
+def _belong_to_others(strangers: Iterable[tuple[GpuProcess, _ProcessOwner]]) -> bool:
     return not all(person.is_this_user for _, person in strangers)
 
 
-def _details(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
+def _details(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
     """Who has a GPU, since when, and with how much memory: 'user ada (process 12, python) since 14:02 on 03
     June with 60.1 GiB'."""
     return listed(
@@ -226,14 +226,14 @@ def _moment(at_s: float) -> str:
     return time.strftime("%H:%M on %d %B", time.localtime(at_s))
 
 
-def _advice(strangers: Sequence[tuple[GpuProcess, _Person]]) -> str:
-    if _are_others(strangers):
+def _advice(strangers: Sequence[tuple[GpuProcess, _ProcessOwner]]) -> str:
+    if _belong_to_others(strangers):
         return _SHARING
     is_this_kernel = all(process.pid == os.getpid() for process, _ in strangers)
     return f"{'Restart the kernel' if is_this_kernel else 'End it'}, or share the GPU's memory and time."
 
 
-def _clusters(reading: DeviceReading, holding: Sequence[Cluster]) -> Holder:
+def _clusters(reading: DeviceReading, holding: Sequence[ClusterEntry]) -> Holder:
     """The holder of a GPU that one or more of this user's clusters have taken."""
     others = [entry for entry in holding if entry.owner.pid != os.getpid()]
     if not others:
@@ -262,7 +262,7 @@ def _clusters(reading: DeviceReading, holding: Sequence[Cluster]) -> Holder:
     return Holder("yours", named, why, f"{detail}. To end that: nbgpu stop {ids}")
 
 
-def _ranks_on(entry: Cluster, reading: DeviceReading) -> str:
+def _ranks_on(entry: ClusterEntry, reading: DeviceReading) -> str:
     """The ranks of a cluster on a GPU: 'rank 1'."""
     ranks = entry.ranks_on(reading.device.uuid)
     return named_ranks(ranks) if ranks else f"cluster {entry.id}"
@@ -280,18 +280,18 @@ def _belongs(pid: int, ours: set[int]) -> bool:
         return False  # it has ended, or belongs to another container
 
 
-def _person(process: psutil.Process) -> _Person | None:
+def _person(process: psutil.Process) -> _ProcessOwner | None:
     """The owner of a process that computes on a GPU; None for a process that only has its number."""
     since_s = process.create_time()
     if process.uids().real != os.getuid():
         words = f"user {process.username()}"
-        return _Person(words, f"{words} (process {process.pid}, {process.name()})", False, since_s)
+        return _ProcessOwner(words, f"{words} (process {process.pid}, {process.name()})", False, since_s)
     if not processes.has_open(process.pid, DRIVER_FILES):
         return None
     if process.pid == os.getpid():
-        return _Person("this notebook itself", "this notebook's own process", True, since_s)
+        return _ProcessOwner("this notebook itself", "this notebook's own process", True, since_s)
     if path := process.environ().get("JPY_SESSION_NAME"):
         name = Path(path).name
-        return _Person(name, f"your notebook {name} (process {process.pid})", True, since_s)
+        return _ProcessOwner(name, f"your notebook {name} (process {process.pid})", True, since_s)
     sentence = f"your process {process.pid} ({process.name()})"
-    return _Person(f"your {process.name()}", sentence, True, since_s)
+    return _ProcessOwner(f"your {process.name()}", sentence, True, since_s)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from nbgpu.host.endings import Ending
+from nbgpu.host.endings import ExitStatus
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.protocol.records import MainThreadState, Question
 
 
-class Glance(Protocol):
+class ExitProbe(Protocol):
     """Tells repeatedly, and within microseconds, whether one process is exiting."""
 
     def is_ending(self) -> bool: ...
@@ -19,8 +19,8 @@ class Glance(Protocol):
     def close(self) -> None: ...
 
 
-class Stacks(Protocol):
-    """Asks ranks' processes where they are, as `nbgpu.host.stacks.Stacks` does on its own host."""
+class StackReader(Protocol):
+    """Asks ranks for their Python stacks, as `nbgpu.host.stacks.Stacks` does on its own host."""
 
     def ask(self, pids: Iterable[int]) -> None: ...
 
@@ -87,10 +87,10 @@ class Host(Protocol):
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out."""
 
-    def glance(self, pid: int) -> Glance:
+    def glance(self, pid: int) -> ExitProbe:
         """Make an object for frequent looks at a process."""
 
-    def how_ended(self, pid: int) -> Ending | None:
+    def how_ended(self, pid: int) -> ExitStatus | None:
         """How an engine ended; None while it lives."""
 
     def num_ended(self) -> int:
@@ -105,7 +105,7 @@ class Host(Protocol):
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
         """The core time that each process has used and waited for; one that has ended is left out."""
 
-    def stacks(self) -> Stacks:
+    def stacks(self) -> StackReader:
         """Make an object that asks ranks where they are. The caller closes it."""
 
     def questions(self) -> Questions:

@@ -126,7 +126,7 @@ def limits(has_gpus: bool) -> Iterator[Finding]:
             "InfiniBand needs more: docker run --ulimit memlock=-1; GPUs of one machine do without",
         )
     else:
-        yield ok("locked memory", _in_words(locked, "bytes"))
+        yield ok("locked memory", _format_limit(locked, "bytes"))
     for name, limit in (("data", resource.RLIMIT_DATA), ("address space", resource.RLIMIT_AS)):
         most, _ = resource.getrlimit(limit)
         if most != resource.RLIM_INFINITY:
@@ -139,10 +139,10 @@ def _at_least(name: str, limit: int, enough: int, fix: str) -> Finding:
     most, _ = resource.getrlimit(limit)
     if most != resource.RLIM_INFINITY and most < enough:
         return warn(name, f"at most {most}", fix)
-    return ok(name, f"at most {_in_words(most, '')}")
+    return ok(name, f"at most {_format_limit(most, '')}")
 
 
-def _in_words(most: int, unit: str) -> str:
+def _format_limit(most: int, unit: str) -> str:
     return "as many as there are" if most == resource.RLIM_INFINITY else f"{most:,} {unit}".strip()
 
 

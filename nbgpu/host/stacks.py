@@ -77,13 +77,13 @@ class Stacks:
         while self._open:
             ready = self._selector.select(max(0.0, deadline_s - time.monotonic()))
             for key, _ in ready:
-                if (answer := self._take(key.data)) is not None:
+                if (answer := self._receive(key.data)) is not None:
                     answers[key.data] = answer
             if not ready:
                 break
         return answers
 
-    def _take(self, pid: int) -> MainThreadState | None:
+    def _receive(self, pid: int) -> MainThreadState | None:
         request = self._open[pid]
         try:
             part = request.connection.recv(_ANSWER_BYTES)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from nbgpu.host import endings, forking, logs, signalling
-from nbgpu.host.endings import Ending, Endings
+from nbgpu.host.endings import Endings, ExitStatus
 from nbgpu.host.logs import Whose
 from nbgpu.host.questions import Listener
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine import processes
-from nbgpu.machine.processes import CoreUse, Glance
+from nbgpu.machine.processes import CoreUse, ProcessExitProbe
 
 
 class ThisHost:
@@ -56,11 +56,11 @@ class ThisHost:
         """Whether a process is on its way out."""
         return processes.is_ending(pid)
 
-    def glance(self, pid: int) -> Glance:
+    def glance(self, pid: int) -> ProcessExitProbe:
         """Make an object for frequent looks at a process."""
-        return Glance(pid)
+        return ProcessExitProbe(pid)
 
-    def how_ended(self, pid: int) -> Ending | None:
+    def how_ended(self, pid: int) -> ExitStatus | None:
         """How an engine ended; None while it lives."""
         return self._endings.of(pid)
 

@@ -98,7 +98,7 @@ def listed_by_driver() -> GpusOfDriver:
     by_device = {gpu.device: gpu for gpu in gpus}
     visible = _visible(tuple(by_device), names)
     # Only the number of an unreadable GPU is known, so it may be any that is named and not found.
-    found = {name for name in map(str.strip, names.split(",")) if _found(tuple(by_device), name)}
+    found = {name for name in map(str.strip, names.split(",")) if _matching(tuple(by_device), name)}
     missing = {name for name in map(str.strip, names.split(",")) if name and name not in found}
     shown = [gpu for gpu in unreadable if any(not n.isdigit() or int(n) == gpu.index for n in missing)]
     num_hidden = len(gpus) - len(visible) + len(unreadable) - len(shown)
@@ -322,7 +322,7 @@ def _visible(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
     """The GPUs that these names leave visible. CUDA ignores the first unknown name and all after it."""
     chosen: list[Device] = []
     for name in names.split(","):
-        found = _found(gpus, name.strip())
+        found = _matching(gpus, name.strip())
         if len(found) != 1:
             break
         chosen += found
@@ -339,7 +339,7 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
     chosen: list[Device] = []
     wrong = []
     for name in (part.strip() for part in names.split(",")):
-        found = _found(gpus, name)
+        found = _matching(gpus, name)
         if not name:
             wrong.append("a name is empty; 'none' takes CPU ranks")
         elif not found:
@@ -360,7 +360,7 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
     raise ConfigError("\n".join(f"gpus = {names!r}: {what}" for what in wrong) + f". GPUs: {there}{hidden}")
 
 
-def _found(gpus: Sequence[Device], name: str) -> list[Device]:
+def _matching(gpus: Sequence[Device], name: str) -> list[Device]:
     """The GPUs that have this number, or whose UUID begins with this text."""
     if name.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(name)]

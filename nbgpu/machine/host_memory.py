@@ -17,10 +17,10 @@ def free_bytes() -> int:
     """The memory that new data may take: what the host has available, or what a container's limit leaves if
     that is less."""
     available: int = psutil.virtual_memory().available
-    return max(0, min([available, *_left_by_limits()]))
+    return max(0, min([available, *_available_by_limits()]))
 
 
-def _left_by_limits() -> Iterator[int]:
+def _available_by_limits() -> Iterator[int]:
     for folder, limit, used, pages in _groups():
         # The group has no such files where memory is not controlled, and "max" where it is not limited.
         with suppress(OSError, ValueError):

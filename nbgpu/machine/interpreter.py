@@ -79,6 +79,7 @@ def note_namesakes(error: BaseException) -> None:
 
 
 def _about_namesakes(error: BaseException) -> str:
+    """Return a sentence that names the modules with the name of the one in the error; '' if it is unique."""
     if isinstance(error, ImportError):
         name = error.name
     elif isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):

@@ -98,7 +98,7 @@ def is_ending(pid: int) -> bool:
         return True
 
 
-class Glance:
+class ProcessExitProbe:
     """Tells repeatedly whether one process is exiting, in a third of the time that the function `is_ending`
     takes. Every rank is checked before each cell, and with the function that took as long as to send the
     cell."""

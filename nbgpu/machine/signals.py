@@ -36,7 +36,7 @@ class uninterrupted:
         self._note: Note | None = None
 
     def __enter__(self) -> None:
-        self._note = _take_note()
+        self._note = _record_interrupts()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         note, self._note = self._note, None
@@ -62,7 +62,7 @@ def noted() -> Iterator[Note]:
     A nested block is given the outer one's note. Where no interrupt can come, or where they are ignored, none
     is recorded.
     """
-    note = _take_note()
+    note = _record_interrupts()
     if note is not None:
         try:
             yield note
@@ -73,7 +73,7 @@ def noted() -> Iterator[Note]:
     yield before if isinstance(before, Note) and _is_main_thread() else Note(before)
 
 
-def _take_note() -> Note | None:
+def _record_interrupts() -> Note | None:
     """Begin to record interrupts; None where that is done already, or where no interrupt can come."""
     if not _is_main_thread():
         return None

@@ -102,7 +102,7 @@ def _pipe(folder: Path, pid: int) -> Path:
     return path
 
 
-def _let_go() -> None:
+def _close_in_child() -> None:
     """Close the pipes in a forked child, which may outlive its parent."""
     for descriptor in _held:
         with suppress(OSError):  # code may have closed it
@@ -111,4 +111,4 @@ def _let_go() -> None:
     _shown.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)

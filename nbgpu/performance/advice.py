@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbgpu.performance.bottlenecks import Advice, Bound, Explanation, Observed, Spent, in_ms, spent
+from nbgpu.performance.bottlenecks import (
+    Advice,
+    Bound,
+    Explanation,
+    Observed,
+    TimeBreakdown,
+    break_down,
+    in_ms,
+)
 
 _ENOUGH = 0.1
 """The share of the time that validations or checkpoints should take at most."""
@@ -26,21 +34,21 @@ def explain(observed: Observed) -> Explanation:
     Args:
         observed: at least one step of each rank.
     """
-    causes = spent(observed)
-    first = causes.change_first()
-    advice = () if first is None else tuple(sorted(_Adviser(causes).advice(first), key=lambda a: a.step_s))
+    breakdown = break_down(observed)
+    first = breakdown.change_first()
+    advice = () if first is None else tuple(sorted(_Adviser(breakdown).advice(first), key=lambda a: a.step_s))
     return Explanation(
-        causes.bound(), first, tuple(causes.sentences()), causes.step_s, causes.spent_s, advice
+        breakdown.bound(), first, tuple(breakdown.sentences()), breakdown.step_s, breakdown.spent_s, advice
     )
 
 
 class _Adviser:
-    def __init__(self, found: Spent) -> None:
-        self._found = found
-        self._settings: Mapping[str, Any] = found.observed.settings
+    def __init__(self, breakdown: TimeBreakdown) -> None:
+        self._breakdown = breakdown
+        self._settings: Mapping[str, Any] = breakdown.observed.settings
 
     def advice(self, cause: Bound) -> Iterator[Advice]:
-        without_s = self._found.step_s - self._found.causes_s[cause]
+        without_s = self._breakdown.step_s - self._breakdown.causes_s[cause]
         match cause:
             case "data":
                 yield from self._on_data(without_s)
@@ -54,8 +62,8 @@ class _Adviser:
                     )
                     yield self._advice(text, {"sync_batchnorm": False}, without_s)
             case "imbalance":
-                assert self._found.lagging is not None, "imbalance has a rank"
-                text = f"If rank {self._found.lagging.rank} were as fast as the others"
+                assert self._breakdown.lagging is not None, "imbalance has a rank"
+                text = f"If rank {self._breakdown.lagging.rank} were as fast as the others"
                 yield self._advice(text, {}, without_s)
             case "validation":
                 yield from self._less_often("val_every", cause)
@@ -74,7 +82,7 @@ class _Adviser:
             # Workers read while the ranks compute. They have to be so many that a batch is read in the time
             # of a step.
             busy_s = max(without_s, 1e-9)
-            data_s = self._found.causes_s["data"]
+            data_s = self._breakdown.causes_s["data"]
             workers = min(_MOST_WORKERS, max(1, round(0.5 + (data_s + busy_s) / busy_s)))
             if workers > (settings["num_workers"] or 0):
                 text = f"With {workers} workers that read while the ranks compute (num_workers={workers})"
@@ -82,19 +90,19 @@ class _Adviser:
 
     def _on_communication(self) -> Iterator[Advice]:
         settings = self._settings
-        exposed_s = self._found.causes_s["communication"]
+        exposed_s = self._breakdown.causes_s["communication"]
         is_ddp = settings.get("strategy") == "ddp"
         if is_ddp and settings.get("comm_hook") == "none":
             yield self._advice(
                 "With gradients of 16 bits on the way (comm_hook='fp16')",
                 {"comm_hook": "fp16"},
-                self._found.step_s - exposed_s + self._exposed_in_16_bits_s(),
+                self._breakdown.step_s - exposed_s + self._exposed_in_16_bits_s(),
             )
         if is_ddp:
             yield from self._other_buckets()
         accumulate = settings.get("accumulate", 1)
         # Twice the micro-batches, and as many exchanges: half of one for as many samples as now.
-        halved_s = self._found.step_s - (exposed_s + self._found.parts["optimizer_s"]) / 2
+        halved_s = self._breakdown.step_s - (exposed_s + self._breakdown.parts["optimizer_s"]) / 2
         yield self._advice(
             f"With twice as many micro-batches in a step (accumulate={2 * accumulate})",
             {"accumulate": 2 * accumulate},
@@ -102,21 +110,21 @@ class _Adviser:
         )
 
     def _exposed_in_16_bits_s(self) -> float:
-        exposed_s = self._found.causes_s["communication"]
-        exchange = self._found.observed.exchange
+        exposed_s = self._breakdown.causes_s["communication"]
+        exchange = self._breakdown.observed.exchange
         if exchange is not None and (modelled_s := exchange.exposed_s()):
             return exposed_s * min(1.0, exchange.exposed_s(exchange.halved()) / modelled_s)
         # Half the bytes take half the time, but for latencies; what is hidden now stays hidden.
-        exchange_s = exposed_s + self._found.parts.get("hidden_s", 0.0)
+        exchange_s = exposed_s + self._breakdown.parts.get("hidden_s", 0.0)
         return exposed_s - min(exposed_s, exchange_s / 2)
 
     def _other_buckets(self) -> Iterator[Advice]:
-        exchange = self._found.observed.exchange
+        exchange = self._breakdown.observed.exchange
         if exchange is None or not (modelled_s := exchange.exposed_s()):
             return
         now_mb = self._settings["bucket_mb"]
         # What the model is off by for the buckets of now, it is off by for others.
-        factor = self._found.causes_s["communication"] / modelled_s
+        factor = self._breakdown.causes_s["communication"] / modelled_s
         exposed_s = {
             mb: factor * exchange.exposed_s(exchange.regrouped(mb)) for mb in _BUCKETS_MB if mb != now_mb
         }
@@ -125,8 +133,8 @@ class _Adviser:
         # larger one is the same.
         as_good = [mb for mb, seconds in exposed_s.items() if seconds <= least_s * 1.02]
         best_mb = min(as_good, key=lambda mb: abs(mb - now_mb))
-        without_s = self._found.step_s - self._found.causes_s["communication"] + exposed_s[best_mb]
-        if without_s < (1 - _WORTH_CHANGING) * self._found.step_s:
+        without_s = self._breakdown.step_s - self._breakdown.causes_s["communication"] + exposed_s[best_mb]
+        if without_s < (1 - _WORTH_CHANGING) * self._breakdown.step_s:
             num_now, num_then = len(exchange.buckets), len(exchange.regrouped(best_mb))
             text = f"With {num_then} buckets in place of {num_now} (bucket_mb={best_mb})"
             if num_then == 1:
@@ -137,7 +145,7 @@ class _Adviser:
         every = self._settings.get(name) or 0
         if not every:
             return
-        step_s, seconds = self._found.step_s, self._found.causes_s[what]
+        step_s, seconds = self._breakdown.step_s, self._breakdown.causes_s[what]
         factor = 1
         while seconds / factor > _ENOUGH * (step_s - seconds + seconds / factor):
             factor *= 2
@@ -147,7 +155,7 @@ class _Adviser:
         )
 
     def _advice(self, condition: str, settings: Mapping[str, Any], step_s: float) -> Advice:
-        now_s, samples = self._found.step_s, self._found.observed.samples_per_step
+        now_s, samples = self._breakdown.step_s, self._breakdown.observed.samples_per_step
         return Advice(
             f"{condition}, a step would at best take {in_ms(step_s)} in place of {in_ms(now_s)}, which is "
             f"{samples / step_s:.4g} samples per second in place of {samples / now_s:.4g}.",

@@ -127,16 +127,16 @@ class Lagging:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Where the time of a run went, and what a step would be without each cause."""
+class TimeBreakdown:
+    """The time of a mean step by what it was spent on, and the time that each cause adds to it."""
 
     observed: Observed
     parts: Mapping[str, float]
     """The mean parts of a step over the ranks."""
     spent_s: Mapping[str, float]
-    """By what it was spent on; all of a step and of the time between two steps."""
+    """Seconds by what they were spent on. They add up to a step and the time to the next one."""
     causes_s: Mapping[Bound, float]
-    """By how much a step would be shorter without each cause."""
+    """Seconds by which a step would be shorter without each cause. Causes may overlap."""
     lagging: Lagging | None
     """The slowest rank, if it is always the same."""
 
@@ -172,12 +172,12 @@ class Spent:
         if bound == "computation" and first is not None:
             yield f"Computation takes the largest part of a step: {self._share('computation')}, which is what it is for."
         else:
-            yield f"{_BOUNDS[bound]}: {self._about(bound)}."
+            yield f"{_BOUNDS[bound]}: {self._describe(bound)}."
         if first is not None and first != bound:
-            about = self._about(first)
+            about = self._describe(first)
             yield f"Change this first: {_NAMES[first]}. {about[0].upper()}{about[1:]}."
         if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
-            yield f"All of these times are longer than they need be: {self._about('cores')}."
+            yield f"All of these times are longer than they need be: {self._describe('cores')}."
         rest = {
             name: seconds for name, seconds in self.spent_s.items() if seconds and name not in (bound, first)
         }
@@ -198,19 +198,19 @@ class Spent:
         seconds = self.causes_s[cause]
         return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
 
-    def _about(self, cause: Bound) -> str:
+    def _describe(self, cause: Bound) -> str:
         """What a part of the time is, with its numbers."""
         share = self._share(cause)
         match cause:
             case "data":
                 of_time = f"{self.causes_s[cause] / self.step_s:.0%} of its time"
-                return f"{self._who_waits_for_data()} {in_ms(self.causes_s[cause])} for them, {of_time}"
+                return f"{self._name_waiting_rank()} {in_ms(self.causes_s[cause])} for them, {of_time}"
             case "communication":
                 return f"{share}, is an exchange of gradients that the backward pass does not hide{self._exchange_name()}"
             case "statistics":
                 return f"{share}, is their exchange between the ranks, which no computation hides"
             case "imbalance":
-                return self._who_waits_for_whom()
+                return self._describe_imbalance()
             case "validation" | "checkpoints":
                 return f"{in_ms(self.causes_s[cause])} for each step, {self.causes_s[cause] / self.step_s:.0%} of the time"
             case "cores":
@@ -227,7 +227,7 @@ class Spent:
             case "computation":
                 return f"{share}, which is what it is for"
 
-    def _who_waits_for_whom(self) -> str:
+    def _describe_imbalance(self) -> str:
         lagging = self.lagging
         if lagging is None:
             seconds = self.spent_s["waiting for one another"]
@@ -242,7 +242,7 @@ class Spent:
             f"{lagging.share:.0%} of the steps"
         )
 
-    def _who_waits_for_data(self) -> str:
+    def _name_waiting_rank(self) -> str:
         lagging = self.lagging
         if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
             return "a step waits"
@@ -262,8 +262,8 @@ class Spent:
         )
 
 
-def spent(observed: Observed) -> Spent:
-    """Return where the time of a run went.
+def break_down(observed: Observed) -> TimeBreakdown:
+    """Attribute the time of a mean step to activities and to causes.
 
     Args:
         observed: at least one step of each rank.
@@ -298,7 +298,7 @@ def spent(observed: Observed) -> Spent:
         "other": spent_s["other"],
         "computation": spent_s["computation"],
     }
-    return Spent(observed, parts, spent_s, causes_s, lagging)
+    return TimeBreakdown(observed, parts, spent_s, causes_s, lagging)
 
 
 def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:

@@ -108,7 +108,12 @@ class _Rank:
         self.waits.append(_Wait(key if is_of_all else "", came_s, begin_s, end_s, noted["operation"]))
 
     def _wait_in_backward(self, begun: Sequence[tuple[Mapping[str, Any], float, float]]) -> None:
-        """DDP waits for its buckets at the end of the backward pass, in C++."""
+        """Add the waits for DDP's buckets, which happen in C++ at the end of the backward pass and are not
+        noted by Python code.
+
+        Args:
+            begun: the collectives begun in a backward pass, as (note, moment of the call, moment of arrival).
+        """
         for index, part in enumerate(self.parts):
             collectives = [c for c in begun if part.begin_s <= c[1] < part.end_s]
             if part.kind != "backward" or not collectives:

@@ -11,8 +11,8 @@ from nbgpu.protocol.records import CLOCKS, Event, Sample
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How far the ranks' clocks were apart at one moment."""
+class ClockComparison:
+    """The offsets between the clocks of the ranks at one moment."""
 
     at_s: float
     """By the clock of rank 0."""
@@ -31,7 +31,7 @@ class Clocks:
         comparisons: in any order; empty if all ranks read one clock.
     """
 
-    def __init__(self, comparisons: Iterable[Comparison] = ()) -> None:
+    def __init__(self, comparisons: Iterable[ClockComparison] = ()) -> None:
         self._comparisons = sorted(comparisons, key=lambda c: c.at_s)
 
     @classmethod
@@ -73,11 +73,11 @@ class Clocks:
         )
 
 
-def _read(event: Event, world_size: int) -> Iterable[Comparison]:
+def _read(event: Event, world_size: int) -> Iterable[ClockComparison]:
     offsets_s, errors_s = event.detail.get("offsets_s"), event.detail.get("errors_s")
     at_s = event.detail.get("at_s")
     if _are_seconds(offsets_s, world_size) and _are_seconds(errors_s, world_size) and _are_seconds([at_s], 1):
-        yield Comparison(at_s, offsets_s, errors_s)  # type: ignore[arg-type]
+        yield ClockComparison(at_s, offsets_s, errors_s)  # type: ignore[arg-type]
 
 
 def _are_seconds(values: object, count: int) -> bool:

@@ -263,7 +263,7 @@ class Links:
         )
         for line in self.lines.values():
             if line.operation != "two all_reduce at once":
-                yield _in_words(line, num_devices)
+                yield _format_line(line, num_devices)
         if "two all_reduce at once" in {line.operation for line in self.lines.values()}:
             gain = self.gain_of_two_at_once
             yield f"two large all_reduce at once: x{gain:.2f} as fast as one after the other"
@@ -330,7 +330,7 @@ def _named(operation: str, ranks: Sequence[int], world_size: int) -> str:
     return operation
 
 
-def _in_words(line: Line, world_size: int) -> str:
+def _format_line(line: Line, world_size: int) -> str:
     latencies = f"{1e6 * line.latency_between_s[0]:.0f} to {1e6 * line.latency_between_s[1]:.0f}"
     rates = f"{line.bytes_per_s_between[0] / 1e9:.2f} to {line.bytes_per_s_between[1] / 1e9:.2f}"
     return (

@@ -28,7 +28,7 @@ NAMES = {
     "activations": "activations",
     "scratch": "scratch of a kernel",
 }
-"""The categories of tensors (nbgpu.engine.memory.tape) in words, from the bottom of a picture to its top."""
+"""The labels of the categories (nbgpu.engine.memory.allocations), from the bottom of a picture to its top."""
 _BEFORE, _REST = "held before", "the rest"
 _CACHE = "cache of the data"
 _MORE_COLORS = ("#d98cb3", "#5aa700", "#9a9a9a", "#6f9fb8")
@@ -118,7 +118,7 @@ class Memory:
         errors = [predicted_bytes / measurement.tensors_bytes - 1 for measurement in self.measured]
         return max(errors, key=abs)
 
-    def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> Predictions:
+    def predict(self, ranks: int | Sequence[int] | None = None, **changes: Any) -> PredictedMemoryTable:
         """Predict what the tensors of a step would take with other settings. Nothing is allocated.
 
         Args:
@@ -130,7 +130,7 @@ class Memory:
         Raises:
             ConfigError: some combinations are not valid; the message has all of them.
         """
-        return Predictions(self.title, self._ask(changes, ranks))
+        return PredictedMemoryTable(self.title, self._ask(changes, ranks))
 
     def frame(self) -> pd.DataFrame:
         """One row for each rank and category, in bytes. `predicted_bytes` is NaN for what is not
@@ -201,7 +201,7 @@ class Memory:
             yield f"{_CACHE}: the decoded data that a run keeps in host memory, on top of the peak"
 
 
-class Predictions:
+class PredictedMemoryTable:
     """What the tensors of a step would take with some settings. Prints as a table.
 
     Args:
@@ -232,16 +232,16 @@ class Predictions:
         """A bar for each combination of settings, by category."""
         shown = [row for row in self.rows if row.tensors is not None]
         # Below the bars stands what differs; what all of them have would fill the place of the bars.
-        same = set.intersection(*({*_in_words_of(row)} for row in shown)) if len(shown) > 1 else set()
+        same = set.intersection(*({*_format_row(row)} for row in shown)) if len(shown) > 1 else set()
         bars = {
-            "<br>".join(words for words in _in_words_of(row) if words not in same): {
+            "<br>".join(words for words in _format_row(row) if words not in same): {
                 _named(key): num_bytes for key, num_bytes in (row.tensors or {}).items()
             }
             for row in shown
         }
         title = f"Memory of the tensors of a rank, predicted from: {self.title}"
         if same:
-            title += f"; here {', '.join(words for words in _in_words_of(shown[0]) if words in same)}"
+            title += f"; here {', '.join(words for words in _format_row(shown[0]) if words in same)}"
         return _stacked(title, bars, "setting")
 
     def __str__(self) -> str:
@@ -267,7 +267,7 @@ class Predictions:
     _repr_html_ = shown_as_html
 
 
-def _in_words_of(row: PredictedMemory) -> list[str]:
+def _format_row(row: PredictedMemory) -> list[str]:
     return [f"{name}={value}" for name, value in row.settings.items()]
 
 

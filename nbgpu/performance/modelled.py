@@ -12,7 +12,7 @@ from nbgpu.performance.costs import Costs, End
 from nbgpu.performance.figure import Picture, Points, picture
 from nbgpu.performance.laws import Estimate, Law
 from nbgpu.performance.schedule import Bucket, Exchange, play
-from nbgpu.performance.sharded import Block
+from nbgpu.performance.sharded import ShardedBlock
 from nbgpu.text.html import shown_as_html
 from nbgpu.text.tables import aligned
 
@@ -57,7 +57,7 @@ class StepModel:
     """The backward pass of the last micro-batch, in which gradients are exchanged."""
     micro_batches: int
     buckets: tuple[Bucket, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShardedBlock, ...]
     rest_bytes: float
     """The weights outside of all blocks."""
     costs: Costs
@@ -119,7 +119,7 @@ class StepModel:
             backward_s=factor * self.backward_s,
             last_backward_s=factor * self.last_backward_s,
             buckets=tuple(Bucket(factor * bucket.ready_s, bucket.num_bytes) for bucket in self.buckets),
-            blocks=tuple(Block(block.num_bytes, factor * block.forward_s) for block in self.blocks),
+            blocks=tuple(ShardedBlock(block.num_bytes, factor * block.forward_s) for block in self.blocks),
         )
 
     def with_gradients(self, factor: float) -> StepModel:
@@ -127,7 +127,7 @@ class StepModel:
         return replace(
             self,
             buckets=tuple(Bucket(bucket.ready_s, factor * bucket.num_bytes) for bucket in self.buckets),
-            blocks=tuple(Block(factor * block.num_bytes, block.forward_s) for block in self.blocks),
+            blocks=tuple(ShardedBlock(factor * block.num_bytes, block.forward_s) for block in self.blocks),
             rest_bytes=factor * self.rest_bytes,
         )
 

@@ -40,7 +40,7 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time in which a rank did one thing."""
+    """An interval in which a rank did one thing."""
 
     kind: Kind
     rank: int
@@ -57,14 +57,15 @@ class Blocked:
     """A rank has nothing to compute until an exchange has ended."""
 
     ready_s: float
-    """The rank has nothing more to compute. In a run its own gradients are there."""
+    """When the rank had nothing more to compute; in a run, when its gradients were ready."""
     arrived_s: float
+    """When the result of the exchange had arrived."""
     came_s: float | None = None
-    """The rank gave its own data, if that was before it began to wait."""
+    """When the rank passed its data to the exchange, if that was before it began to wait."""
 
     @property
     def given_s(self) -> float:
-        """The rank's own data are there, without which the exchange cannot end."""
+        """When the rank's data were available to the exchange, which cannot end without them."""
         return self.ready_s if self.came_s is None else self.came_s
 
 
@@ -179,16 +180,17 @@ def _is_moment(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= MAX_NUMBER  # type: ignore[operator]
 
 
-def waits(ranks: Sequence[RankStep]) -> Iterator[Span]:
-    """What the ranks of a step did while they were blocked: they waited for the last rank, and then for the
-    transfer.
+def blocked_spans(ranks: Sequence[RankStep]) -> Iterator[Span]:
+    """Split the times at which ranks were blocked in an exchange: a rank waits until the last rank has joined
+    the exchange, and from then on for the transfer.
 
-    Where the ranks were not blocked equally often, nothing is known of the others, and all is transfer.
+    Unless all ranks were blocked equally often, their exchanges cannot be matched, and all of it counts as
+    transfer.
     """
-    counts = {len(rank.blocked) for rank in ranks}
+    can_match = len({len(rank.blocked) for rank in ranks}) == 1
     for waiting_rank in ranks:
         for index, blocked in enumerate(waiting_rank.blocked):
-            last_s = max(r.blocked[index].given_s for r in ranks) if len(counts) == 1 else blocked.ready_s
+            last_s = max(r.blocked[index].given_s for r in ranks) if can_match else blocked.ready_s
             last_s = min(max(last_s, blocked.ready_s), blocked.arrived_s)
             if last_s > blocked.ready_s:
                 yield Span("waiting", waiting_rank.rank, blocked.ready_s, last_s)
@@ -218,17 +220,17 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
         arrived_s = current.blocked[index].arrived_s
         if arrived_s > now_s:
             continue  # several were on their way, and the path came from one that this rank began before
-        path += reversed(_between(current, arrived_s, now_s))
+        path += reversed(_clipped(current, arrived_s, now_s))
         last = max(ranks, key=lambda rank: rank.blocked[index].given_s)
         now_s = last.blocked[index].given_s
         if arrived_s > now_s:
             path.append(Span("transfer", current.rank, now_s, arrived_s))
         current = last
-    path += reversed(_between(current, current.begin_s, now_s))
+    path += reversed(_clipped(current, current.begin_s, now_s))
     return path[::-1]
 
 
-def _between(rank_step: RankStep, begin_s: float, end_s: float) -> list[Span]:
+def _clipped(rank_step: RankStep, begin_s: float, end_s: float) -> list[Span]:
     return [
         Span(span.kind, span.rank, max(span.begin_s, begin_s), min(span.end_s, end_s))
         for span in rank_step.work

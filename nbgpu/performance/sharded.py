@@ -9,7 +9,7 @@ from nbgpu.performance.schedule import Exchange, Timing
 
 
 @dataclass(frozen=True)
-class Block:
+class ShardedBlock:
     """A part of the model that is gathered and scattered as one."""
 
     num_bytes: float
@@ -18,7 +18,7 @@ class Block:
 
 
 def play(
-    blocks: Sequence[Block],
+    blocks: Sequence[ShardedBlock],
     rest_bytes: float,
     forward_s: float,
     backward_s: float,

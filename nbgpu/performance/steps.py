@@ -13,7 +13,7 @@ from nbgpu.performance.links import Links
 from nbgpu.performance.modelled import MAX_RANKS, Modelled, StepModel
 from nbgpu.performance.nccl import NcclTimes
 from nbgpu.performance.schedule import Bucket
-from nbgpu.performance.sharded import Block
+from nbgpu.performance.sharded import ShardedBlock
 from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
@@ -237,18 +237,18 @@ def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
     return median(float(step[part]) for step in steps)
 
 
-def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[Block]:
+def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[ShardedBlock]:
     """The blocks with the medians of their times; where they could not be timed, shared by their bytes."""
     blocks = [
-        Block(num_bytes, median(step["blocks"][index][1] for step in steps))
+        ShardedBlock(num_bytes, median(step["blocks"][index][1] for step in steps))
         for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
     ]
     if any(block.forward_s for block in blocks):
         # Medians of parts may exceed the median of the whole by little.
         scale = min(1.0, forward_s / sum(block.forward_s for block in blocks))
-        return [Block(block.num_bytes, scale * block.forward_s) for block in blocks]
+        return [ShardedBlock(block.num_bytes, scale * block.forward_s) for block in blocks]
     total = sum(block.num_bytes for block in blocks)
-    return [Block(block.num_bytes, forward_s * block.num_bytes / total) for block in blocks]
+    return [ShardedBlock(block.num_bytes, forward_s * block.num_bytes / total) for block in blocks]
 
 
 def _link(link: Link | str) -> Link:

@@ -69,7 +69,7 @@ class Timeline:
         ranks = self.by_step[step]
         return [
             *(span for rank in ranks for span in rank.work),
-            *rank_steps.waits(ranks),
+            *rank_steps.blocked_spans(ranks),
             *(span for rank in ranks for span in rank.sent),
         ]
 
@@ -143,19 +143,19 @@ class Timeline:
         for step, ranks in self.by_step.items():
             seconds = max(rank.end_s for rank in ranks) - min(rank.begin_s for rank in ranks)
             last = max(ranks, key=lambda rank: rank.end_s).rank
-            rows.append((str(step), f"{1e3 * seconds:.2f}", f"rank {last}", self._path_in_words(step)))
+            rows.append((str(step), f"{1e3 * seconds:.2f}", f"rank {last}", self._path_of_step(step)))
         yield from aligned(rows, right=(0, 1))
         yield from self._about()
 
-    def _path_in_words(self, step: int) -> str:
+    def _path_of_step(self, step: int) -> str:
         path = self.critical_path(step)
         if self.unit == "cell":
             # It changes between the ranks in every turn of a loop: the time on each rank is told at once.
             path = sorted(path, key=lambda span: span.rank)
-        return _in_words(path)
+        return _format_path(path)
 
 
-def _in_words(path: Iterable[Span]) -> str:
+def _format_path(path: Iterable[Span]) -> str:
     """Such as 'rank 1: data 0.1, forward 10.2; rank 0: transfer 2.1 ms'."""
     parts: list[tuple[int, dict[str, float]]] = []
     for span in path:

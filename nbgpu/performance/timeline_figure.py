@@ -112,7 +112,7 @@ def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
         # Several transfers may be on their way at once.
         "opacity": 0.6 if kind in ("exchange", "collective") else 1.0,
         "marker": marker,
-        "text": [_about(span) for _, span in of_kind],
+        "text": [_label(span) for _, span in of_kind],
         "textposition": "none",
         "customdata": [[step, span.rank] for step, span in of_kind],
         "hovertemplate": f"{WORDS[kind]}, %{{x:.3f}} ms, from %{{base:.3f}} ms %{{text}}"
@@ -153,7 +153,7 @@ def _lane(kind: Kind) -> int:
     return {"exchange": 1, "collective": 1, "data": 2}.get(kind, 0)
 
 
-def _about(span: Span) -> str:
+def _label(span: Span) -> str:
     """Such as 'all_reduce 1.0 MB'."""
     return " ".join(filter(None, [span.name, in_words(span.num_bytes) if span.num_bytes else ""]))
 

@@ -77,9 +77,9 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
     num_left_out = sum(max(0, num - num_taken) for num in samples)
     sentences = (
-        _words_for_shards(config, sizes, num_volumes),
-        _words_for_memory(config, sizes, num_cached, num_replaced),
-        _words_for_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
+        _explain_shards(config, sizes, num_volumes),
+        _explain_memory(config, sizes, num_cached, num_replaced),
+        _explain_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
     )
     return EpochPlan(
         num_volumes, sizes, num_cached, num_replaced, num_steps, num_repeated, num_left_out, sentences
@@ -95,7 +95,7 @@ def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> 
     num_taken = num_steps * per_step
     repeated, left_out = max(0, num_taken - num_samples), max(0, num_samples - num_taken)
     shared = f" over {world_size} ranks" if world_size > 1 else " on one rank"
-    words = _words_for_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
+    words = _explain_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
     return num_steps, (f"{num_samples} samples{shared}, in another order each time", words)
 
 
@@ -108,7 +108,7 @@ def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tupl
     return tuple(whole + (rank < rest) for rank in range(world_size))
 
 
-def _words_for_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: int) -> str:
+def _explain_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: int) -> str:
     world_size = len(sizes)
     if world_size == 1:
         return f"{_count(config, num_volumes)} on one rank"
@@ -124,7 +124,7 @@ def _words_for_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: 
     return f"{words}: {sizes[0]} on each{shared}"
 
 
-def _words_for_memory(
+def _explain_memory(
     config: TrainConfig, sizes: tuple[int, ...], num_cached: tuple[int, ...], num_replaced: tuple[int, ...]
 ) -> str:
     size, cached, replaced = sizes[0], num_cached[0], num_replaced[0]
@@ -144,7 +144,7 @@ def _words_for_memory(
     return kept if cached == size else f"{kept}, and decodes the others each time that they are used"
 
 
-def _words_for_steps(
+def _explain_steps(
     num_steps: int, num_taken: int, num_repeated: int, num_left_out: int, only_cached: bool
 ) -> str:
     words = (

@@ -256,7 +256,7 @@ def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
     """
     wrong: dict[str, list[int]] = {}
     for number in range(len(plan.trials)):
-        for line in _wrong_with(plan, number, ranks):
+        for line in _trial_problems(plan, number, ranks):
             wrong.setdefault(line, []).append(number)
     if wrong:
         num_bad = len(set(itertools.chain(*wrong.values())))
@@ -409,7 +409,7 @@ def _number_type(info: FieldInfo) -> type | None:
     return next((kind for kind in (int, float) if kind in _types(info)), None)
 
 
-def _wrong_with(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
+def _trial_problems(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
     """The reasons why one trial cannot run, each once."""
     try:
         config = plan.settings(number)

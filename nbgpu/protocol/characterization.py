@@ -21,7 +21,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Job:
+class CharacterizationJob:
     """Everything that one process is to measure."""
 
     measurements: Sequence[Measurement]

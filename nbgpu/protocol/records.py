@@ -406,9 +406,11 @@ class RunInfo:
         try:
             info = _run_info_type().validate_python(fields)
         except ValidationError as error:
-            found = error.errors()[0]
-            place = ".".join(map(str, found["loc"]))
-            raise ValueError(f"run_info.json is not what nbgpu writes ({place}: {found['msg']})") from None
+            first = error.errors()[0]
+            field_path = ".".join(map(str, first["loc"]))
+            raise ValueError(
+                f"run_info.json is not what nbgpu writes ({field_path}: {first['msg']})"
+            ) from None
         counts = [
             *(
                 info.total_steps,

@@ -53,7 +53,7 @@ class Seal:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """The content of `manifest.json`."""
 
     step: int
@@ -115,7 +115,7 @@ def seal_of(path: Path) -> Seal:
     return Seal(path.stat().st_size, _sha256_of_file(path))
 
 
-def text(manifest: Manifest) -> str:
+def text(manifest: CheckpointManifest) -> str:
     """The text of `manifest.json`. Its last entry is the sha256 of everything before it."""
     fields = {
         "format": _FORMAT,
@@ -129,7 +129,7 @@ def text(manifest: Manifest) -> str:
     return json.dumps({**fields, "sha256": _sha256_of_fields(fields)}, indent=2)
 
 
-def read(checkpoint: Path) -> Manifest:
+def read(checkpoint: Path) -> CheckpointManifest:
     """Read a checkpoint's manifest. A ValueError says what is wrong with it, and an OSError that it cannot be
     read."""
     path = checkpoint / MANIFEST
@@ -145,7 +145,7 @@ def read(checkpoint: Path) -> Manifest:
         if fields["format"] != _FORMAT:
             raise ValueError(f"is of format {fields['format']}, and this nbgpu reads format {_FORMAT}")
         seals = {name: Seal(**seal) for name, seal in fields["files"].items()}
-        manifest = Manifest(int(fields["step"]), float(fields["time_s"]), seals)
+        manifest = CheckpointManifest(int(fields["step"]), float(fields["time_s"]), seals)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"is not JSON ({error})") from None
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):

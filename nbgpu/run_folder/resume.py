@@ -94,16 +94,17 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
             return Beginning(notes=tuple(f"{text}; training starts from the beginning" for text in damaged))
         raise RunError("\n".join([*damaged, _way_out(candidates)]))
     about = checkpoint_files.state(newest.checkpoint)
-    _refuse_what_does_not_fit(newest.checkpoint, about, config)
+    _refuse_mismatch(newest.checkpoint, about, config)
     place = f"{newest.checkpoint.name} of {_run_of(newest.checkpoint).name}"
     notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
     notes += _changed_settings(about, config)
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
 
 
-def chosen_there(config: TrainConfig) -> Chosen:
-    """The values that the settings which are left to the data have in the checkpoint that a run with these
-    settings begins with; none where it begins with its first step.
+def values_in_checkpoint(config: TrainConfig) -> Chosen:
+    """Return the values of the settings left to the data, from the checkpoint that the run resumes.
+
+    There are none if the run begins with its first step, or if all settings were given.
 
     Raises:
         ConfigError, RunError: as `find`.
@@ -111,9 +112,12 @@ def chosen_there(config: TrainConfig) -> Chosen:
     if not config.resume or not config.left_to_data:
         return Chosen()
     checkpoint = find(config, contents=False).checkpoint
-    there = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
-    found = {name: there[name] for name in config.left_to_data if there.get(name)}
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    saved = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
+    values = {
+        name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]
+        for name in config.left_to_data
+        if saved.get(name)
+    }
     named = ", ".join(f"{name}={value}" for name, value in values.items())
     return Chosen(values, (f"as in the checkpoint, because left out: {named}",) if values else ())
 
@@ -206,7 +210,7 @@ def _way_out(candidates: list[Path]) -> str:
     return "There is no intact one in this run. Resume from another, or leave resume out"
 
 
-def _refuse_what_does_not_fit(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
+def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
     then, now = about.get("config", {}), config.model_dump(mode="json")
     # What is left to the data becomes what it was there.
     fixed = [n for n in ("recipe", *marked(type(config), "shapes_the_model")) if n not in config.left_to_data]

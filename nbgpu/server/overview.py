@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.faults.hangs import Place
+from nbgpu.client.faults.hangs import RankActivity
 from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.host.registry import AnyEntry, Entry
@@ -109,7 +109,7 @@ class Overview:
         known.read()
         return known
 
-    def _look(self, entry: AnyEntry) -> Mapping[int, Place]:
+    def _look(self, entry: AnyEntry) -> Mapping[int, RankActivity]:
         # What the ranks of another version would answer is not known here.
         if not isinstance(entry, Entry) or not entry.engines:
             return {}
@@ -132,7 +132,7 @@ class Overview:
 
 
 def _rank_in_words(
-    rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, Place]
+    rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, RankActivity]
 ) -> dict[str, Any]:
     """What a rank does, as words and as a sign."""
     is_in_run = run is not None and not run.is_over

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from nbgpu.client.faults.hangs import Place, notice
+from nbgpu.client.faults.hangs import RankActivity, notice
 from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine.processes import EngineProcess
@@ -36,7 +36,7 @@ class RanksWatch:
         self._lookout = Lookout(processes, lambda _: Stacks(folder), self._seen)
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
 
-    def look(self) -> dict[int, Place]:
+    def look(self) -> dict[int, RankActivity]:
         """What each rank is doing, by rank. This takes at most a third of a second."""
         # Where the folder is gone, so are the ranks.
         self._lookout.ask()
@@ -48,20 +48,22 @@ class RanksWatch:
                 self._here_since[rank] = where, seen.mono_s
         return {rank: self._place(rank) for rank in self.pids}
 
-    def _place(self, rank: int) -> Place:
+    def _place(self, rank: int) -> RankActivity:
         if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
-            return Place(instead=self._lookout.silence(rank), stands_still=self._lookout.stands_still(rank))
+            return RankActivity(
+                instead=self._lookout.silence(rank), stands_still=self._lookout.stands_still(rank)
+            )
         if rank not in self._here_since:
-            return Place()
+            return RankActivity()
         where, since_mono_s = self._here_since[rank]
-        return Place(where, time.monotonic() - since_mono_s)
+        return RankActivity(where, time.monotonic() - since_mono_s)
 
     def close(self) -> None:
         """Close the connections of open questions."""
         self._lookout.close()
 
 
-def who_waits(places: Mapping[int, Place], notice_after_s: float) -> str:
+def who_waits(places: Mapping[int, RankActivity], notice_after_s: float) -> str:
     """Which ranks wait where and which do not, in a sentence; empty while none waits for as long as the
     cluster's setting says."""
     return notice(places, notice_after_s) if notice_after_s else ""

@@ -152,7 +152,7 @@ def largest_batch(place: Place) -> None:
     "the plan's estimate is within 10 % of the measured peak",
     slice=2,
     page="devices",
-    shows=("engine/dry_run", "engine/memory/tape.py", "engine/memory/traced.py"),
+    shows=("engine/dry_run", "engine/memory/allocations.py", "engine/memory/trace.py"),
     alone=True,
 )
 def plan(place: Place) -> None:

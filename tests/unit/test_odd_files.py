@@ -137,7 +137,7 @@ def _checkpoint(run_folder: Path, state: object) -> Path:
         (folder / name).write_bytes(content)
     seals = {name: checkpoint_files.sealed(content) for name, content in contents.items()}
     (folder / checkpoint_files.MANIFEST).write_text(
-        checkpoint_files.text(checkpoint_files.Manifest(2, 0.0, seals))
+        checkpoint_files.text(checkpoint_files.CheckpointManifest(2, 0.0, seals))
     )
     return folder
 

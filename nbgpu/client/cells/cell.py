@@ -224,12 +224,12 @@ class DistributedCell:
         if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
             return  # the output of a rank that is back can wait for the others, or is shown at the end
         self._refresh_due_s = now_s + _REFRESH_PERIOD_S
-        self._tell_what_was_reloaded()
+        self._report_reloaded_modules()
         self._output.show_new()
         self._questions.check(self._results, self._output.show_above_question)
         self._hangs.check()
         self._notice.show(self._hangs.text)
-        self._give_up_on_stuck_ranks()
+        self._abandon_stuck_ranks()
         late = self._watch.pending()
         if late and self._timeout_s is not None and self._ran_s > self._timeout_s:
             self._stop()
@@ -251,26 +251,26 @@ class DistributedCell:
             self._cluster.leave_behind(self._results)
             raise
         self._output.finish(without=self._watch.pending() + self._watch.gone)
-        self._give_up_on_stuck_ranks()
+        self._abandon_stuck_ranks()
         self._restore_group()
 
-    def _tell_what_was_reloaded(self) -> None:
+    def _report_reloaded_modules(self) -> None:
         for line in self._cluster.reloading.take_messages():
-            _tell(line)
+            _show_line(line)
 
     @uninterrupted()
     def _finish(self) -> None:
-        self._tell_what_was_reloaded()
+        self._report_reloaded_modules()
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
         self._restore_group([failure.rank for failure in failed])
         if ended := self._cluster.ranks.without_group():
-            _tell(
+            _show_line(
                 f"{named_ranks(ended)} ended the process group: the next cell gets a new one, and variables stay. A cell needs "
                 "no destroy_process_group"
             )
         if freed:
-            _tell(f"freed from waiting for the others: {named_ranks(freed)}")
+            _show_line(f"freed from waiting for the others: {named_ranks(freed)}")
         if failed:
             raise RankError(failed, self._world_size, self._hint(failed))
 
@@ -287,11 +287,11 @@ class DistributedCell:
             self._cluster.history.forget_newest(self._results)
         if self._watch.gone:
             what_now = "" if self._cluster.lost_hosts() else " Replacing it"
-            _tell(f"{sentence('; '.join(self._cluster.ranks.gone().values()))}{what_now}")
+            _show_line(f"{sentence('; '.join(self._cluster.ranks.gone().values()))}{what_now}")
         for line in self._cluster.restore_group(self._watch, self._results, failed):
-            _tell(line)
+            _show_line(line)
 
-    def _give_up_on_stuck_ranks(self) -> None:
+    def _abandon_stuck_ranks(self) -> None:
         stuck = self._watch.stuck()
         if stuck:
             self._cluster.leave_behind(self._results)
@@ -312,7 +312,7 @@ class DistributedCell:
                 self._cluster, list(self._results), self._watch.pending(), self._number
             )
         except NbgpuError as error:
-            _tell(f"there is no timeline of this cell: {error}")
+            _show_line(f"there is no timeline of this cell: {error}")
             return
         self._cluster.last_timeline = timeline
         display(timeline)
@@ -334,6 +334,6 @@ def _number() -> int:
     return len(history.input_hist_raw) - 1 if history is not None else 0
 
 
-def _tell(line: str) -> None:
+def _show_line(line: str) -> None:
     """Show a line under the cell."""
     print(line, file=sys.stderr)  # noqa: T201 - the cell's output

@@ -10,7 +10,7 @@ from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.results import collect
 from nbgpu.errors import ClusterError
 from nbgpu.performance import cell_steps
-from nbgpu.performance.clocks import Clocks, Comparison
+from nbgpu.performance.clocks import ClockComparison, Clocks
 from nbgpu.performance.timeline import Timeline
 from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import named_ranges
@@ -65,7 +65,9 @@ def _clocks(cluster: Cluster, notes: dict[int, dict[str, Any]]) -> Clocks:
         return Clocks()
     found = _called(cluster, Call.COMPARE_CLOCKS, range(cluster.world_size))[0]
     now_s = _called(cluster, Call.MONOTONIC_S, [0])[0]
-    return Clocks([Comparison(now_s, [offset_s for offset_s, _ in found], [error_s for _, error_s in found])])
+    return Clocks(
+        [ClockComparison(now_s, [offset_s for offset_s, _ in found], [error_s for _, error_s in found])]
+    )
 
 
 def _called(cluster: Cluster, call: Call, ranks: Sequence[int]) -> dict[int, Any]:

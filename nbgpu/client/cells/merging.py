@@ -119,7 +119,7 @@ class Merger:
             # Whichever rank was first, displays that are there are shown in the order of the ranks.
             for queue in talking.values():
                 queue.ripen_displays()
-        blocks = list(_blocks(_said(talking)))
+        blocks = list(_blocks(_ready_blocks(talking)))
         for queue in talking.values():
             queue.drop_taken()
         return blocks
@@ -145,7 +145,7 @@ class _Shared:
     from."""
 
     def __init__(self, to_say: Mapping[int, list[Item]]) -> None:
-        several = _said_by_several(to_say.values())
+        several = _blocks_of_several_ranks(to_say.values())
         self._left = {
             rank: Counter(item for item in items if item in several) if several else Counter[Item]()
             for rank, items in to_say.items()
@@ -159,7 +159,7 @@ class _Shared:
             self.num_ranks[item] -= 1
 
 
-def _said(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
+def _ready_blocks(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
     """Yield (ranks, items) in the order in which they are shown, and advance the queues."""
     same = _num_same([queue.items for queue in talking.values()])
     if same:
@@ -171,7 +171,7 @@ def _said(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequ
     while went_on:
         went_on = False
         for rank, queue in talking.items():
-            start, end = queue.at, _end_of_own(queue, shared.items)
+            start, end = queue.at, _end_of_single_rank_run(queue, shared.items)
             if end > start:
                 queue.at = end
                 yield (rank,), queue.items[start:end]
@@ -200,7 +200,7 @@ def _num_same(lists: Sequence[list[Item]]) -> int:
     return low
 
 
-def _said_by_several(lists: Iterable[list[Item]]) -> set[Item]:
+def _blocks_of_several_ranks(lists: Iterable[list[Item]]) -> set[Item]:
     seen: set[Item] = set()
     several: set[Item] = set()
     for items in lists:
@@ -210,7 +210,7 @@ def _said_by_several(lists: Iterable[list[Item]]) -> set[Item]:
     return several
 
 
-def _end_of_own(queue: _Queue, shared: set[Item]) -> int:
+def _end_of_single_rank_run(queue: _Queue, shared: set[Item]) -> int:
     """The end of the run of ripe items that no other rank has."""
     if not shared:
         return max(queue.at, queue.num_ripe)

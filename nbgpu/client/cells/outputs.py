@@ -157,9 +157,9 @@ class CellOutput:
         if self._transcript is None:
             values = self._limited(values)
         if self._transcript is not None:
-            blocks += self._last_words(self._transcript)
+            blocks += self._closing_note(self._transcript)
             self._transcript.close()
-        missing = [self._what_is_missing()] if self._incomplete else []
+        missing = [self._missing_note()] if self._incomplete else []
         self._show([*blocks, *values, *missing], is_end=True)
         self._close_view()
 
@@ -232,7 +232,7 @@ class CellOutput:
             elif self._transcript is not None:
                 self._transcript.write_block(block)
             else:
-                num_shown = self._take_room(block.texts)
+                num_shown = self._reserve_lines(block.texts)
                 part = Block(block.ranks, block.kind, block.texts[:num_shown])
                 rest = Block(block.ranks, block.kind, block.texts[num_shown:])
                 if part.texts:
@@ -241,14 +241,14 @@ class CellOutput:
                 if rest.texts:
                     self._transcript = Transcript(self._ranks, self._shown)
                     self._transcript.write_block(rest)
-                    shown += self._where_it_goes_on(self._transcript)
+                    shown += self._continuation_note(self._transcript)
         if self._transcript is not None and not went_on_in_files:
             self._shown = []
             for rank, items in self._merger.drain().items():
                 self._queue(rank, items)
         return shown
 
-    def _take_room(self, texts: Sequence[str]) -> int:
+    def _reserve_lines(self, texts: Sequence[str]) -> int:
         """Count how many of the lines fit into the limit, and reserve room for them."""
         num_shown = 0
         for text in texts:
@@ -260,16 +260,16 @@ class CellOutput:
             num_shown += 1
         return num_shown
 
-    def _where_it_goes_on(self, transcript: Transcript) -> list[Block]:
+    def _continuation_note(self, transcript: Transcript) -> list[Block]:
         note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
         return [Block((), NOTE, [note]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
 
-    def _last_words(self, transcript: Transcript) -> list[Block]:
+    def _closing_note(self, transcript: Transcript) -> list[Block]:
         counts = sorted(set(transcript.num_lines().values()))
         note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
         return [Block((), NOTE, [note]), *transcript.tail()]
 
-    def _what_is_missing(self) -> Block:
+    def _missing_note(self) -> Block:
         note = f"the last output of {named_ranks(sorted(self._incomplete))} is missing: nothing more has come for {_OUTPUT_PATIENCE_S:.0f} s"
         return Block((), NOTE, [note])
 

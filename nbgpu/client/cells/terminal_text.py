@@ -57,18 +57,18 @@ class Screen:
                 self._erase(part[2:-1])
             elif part:
                 self._put(part)
-        return self._leave(self._first_that_may_change())
+        return self._release_rows(self._first_mutable_row())
 
     def settle(self) -> list[str]:
         """Return the rows that the cursor has left for good as lines. Called about ten times a second."""
-        lines = self._leave(min(self._highest))
+        lines = self._release_rows(min(self._highest))
         self._highest = [self._highest[1], self._cursor]
         return lines
 
     def pass_by(self) -> list[str]:
         """Return the rows above the cursor as lines. They are closed bars, and what another stream prints now
         comes after them."""
-        return self._leave(self._cursor)
+        return self._release_rows(self._cursor)
 
     def rows(self) -> list[str]:
         """The rows that may still change, to be shown to the user. An unfinished line is shown once it has
@@ -84,7 +84,7 @@ class Screen:
         """Return the remaining rows as lines."""
         if not self._rows[-1].text:
             self._rows.pop()
-        return self._leave(len(self._rows))
+        return self._release_rows(len(self._rows))
 
     def _move_to(self, row: int) -> None:
         self._cursor = max(0, row)
@@ -105,17 +105,18 @@ class Screen:
         row = self._rows[self._cursor]
         row.text = "" if which == "2" else row.text[: self._column]
 
-    def _first_that_may_change(self) -> int:
+    def _first_mutable_row(self) -> int:
         """The first row that is a progress bar, or else the one with the cursor."""
         return next((i for i, row in enumerate(self._rows) if row.redrawn), self._cursor)
 
-    def _leave(self, num_rows: int) -> list[str]:
-        left, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_ScreenRow()]
+    def _release_rows(self, num_rows: int) -> list[str]:
+        """Remove the first rows, which no longer change, from the screen; return them as lines."""
+        released, self._rows = self._rows[:num_rows], self._rows[num_rows:] or [_ScreenRow()]
         self._cursor = max(0, self._cursor - num_rows)
         self._highest = [max(0, row - num_rows) for row in self._highest]
         # A bar that was cleared leaves an empty row, which is dropped.
         return [
             row.text.rstrip() if row.redrawn else row.text
-            for row in left
+            for row in released
             if row.text.strip() or not row.redrawn
         ]

@@ -177,10 +177,10 @@ class Answer:
         already."""
         self._to_tell.append(tell)
         if self._is_here:
-            self._tell_all()
+            self._notify_all()
 
     def take(self, outcome: Any, num_outputs: int | None) -> None:
-        """Take the answer.
+        """Complete this future with the rank's answer.
 
         Args:
             outcome: IPython's number of the cell on the rank, or an exception.
@@ -199,10 +199,10 @@ class Answer:
                 return
             self._outcome, self._is_here = outcome, True
             self._news.notify_all()
-        self._tell_all()
+        self._notify_all()
         self.forget_if_over()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         while self._to_tell:
             try:
                 tell = self._to_tell.popleft()

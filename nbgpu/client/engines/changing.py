@@ -35,10 +35,10 @@ class ChangingRanks(ABC):
         """Form the group of these ranks again."""
 
     @abstractmethod
-    def _seats_for(self, transport: Transport) -> list[dict[str, Any]]: ...
+    def _seats_with_transport(self, transport: Transport) -> list[dict[str, Any]]: ...
 
     @abstractmethod
-    def _host_of(self, rank: int) -> str: ...
+    def _host_name(self, rank: int) -> str: ...
 
     @abstractmethod
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None: ...
@@ -75,7 +75,7 @@ class ChangingRanks(ABC):
             self._lifetimes.give_places(arrived)
             self._chosen = tuple(chosen)
             self._transport = transport
-            self._seats = self._seats_for(transport)
+            self._seats = self._seats_with_transport(transport)
             for rank in leaving:
                 del seating.engines[rank], seating.processes[rank]
             for rank in new:
@@ -118,5 +118,5 @@ class ChangingRanks(ABC):
         seating.is_whole = False
         self._distrusted = {new for new, rank in enumerate(staying) if rank in self._distrusted}
         self._chosen = tuple(self._chosen[rank] for rank in staying)
-        self._seats = self._seats_for(self._transport)
+        self._seats = self._seats_with_transport(self._transport)
         self._note()

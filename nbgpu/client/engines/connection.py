@@ -45,7 +45,7 @@ class Client(ipp.Client):  # type: ignore[misc]
         """For each of the newest cells, what takes its late messages, and the ranks that ran it."""
         super().__init__(*args, **options)
         self.metadata = _Requests(Metadata)
-        self._futures: dict[str, Any] = _Pending(self._futures, self._take_late)
+        self._futures: dict[str, Any] = _Pending(self._futures, self._deliver_late)
 
     def send_cell(
         self,
@@ -133,16 +133,16 @@ class Client(ipp.Client):  # type: ignore[misc]
             socket.setsockopt_string(zmq.IDENTITY, f"{self.session.session}-cells-{len(self._cell_sockets)}")
             keys = {f"curve_{kind}": getattr(self, f"curve_{kind}") for kind in _CURVE_KEYS}
             ipp.util.connect(socket, self._config["mux"], **keys)
-            self._cell_sockets[loop] = CellSocket(socket, self._take_answer)
+            self._cell_sockets[loop] = CellSocket(socket, self._unpack_answer)
         return self._cell_sockets[loop]
 
-    def _take_answer(self, parts: list[bytes]) -> None:
+    def _unpack_answer(self, parts: list[bytes]) -> None:
         """Unpack an answer. ipyparallel's own way of unpacking looks up each time how its method is
         called."""
         _, message = self.session.feed_identities(parts)
         self._handle_execute_reply(self.session.deserialize(message))
 
-    def _take_late(self, message: Message) -> None:
+    def _deliver_late(self, message: Message) -> None:
         """Take a message that came once its cell was over."""
         if message["header"]["msg_type"] not in CellOutputs.KINDS:
             return

@@ -11,7 +11,7 @@ from nbgpu.client.engines.processes import GONE_WITH_HOST, Processes
 from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
-from nbgpu.host.host import Glance
+from nbgpu.host.host import ExitProbe
 from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt
 
@@ -55,11 +55,11 @@ class Lifetimes:
         self._config = config
         self._seating = seating
         self._note = note
-        self._glances: dict[EngineProcess, Glance] = {}
+        self._glances: dict[EngineProcess, ExitProbe] = {}
         self._why_ended: dict[EngineProcess, str] = {}
         """How a process ended, in words, if this object has ended it."""
 
-    def glance(self, process: EngineProcess) -> Glance:
+    def glance(self, process: EngineProcess) -> ExitProbe:
         """Return the object for frequent looks at the process of a rank."""
         if process not in self._glances:
             for replaced in set(self._glances) - set(self._seating.processes.values()):
@@ -170,7 +170,7 @@ class Lifetimes:
             ClusterError: one has ended or does not come, and all of them were ended.
         """
         try:
-            self._wait_for(arrived.values())
+            self._wait_until_registered(arrived.values())
         except ClusterError:
             self.dismiss({engine: self._seating.spares[engine] for engine in arrived.values()})
             raise
@@ -184,7 +184,7 @@ class Lifetimes:
         for engine in engines:
             self._seating.spares.pop(engine, None)
 
-    def _wait_for(self, arriving: Iterable[int]) -> None:
+    def _wait_until_registered(self, arriving: Iterable[int]) -> None:
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
             for process in (self._seating.spares[engine] for engine in missing):

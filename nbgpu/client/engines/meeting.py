@@ -189,7 +189,7 @@ class Meeting:
         if number <= self._given_up:
             return [Said.GIVEN_UP.value]
         if kind is Ask.GIVE_UP:
-            self._give_up(number)
+            self._refuse_generation(number)
             return [Said.DONE.value]
         generation = self._generations.setdefault(number, _Generation())
         if kind in _WAITING_KINDS:
@@ -275,7 +275,7 @@ class Meeting:
             return [Said.DONE.value, generation.pop(request.keys[0])]
         return [Said.DONE.value]
 
-    def _give_up(self, number: int) -> None:
+    def _refuse_generation(self, number: int) -> None:
         self._given_up = number
         for ended in [other for other in self._generations if other <= number]:
             for request in self._generations.pop(ended).waiting:

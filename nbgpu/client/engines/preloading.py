@@ -86,7 +86,7 @@ def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
     Args:
         engines_environment: the variables of the engines beside this process's own.
     """
-    preloading = _let_go()
+    preloading = _release()
     if preloading is None or preloading.launched is None:
         return None
     if preloading.launched.are_alive() and preloading.surroundings == launch.surroundings(
@@ -99,7 +99,7 @@ def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
 
 def dismiss() -> None:
     """End the preloaded processes, if there are any."""
-    preloading = _let_go()
+    preloading = _release()
     if preloading is not None and preloading.launched is not None:
         _end(preloading.launched)
 
@@ -124,7 +124,7 @@ def _launch(
         _log.warning("nothing is preloaded: %s", error)
 
 
-def _let_go() -> _Preloading | None:
+def _release() -> _Preloading | None:
     global _preloading
     with _lock:
         preloading, _preloading = _preloading, None

@@ -151,7 +151,7 @@ class Processes:
             while client is None or len(client.ids) < num_engines:
                 if client is None:
                     try:
-                        with _no_warning_of_missing_signatures():
+                        with _hide_unsigned_warning():
                             client = Client(connection, timeout=min(patience_s, timeout_s))
                     except TimeoutError:
                         # It may have ended just after it had written how it is reached, or have much to do:
@@ -276,8 +276,10 @@ class Processes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_others(self) -> None:
-        """Have the other hosts end their parts, and wait a moment for that. Call while they can be reached;
-        else they end by themselves, a little later."""
+        """End the cluster's processes on the other hosts, and wait a moment for that.
+
+        Call it while the controller runs; hosts that cannot be reached end by themselves, a little later.
+        """
         if self._unreachable() is not None:
             return
         there = [*self.others, *self.without_ranks]
@@ -419,7 +421,7 @@ def _fill_serializers_tables() -> None:
 
 
 @contextmanager
-def _no_warning_of_missing_signatures() -> Iterator[None]:
+def _hide_unsigned_warning() -> Iterator[None]:
     """Hide a warning without cause. ipyparallel signs no messages if Curve authenticates and encrypts them,
     and jupyter_client, which does not know of Curve, warns of that."""
 

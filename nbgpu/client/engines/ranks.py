@@ -78,12 +78,12 @@ class Ranks(ChangingRanks):
         self._distrusted: set[int] = set()
         """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
         self._transport = transport
-        self._seats = self._seats_for(transport)
+        self._seats = self._seats_with_transport(transport)
 
-    def _seats_for(self, transport: Transport) -> list[dict[str, Any]]:
-        return seats.rank_seats(self._config, self._chosen, transport, self._processes, self._host_of)
+    def _seats_with_transport(self, transport: Transport) -> list[dict[str, Any]]:
+        return seats.rank_seats(self._config, self._chosen, transport, self._processes, self._host_name)
 
-    def _host_of(self, rank: int) -> str:
+    def _host_name(self, rank: int) -> str:
         """The name of a rank's host; a rank that is about to come is on the notebook's."""
         process = self.seating.processes.get(rank)
         return self._processes.this_host.name if process is None else process.host
@@ -153,11 +153,11 @@ class Ranks(ChangingRanks):
         if with_new_engines:
             self.end(range(len(self)))
         self._transport = transport
-        self._seats = self._seats_for(transport)
+        self._seats = self._seats_with_transport(transport)
         if with_new_engines:
             self.seating.generation += 1
             self._lifetimes.give_places(
-                {rank: self._lifetimes.new_spare(self._host_of(rank)) for rank in range(len(self))}
+                {rank: self._lifetimes.new_spare(self._host_name(rank)) for rank in range(len(self))}
             )
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
                 del self.seating.engines[gone], self.seating.processes[gone]
@@ -251,7 +251,7 @@ class Ranks(ChangingRanks):
 
     def called(self, rank: int) -> str:
         """The rank's name for messages, which has its host where there are several: 'rank 2 on host n2'."""
-        return f"rank {rank} on host {self._host_of(rank)}" if self._processes.others else f"rank {rank}"
+        return f"rank {rank} on host {self._host_name(rank)}" if self._processes.others else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
@@ -408,12 +408,12 @@ class Ranks(ChangingRanks):
         self._distrusted.update(ranks)
         self.seating.is_whole = False
         self.end(ranks)
-        wanted = [(on or {}).get(rank, self._host_of(rank)) for rank in ranks]
+        wanted = [(on or {}).get(rank, self._host_name(rank)) for rank in ranks]
         arrived = dict(zip(ranks, self._lifetimes.take_spares(wanted), strict=True))
         self._lifetimes.give_places(arrived)
         if on:
             # A host that came back has another folder, and perhaps another interface.
-            self._seats = self._seats_for(self._transport)
+            self._seats = self._seats_with_transport(self._transport)
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if replay is not None:

@@ -26,8 +26,8 @@ _FINISHED_CELL = "has finished the cell"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What one rank is doing, as far as a cell or a run is concerned."""
+class RankActivity:
+    """What one rank is doing in a cell or in a run."""
 
     where: MainThreadState | None = None
     """The rank's state, or None if the rank has not answered yet or is no longer part of the cell or run."""
@@ -76,7 +76,7 @@ class Place:
         return f"is {'at ' if self.where.place else ''}{described(self.where)}"
 
 
-def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = math.inf) -> str:
+def notice(places: Mapping[int, RankActivity], after_s: float, since_busy_s: float = math.inf) -> str:
     """Return the text of `describe_all` if a rank waits in a collective for `after_s` or stands still, else
     nothing.
 
@@ -95,7 +95,7 @@ def notice(places: Mapping[int, Place], after_s: float, since_busy_s: float = ma
     return describe_all(places) if hangs else ""
 
 
-def describe_all(places: Mapping[int, Place]) -> str:
+def describe_all(places: Mapping[int, RankActivity]) -> str:
     """Return a sentence that says which ranks wait where and which do not.
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
@@ -116,7 +116,7 @@ def describe_all(places: Mapping[int, Place]) -> str:
     return "; ".join(parts) + _about_uneven_batches(places)
 
 
-def _about_uneven_batches(places: Mapping[int, Place]) -> str:
+def _about_uneven_batches(places: Mapping[int, RankActivity]) -> str:
     """Return what lets DDP end where some ranks had fewer batches; empty where it is something else."""
     in_ddp = any(
         place.waits and place.where.collective.startswith("DDP") for place in places.values() if place.where
@@ -171,7 +171,7 @@ class HangWatch:
 
     def check(self) -> None:
         """Collect the ranks' answers and ask again, about once a second. Never wait."""
-        self._take_answers()
+        self._collect_stacks()
         now_s = time.monotonic()
         if now_s - self._asked_mono_s < self._period_s:
             return
@@ -194,11 +194,11 @@ class HangWatch:
         if self.longest_wait_s <= seconds:
             return False
         self._lookout.ask()
-        self._take_answers(_CONFIRM_PATIENCE_S)
+        self._collect_stacks(_CONFIRM_PATIENCE_S)
         self._look()
         return self.longest_wait_s > seconds
 
-    def _take_answers(self, patience_s: float = 0.0) -> None:
+    def _collect_stacks(self, patience_s: float = 0.0) -> None:
         self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
             # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
@@ -207,7 +207,7 @@ class HangWatch:
             if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
 
-    def _look(self) -> dict[int, Place]:
+    def _look(self) -> dict[int, RankActivity]:
         places = self._places()
         self.longest_wait_s = max(
             (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
@@ -235,15 +235,17 @@ class HangWatch:
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not say how the code reacted to them.
         self._lookout.ask()
-        self._take_answers(0.0 if are_silent else _ANSWER_PATIENCE_S)
+        self._collect_stacks(0.0 if are_silent else _ANSWER_PATIENCE_S)
         message = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):
             return f"{message}. To give up the rank's variables instead: {ways_out}"
-        why = "".join(f" {reason}." for reason in dict.fromkeys(map(self._why_not_back, ranks)) if reason)
+        why = "".join(
+            f" {reason}." for reason in dict.fromkeys(map(self._reason_for_absence, ranks)) if reason
+        )
         return f"{message}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
 
-    def _why_not_back(self, rank: int) -> str:
+    def _reason_for_absence(self, rank: int) -> str:
         if self._lookout.stands_still(rank):
             return ""
         seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)
@@ -259,38 +261,40 @@ class HangWatch:
                 return f"Rank {rank} imports a part of torch, which would be of no use cut in two"
         return "Code in C cannot be interrupted"
 
-    def _places(self) -> dict[int, Place]:
+    def _places(self) -> dict[int, RankActivity]:
         return {rank: self._place(rank) for rank in range(self._world_size)}
 
-    def _place(self, rank: int) -> Place:
+    def _place(self, rank: int) -> RankActivity:
         if rank not in self._results:
-            return Place(instead=f"was not given the {self._work}")
+            return RankActivity(instead=f"was not given the {self._work}")
         if self._results[rank].ready():
             raised = self._results[rank].exception() is not None
-            return Place(instead="has ended with an error" if raised else f"has finished the {self._work}")
-        here = Place()
+            return RankActivity(
+                instead="has ended with an error" if raised else f"has finished the {self._work}"
+            )
+        here = RankActivity()
         if rank in self._here_since:
             where, since_mono_s = self._here_since[rank]
-            here = Place(where, time.monotonic() - since_mono_s)
+            here = RankActivity(where, time.monotonic() - since_mono_s)
         silent_s = self._lookout.silent_s(rank)
         if silent_s > _SILENCE_WORTH_SAYING_S:
             # An import may hold the GIL, even before the rank has answered for the first time.
             where = here.where or _GETS_READY
             # The rank's last answer may be from just before it reported that it is busy.
             if self._is_busy(rank) and (where.is_busy or where.doing == "call") and self._computes(rank):
-                return Place(where if where.is_busy else _GETS_READY)
-            return Place(
+                return RankActivity(where if where.is_busy else _GETS_READY)
+            return RankActivity(
                 for_s=silent_s,
                 instead=self._lookout.silence(rank),
                 stands_still=self._lookout.stands_still(rank),
             )
         if rank not in self._here_since:
-            return Place()
+            return RankActivity()
         if here.is_busy:
             # The rank's progress is known only up to its last answer.
             return replace(here, for_s=max(0.0, here.for_s - silent_s))
         if here.where is not None and here.where.doing == "call" and self._work == "cell":
-            return Place(instead="has not begun the cell")
+            return RankActivity(instead="has not begun the cell")
         return here
 
     def _computes(self, rank: int) -> bool:

@@ -86,8 +86,8 @@ class Recovery:
                 earlier cell.
         """
         self._replace_ranks_that_went()
-        self._take_back_ranks_left_behind(last_run)
-        self._mend_what_cells_left()
+        self._readmit_abandoned_ranks(last_run)
+        self._repair_after_cells()
 
     def _replace_ranks_that_went(self) -> None:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
@@ -107,7 +107,7 @@ class Recovery:
         if came := self.hosts.take_more():
             raise ClusterError(f"{came}\nNothing was run: run it again")
 
-    def _take_back_ranks_left_behind(self, last_run: Path | None) -> None:
+    def _readmit_abandoned_ranks(self, last_run: Path | None) -> None:
         """Form the group again if ranks that were given up are back, or if the forming was cut short before.
 
         Raises:
@@ -143,7 +143,7 @@ class Recovery:
             # takes up memory.
             self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
-    def _mend_what_cells_left(self) -> None:
+    def _repair_after_cells(self) -> None:
         """Form the group again if a cell has ended it, and name the signal handlers that the ranks have
         restored."""
         if ended := self._cluster.ranks.without_group():

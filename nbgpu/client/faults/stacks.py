@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 
-from nbgpu.host.host import Stacks
+from nbgpu.host.host import StackReader
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.protocol.records import MainThreadState
 
@@ -32,7 +32,7 @@ class Lookout:
     def __init__(
         self,
         processes: Mapping[int, EngineProcess],
-        on: Callable[[str], Stacks],
+        on: Callable[[str], StackReader],
         seen: MutableMapping[int, Sighting],
     ) -> None:
         self._processes = dict(processes)
@@ -101,7 +101,7 @@ class Lookout:
         for stacks in self._stacks.values():
             stacks.close()
 
-    def _at(self, rank: int) -> tuple[Stacks, int]:
+    def _at(self, rank: int) -> tuple[StackReader, int]:
         process = self._processes[rank]
         return self._stacks[process.host], process.pid
 

@@ -194,7 +194,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
     """Form groups of real processes, as a cluster does."""
     pair = (devices.cpu(0), devices.cpu(1))
     try:
-        yield ok("gloo", _timing_in_words(probes.all_reduce(pair, "gloo")))
+        yield ok("gloo", _describe_timing(probes.all_reduce(pair, "gloo")))
     except ClusterError as error:
         yield fail(
             "gloo", f"2 CPU processes could not form a group: {error}", "see loopback and environment above"
@@ -208,7 +208,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
         )
     elif gpus and torch["nccl"]:
         try:
-            yield ok("nccl", _timing_in_words(probes.all_reduce(gpus, "nccl")))
+            yield ok("nccl", _describe_timing(probes.all_reduce(gpus, "nccl")))
         except ClusterError as error:
             yield fail(
                 "nccl",
@@ -217,7 +217,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _timing_in_words(answers: Sequence[dict[str, Any]]) -> str:
+def _describe_timing(answers: Sequence[dict[str, Any]]) -> str:
     slowest_s = max(answer["all_reduce_s"] for answer in answers)
     form_s = max(answer["form_s"] for answer in answers)
     if not all(answer["ok"] for answer in answers):

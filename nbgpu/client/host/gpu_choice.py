@@ -30,7 +30,7 @@ def gpus_of(chosen: Sequence[Device]) -> list[str]:
 
 
 def choose(config: ClusterConfig) -> tuple[Device, ...]:
-    """The device of every rank, as things are now. This claims nothing.
+    """Return the device of every rank, by what is free now, without claiming any.
 
     Raises:
         ConfigError: a GPU is named that is not there, or there are fewer than are asked for.

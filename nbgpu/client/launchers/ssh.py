@@ -273,11 +273,11 @@ class SshHosts:
         done = self._reached(host, self._ssh(host, [], json.dumps({**request, "code": code}) + "\n", words))
         lines = [line for line in done.stdout.splitlines() if line.startswith("nbgpu ")]
         if done.returncode or not lines:
-            raise ClusterError(f"{host}: {self._no_python(done)}")
+            raise ClusterError(f"{host}: {self._lacks_python(done)}")
         answer: dict[str, Any] = json.loads(lines[-1].removeprefix("nbgpu "))
         return answer
 
-    def _no_python(self, done: subprocess.CompletedProcess[str]) -> str:
+    def _lacks_python(self, done: subprocess.CompletedProcess[str]) -> str:
         said = (done.stderr or done.stdout).strip().splitlines()
         last = said[-1] if said else f"exit status {done.returncode}"
         python = self._settings.python

@@ -87,9 +87,9 @@ class SshLauncher(Launcher):
         ended = self._hosts.ended(self._started)
         self._checked_mono_s = time.monotonic()
         if ended:
-            raise ClusterError("\n".join(self._last_words(process) for process in ended))
+            raise ClusterError("\n".join(self._last_output(process) for process in ended))
 
-    def _last_words(self, process: RemoteProcess) -> str:
+    def _last_output(self, process: RemoteProcess) -> str:
         said = self._hosts.log(process).strip()
         return f"{process.host} did not join. {_with_point(said) if said else 'It wrote nothing to its log.'}"
 

@@ -361,10 +361,10 @@ class NbgpuMagics(Magics):
             cluster = Cluster(**given).start()
         except NbgpuError:
             # The kept cluster may be the one that has the GPUs.
-            _tell_of_kept(kept, "")
+            _report_kept(kept, "")
             raise
         print(cluster.describe())  # noqa: T201
-        _tell_of_kept(kept, "%nbgpu stop, then ")
+        _report_kept(kept, "%nbgpu stop, then ")
 
     @magic_arguments()
     @argument("names", nargs="+", metavar="NAME", help="variables on the rank, or expressions without spaces")
@@ -399,7 +399,7 @@ NbgpuMagics.nbgpu.__doc__ = magic_help.HELP
 NbgpuMagics.distributed.__doc__ = _cell_arguments().format_help()
 
 
-def _tell_of_kept(kept: Sequence[registry.Footprint], before: str) -> None:
+def _report_kept(kept: Sequence[registry.Footprint], before: str) -> None:
     """Say which clusters earlier kernels of this notebook have left running, and how to attach to them or end
     them."""
     for entry in kept:
@@ -430,7 +430,7 @@ def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
     return {arguments.into: cluster.pull(wanted[0] if len(wanted) == 1 else wanted, ranks=ranks)}
 
 
-def _words() -> dict[str, list[str]]:
+def _completions() -> dict[str, list[str]]:
     """The words that Tab offers in the magics' own lines, by the beginning of the line."""
 
     def options(parser: MagicArgumentParser) -> list[str]:
@@ -463,7 +463,7 @@ def load(shell: Any) -> None:
         transformers.append(await_distributed_cells)  # after the one that removes empty lines at the top
     if not has_kernel and from_the_magic_on not in transformers:
         transformers.append(from_the_magic_on)
-    completion.install(shell, _words())
+    completion.install(shell, _completions())
     plain_cells.install(shell)
 
 

@@ -29,10 +29,10 @@ def uninstall(shell: Any) -> None:
 
 def _look(result: Any) -> None:
     if result is not None and isinstance(result.error_in_exec, NameError):
-        _tell(result.error_in_exec, result.info.raw_cell)
+        _report(result.error_in_exec, result.info.raw_cell)
 
 
-def _tell(error: NameError, cell: str) -> None:
+def _report(error: NameError, cell: str) -> None:
     shell = get_ipython()
     try:
         ranks = current().ranks

@@ -110,7 +110,7 @@ def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
         variables: the notebook's.
     """
     call = open_call(text)
-    known = _known(call, variables) if call is not None else None
+    known = _given_settings(call, variables) if call is not None else None
     if call is None or known is None:
         return "", []
     begun = call.begun_text
@@ -140,7 +140,7 @@ def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
         variables: the notebook's.
     """
     call = open_call(text)
-    known = _known(call, variables) if call is not None else None
+    known = _given_settings(call, variables) if call is not None else None
     if call is None or known is None or len(call.arguments) < known.begins:
         return ""
     behind = re.match(r"\w*", rest)
@@ -152,7 +152,7 @@ def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
     return "\n".join([f"{known.callee}({known.title}", *lines, ")"])
 
 
-def _known(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
+def _given_settings(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
     base, _, name = call.callee.rpartition(".")
     owner = _value(base, variables)
     if name in _RUNS_A_RECIPE and _is_door(name, base, owner, variables):

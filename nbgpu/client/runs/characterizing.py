@@ -16,7 +16,13 @@ from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import DataError, RunError
 from nbgpu.machine import interpreter
-from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement, PhaseRow
+from nbgpu.protocol.characterization import (
+    BAD_DATA,
+    CharacterizationJob,
+    Characterized,
+    Measurement,
+    PhaseRow,
+)
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.text.tables import aligned
 
@@ -27,7 +33,9 @@ _OF_COMPARISON = ".differences.csv"
 _HEADINGS = ("", "pixels", "phase", "share", "correlation length, px", "mean chord, px")
 
 
-def job_of(files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[str, Any]) -> Job:
+def job_of(
+    files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[str, Any]
+) -> CharacterizationJob:
     """Return the job that is asked for.
 
     Args:
@@ -41,7 +49,7 @@ def job_of(files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[s
     """
     out = Path(asked.out).expanduser()
     configs = [asked.recipes_settings(data, measuring) for data in files]
-    return Job(
+    return CharacterizationJob(
         [Measurement(c.model_dump(), str(out / _name_of(c.data))) for c in configs],
         asked.only_measured,
         asked.recipes_settings(asked.against, measuring).model_dump() if asked.against else None,
@@ -49,7 +57,7 @@ def job_of(files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[s
     )
 
 
-def require(job: Job) -> None:
+def require(job: CharacterizationJob) -> None:
     """Raise a DataError with everything that is wrong with the files, before any is measured, as far as that
     shows without torch; where something does, also with what torch's process finds in the other files."""
     problems = list(_wrong_names(job))
@@ -66,7 +74,7 @@ def require(job: Job) -> None:
         raise DataError("\n".join(problems))
 
 
-def characterized(job: Job) -> Iterator[Characterized]:
+def characterized(job: CharacterizationJob) -> Iterator[Characterized]:
     """Measure, and yield each microstructure when its files are written.
 
     Raises:
@@ -92,12 +100,12 @@ def table_of_differences(found: Sequence[Characterized]) -> list[str]:
     return aligned([("", *names), *rows], right=range(1, len(names) + 1))
 
 
-def written(measurement: Measurement, job: Job) -> str:
+def written(measurement: Measurement, job: CharacterizationJob) -> str:
     """Return the names of the files with the results, in words."""
     return _listed(measurement.stem, _suffixes(job))
 
 
-def _suffixes(job: Job) -> Sequence[str]:
+def _suffixes(job: CharacterizationJob) -> Sequence[str]:
     return [*_SUFFIXES, *([_OF_COMPARISON] if job.against else [])]
 
 
@@ -127,7 +135,7 @@ def _missing(settings: Mapping[str, Any]) -> list[str]:
     return [f"{path}: there is no such file" for path in paths if not path.is_file()]
 
 
-def _wrong_names(job: Job) -> Iterator[str]:
+def _wrong_names(job: CharacterizationJob) -> Iterator[str]:
     for folder in {Path(measurement.stem).parent for measurement in job.measurements}:
         if folder.exists() and not folder.is_dir():
             yield f"{folder} is a file. Take a folder with --out"
@@ -146,7 +154,7 @@ def _wrong_names(job: Job) -> Iterator[str]:
             )
 
 
-def _ran(job: Job) -> Iterator[dict[str, Any]]:
+def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
     """Run the process that measures, and yield what it writes."""
     command = interpreter.command("nbgpu.recipes.microstructure.measuring", str(os.getpid()))
     with (

@@ -18,8 +18,8 @@ _WAIT_PERIOD_S = 0.1
 State = TypeVar("State")
 
 
-class Ending(Generic[State]):
-    """An end that comes once.
+class Completion(Generic[State]):
+    """The end of some work, which happens once: waited for, or followed by callbacks.
 
     Args:
         name: the name, for messages, of the work that ends.

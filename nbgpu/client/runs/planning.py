@@ -71,7 +71,7 @@ class Choices:
 
 
 def _chosen(cluster: Planned, config: TrainConfig) -> Chosen:
-    there = resume.chosen_there(config)
+    there = resume.values_in_checkpoint(config)
     # A smoke test is about the model of the whole run.
     config = settled(config.changed(**there.values, smoke_test=False), cluster.devices)
     if not config.left_to_data:

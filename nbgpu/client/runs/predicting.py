@@ -178,6 +178,7 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     if show is None and presenting.presenter is not None:
         show = presenting.presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
     shown = _Shown(ProgressReader(job), show)
+    # Hosts that do not see these folders get the checkpoint, and their results are copied here.
     served = cluster.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
     give_checkpoint(cluster, Path(job.checkpoint))
     served.follow()
@@ -185,10 +186,11 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     try:
         cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, show=shown.update)
     except RankError as error:
-        raise RankError(error.failures, len(cluster.ranks), _goes_on(job)) from None
+        raise RankError(error.failures, len(cluster.ranks), _can_continue(job)) from None
     finally:
         served.finish_or_stop()
         shown.last()
+    # Rank 0 computes the recipe's columns and notes from the rows of all ranks.
     rows = predictions.rows(job)
     served.follow()
     concluded = cluster.ranks.call(Call.CONCLUDE_PREDICTIONS, asdict(job), list(map(asdict, rows)), ranks=[0])
@@ -196,17 +198,17 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
         cluster.recovery.bring_back(RankWatch(cluster.ranks, concluded), concluded)
     finally:
         served.finish_or_stop()
-    found = concluded[0].result()
-    own = [
-        replace(row, values={**row.values, **found["columns"].get(row.name, {})})
+    conclusion = concluded[0].result()
+    table_rows = [
+        replace(row, values={**row.values, **conclusion["columns"].get(row.name, {})})
         for row in sorted(rows, key=lambda row: row.name)
         if not row.is_reference
     ]
-    predictions.write_table(Path(job.out), own)
-    return Predictions(Path(job.out), own, found["notes"], results[0].result())
+    predictions.write_table(Path(job.out), table_rows)
+    return Predictions(Path(job.out), table_rows, conclusion["notes"], results[0].result())
 
 
-def _goes_on(job: Job) -> str:
+def _can_continue(job: Job) -> str:
     return f"The predictions made so far stay in {job.out}, and the same prediction goes on with the missing samples"
 
 

@@ -17,7 +17,7 @@ from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
@@ -98,14 +98,14 @@ class Run:
     def _follow(self, results: Mapping[int, Reply]) -> None:
         """Follow the ranks until they have answered."""
         self.reader = Reader(self.folder, self._info.world_size)
-        self._ending: Ending[RunState] = Ending(self.folder.name, _log)
+        self._ending: Completion[RunState] = Completion(self.folder.name, _log)
         self._watch = RunWatch(
             self.folder,
             self.config,
             self._host,
             results,
             self.statuses,
-            self._take_ranks,
+            self._follow_on_ranks,
             self._served.is_needed,
         )
         self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._host)
@@ -223,7 +223,7 @@ class Run:
         """Return the last known status of every rank, in order."""
         return self.reader.statuses(self._info.devices)
 
-    def _take_ranks(self, config: TrainConfig) -> None:
+    def _follow_on_ranks(self, config: TrainConfig) -> None:
         """Follow the run on another number of ranks than before, with these settings."""
         self.config = config
         self.reader.keep_only(len(self._host.devices))
@@ -307,7 +307,7 @@ class Run:
         """
         result = self.result()
         if result is None:
-            raise RunError(_reason_for_no_result(self))
+            raise RunError(_explain_missing_result(self))
         if presenting.presenter is None:
             raise RunError(
                 "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
@@ -319,7 +319,7 @@ class Run:
     def can_work_out_result(self) -> bool:
         """Whether the run ended without a result, and `work_out_result` would give it one."""
         ended = self.status in FINAL_STATES
-        return ended and self.result() is None and not _reason_for_no_result_ever(self)
+        return ended and self.result() is None and not _reason_result_is_lost(self)
 
     @uninterrupted()
     def work_out_result(self) -> Run:
@@ -335,8 +335,8 @@ class Run:
         """
         if self.over and self.result() is not None:
             raise RunError(f"{self.folder.name} has its result: run.show_result() shows it")
-        if not self.over or _reason_for_no_result_ever(self):
-            raise RunError(_reason_for_no_result(self))
+        if not self.over or _reason_result_is_lost(self):
+            raise RunError(_explain_missing_result(self))
         if self._served.is_needed:
             raise RunError(
                 f"not all hosts see {self.folder}, where the checkpoint is. Train with "
@@ -430,7 +430,7 @@ class Run:
             config = config.changed(global_batch_size=None)
             self._refuse_more_than_an_epoch(config)
         config = settled(config, self._host.devices)
-        self._refuse_if_over("be changed")
+        self._require_not_over("be changed")
         self.config = config
         values = {name: getattr(config, name) for name in settings}
         self._send(lambda beside: send_settings(self.folder, values, beside))
@@ -518,7 +518,7 @@ class Run:
         self._ending.wait_at_most(_STOP_PATIENCE_S)
 
     def _ask(self, command: Command, why: str = "") -> None:
-        self._refuse_if_over(command)
+        self._require_not_over(command)
         self._send(lambda beside: send_command(self.folder, command, beside, why))
 
     def _send(self, send: Callable[[Path | None], None]) -> None:
@@ -533,7 +533,7 @@ class Run:
                 f"{error.strerror}. Make room and try again; %nbgpu stop ends the cluster, and with it the run"
             ) from None
 
-    def _refuse_if_over(self, what: str) -> None:
+    def _require_not_over(self, what: str) -> None:
         if self.over:
             raise RunError(f"{self.folder.name} is {self.status}: it cannot {what} any more")
 
@@ -570,12 +570,12 @@ def _progress(run: Run) -> Progress:
     return Progress("" if presenting.presenter is None else presenting.presenter.describe_run(run), share)
 
 
-def _reason_for_no_result(run: Run) -> str:
+def _explain_missing_result(run: Run) -> str:
     """Return the error message that says why a run has no result, and what gives it one."""
     name, status = run.folder.name, run.status
     if not run.over:
         return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
-    if never := _reason_for_no_result_ever(run):
+    if never := _reason_result_is_lost(run):
         return never
     because = (
         "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
@@ -583,7 +583,7 @@ def _reason_for_no_result(run: Run) -> str:
     return f"{name} has no result{because}. run.work_out_result() works out that of its newest checkpoint"
 
 
-def _reason_for_no_result_ever(run: Run) -> str:
+def _reason_result_is_lost(run: Run) -> str:
     """Return why the result of a run that is over cannot be worked out now; an empty string where it can."""
     name, config, status = run.folder.name, run.config, run.status
     if "work_out_result" in config.UNUSED or (status == "finished" and config.work_out_result):

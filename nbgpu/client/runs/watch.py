@@ -221,7 +221,7 @@ class RunWatch:
             self.failures, _ = watch.outcome()
             takes_host_back, self._takes_host_back = self._takes_host_back, False
             if takes_host_back and watch.only_freed and not watch.stuck():
-                if self._take_host_back():
+                if self._readmit_host():
                     continue
             elif hang is not None and watch.only_freed:
                 if self._can_end_in_order(watch, hang):
@@ -245,7 +245,7 @@ class RunWatch:
             is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
         )
         with closing(hangs):
-            while watch.pending() and not self.abandoned and not self._gives_up_on_some(watch):
+            while watch.pending() and not self.abandoned and not self._has_lost_ranks(watch):
                 watch.wait(_WATCH_PERIOD_S)
                 watch.check()
                 hangs.check()
@@ -254,7 +254,7 @@ class RunWatch:
                 if not watch.severed and self._must_interrupt(hangs):
                     found = hangs.describe_all()
                     watch.stop()
-                elif not watch.severed and self._can_take_host_back():
+                elif not watch.severed and self._can_readmit_host():
                     self._takes_host_back = True
                     watch.stop()
                 self._prepare_replacements()
@@ -263,7 +263,7 @@ class RunWatch:
         self.hang = ""
         return found
 
-    def _gives_up_on_some(self, watch: RankWatch) -> bool:
+    def _has_lost_ranks(self, watch: RankWatch) -> bool:
         """Return whether ranks from which others have to be freed do not come back.
 
         A rank that stands still may yet come back, so it does not count unless the run is to stop. One that
@@ -361,7 +361,7 @@ class RunWatch:
         checkpoint."""
         return self._host.config.on_host_lost == "wait" and bool(self._host.lost_hosts())
 
-    def _waits_on(self) -> bool:
+    def _keeps_waiting(self) -> bool:
         """Return whether to wait on for a host."""
         self._hear_commands()
         return not self.abandoned and not self._num_stops_asked
@@ -381,13 +381,13 @@ class RunWatch:
             )
         world_size = len(self._results)
         try:
-            message = self._host.recovery.replace_all_gone(Waiting(self._waits_on, self._show_waiting))
+            message = self._host.recovery.replace_all_gone(Waiting(self._keeps_waiting, self._show_waiting))
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
         if len(self._host.ranks) < world_size:
             return self._go_on_with_fewer(world_size, why, message)
-        self._tell_heal(f", {sentence(why)} {message}")
+        self._report_heal(f", {sentence(why)} {message}")
         self._begin_again(
             f"{sentence(why)} It was replaced, and the variables that cells had made on it are lost."
         )
@@ -407,13 +407,13 @@ class RunWatch:
             self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
             return False
         words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
-        self._tell_heal(f", {sentence(why)} {words}")
+        self._report_heal(f", {sentence(why)} {words}")
         self._begin_again(
             f"{sentence(why)} {len(self._host.ranks)} of {num_before} ranks are left. {of_batch}"
         )
         return True
 
-    def _can_take_host_back(self) -> bool:
+    def _can_readmit_host(self) -> bool:
         """Return whether a host has come back, and the run has written a checkpoint since."""
         if self._is_served or not self._host.hosts_dialled_in() or self._num_stops_asked:
             self._checkpoint_before = None
@@ -423,7 +423,7 @@ class RunWatch:
             self._checkpoint_before = newest or self._folder
         return newest is not None and newest != self._checkpoint_before
 
-    def _take_host_back(self) -> bool:
+    def _readmit_host(self) -> bool:
         """Let the run begin again from the checkpoint that it has just written, with the ranks of a host that
         has come back; return False if that fails."""
         self._checkpoint_before = None
@@ -440,7 +440,7 @@ class RunWatch:
         except (NbgpuError, OSError) as error:
             self.lost = RunError(f"{self._folder.name} could not go on with a host that came back: {error}")
             return False
-        self._tell_heal(f": {message} {of_batch}")
+        self._report_heal(f": {message} {of_batch}")
         self._begin_again(f"{message.splitlines()[0] if message else ''} {of_batch}".strip())
         return True
 
@@ -475,7 +475,7 @@ class RunWatch:
         asked = self._commands.take_settings()
         return {name: value for name, value in asked.items() if values.get(name) != value}
 
-    def _tell_heal(self, text: str) -> None:
+    def _report_heal(self, text: str) -> None:
         doing = "paused" if self._was_paused else "training"
         stays = " It stays paused until you resume it." if self._is_to_pause else ""
         heal = f"While {self._folder.name} was {doing}{text}{stays}"

@@ -82,7 +82,7 @@ def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Fin
     usual = median(line.bytes_per_s for line in lines.values())
     for pair, line in lines.items():
         one, other = pairs[pair]
-        text = f"{one} and {other}: {_in_words(line)}"
+        text = f"{one} and {other}: {_format_link(line)}"
         if line.bytes_per_s < _SLOW * usual:
             yield warn(
                 "link", f"{text}, less than half of what others have", "interface= names another network"
@@ -91,5 +91,5 @@ def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Fin
             yield ok("link", text)
 
 
-def _in_words(line: Line) -> str:
+def _format_link(line: Line) -> str:
     return f"{line.bytes_per_s * 8e-9:.3g} Gbit/s, {line.latency_s * 1e3:.3g} ms one way"

@@ -1,4 +1,4 @@
-"""The runs of a study: where they are, what is read of them, and on what they were measured."""
+"""The runs of a study: their folders, the measurements read from them, and the environment of a study."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from nbgpu.run_folder import lines, names
 from nbgpu.run_folder.reader import Reader
 
 _NOTE = "repeat.json"
-"""What stands in the folder of a repeat that was measured or has failed."""
+"""The file in a repeat's folder that says that the repeat was measured, or why it failed."""
 
 
-def folder_of(study: Path, repeat: int, point: int) -> Path:
-    """Return the folder that gets the run of one repeat of one point."""
+def repeat_folder(study: Path, repeat: int, point: int) -> Path:
+    """Return the folder for the run of one repeat of one point."""
     return study / f"point-{point:02d}-repeat-{repeat:02d}"
 
 
-def note(study: Path, found: Measured) -> None:
-    """Note in the folder of a repeat that it was measured, or why it failed."""
-    folder = folder_of(study, found.repeat, found.point)
+def write_outcome(study: Path, outcome: Measured) -> None:
+    """Write into a repeat's folder that it was measured, or why it failed."""
+    folder = repeat_folder(study, outcome.repeat, outcome.point)
     folder.mkdir(parents=True, exist_ok=True)
-    noted = {"seconds": found.seconds, "why_failed": found.why_failed, "load": os.getloadavg()[0]}
-    write_whole(folder / _NOTE, json.dumps(noted) + "\n")
+    fields = {"seconds": outcome.seconds, "why_failed": outcome.why_failed, "load": os.getloadavg()[0]}
+    write_whole(folder / _NOTE, json.dumps(fields) + "\n")
 
 
-def look_back(
+def read_finished(
     study: Path, points: Sequence[StudyPoint], config: StudyConfig
 ) -> dict[tuple[int, int], Measured]:
     """Read the repeats that were measured or have failed, by repeat and point."""
-    found = {}
+    finished = {}
     for repeat in range(config.repeats):
         for point in points:
-            folder = folder_of(study, repeat, point.number)
+            folder = repeat_folder(study, repeat, point.number)
             if (folder / _NOTE).exists():
-                found[repeat, point.number] = _look_back(folder, repeat, point, config)
-    return found
+                finished[repeat, point.number] = _read_finished(folder, repeat, point, config)
+    return finished
 
 
-def _look_back(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig) -> Measured:
-    noted = lines.load(folder / _NOTE)
+def _read_finished(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig) -> Measured:
+    fields = lines.load(folder / _NOTE)
     try:
-        seconds, why_failed = float(noted["seconds"]), str(noted["why_failed"])
+        seconds, why_failed = float(fields["seconds"]), str(fields["why_failed"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{folder / _NOTE} is not what nbgpu writes: {error!r}. Take the folder {folder.name} away, and "
@@ -65,10 +65,10 @@ def _look_back(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig
         ) from None
     if why_failed:
         return Measured(point.number, repeat, (), seconds=seconds, why_failed=why_failed)
-    return read(_reader_of(_run_in(folder)), repeat, point, config, seconds)
+    return read_measurement(_open_reader(_run_folder_in(folder)), repeat, point, config, seconds)
 
 
-def _run_in(folder: Path) -> Path:
+def _run_folder_in(folder: Path) -> Path:
     """The folder of the run of a repeat."""
     # A repeat that was cut off and measured again has two runs; the last one is whole.
     last = max(folder.glob(f"*/{names.INFO}"), key=lambda path: path.stat().st_mtime_ns, default=None)
@@ -79,7 +79,7 @@ def _run_in(folder: Path) -> Path:
     return last.parent
 
 
-def _reader_of(run: Path) -> Reader:
+def _open_reader(run: Path) -> Reader:
     return Reader(run, runs.read_info(run).world_size, live=False)
 
 
@@ -92,64 +92,72 @@ def explain(study: Path, point: StudyPoint, config: StudyConfig) -> Explanation:
     repeats = reversed(range(config.repeats))
     folder = next(
         folder
-        for folder in (folder_of(study, repeat, point.number) for repeat in repeats)
+        for folder in (repeat_folder(study, repeat, point.number) for repeat in repeats)
         if (folder / _NOTE).exists() and not lines.load(folder / _NOTE)["why_failed"]
     )
-    run = _run_in(folder)
-    return explaining.explain(run, _reader_of(run), point.config, point.ranks)
+    run = _run_folder_in(folder)
+    return explaining.explain(run, _open_reader(run), point.config, point.ranks)
 
 
-def read(
+def read_measurement(
     reader: Reader, repeat: int, point: StudyPoint, config: StudyConfig, seconds: float = 0.0
 ) -> Measured:
-    """Read what a run has recorded of the steps that count.
+    """Read the measured steps of a run: all steps but those of the warm-up.
 
     Raises:
-        RunError: a rank has not recorded the steps.
+        RunError: a rank has not recorded all of these steps.
     """
     records = list(reader.records())
     samples = [record for record in records if isinstance(record, Sample)]
     steps = step_parts.parts_of(records, point.ranks)
     last = config.warm_up_steps + config.measured_steps
-    counting = [parts for parts in steps if config.warm_up_steps < parts.step <= last]
+    measured_parts = [parts for parts in steps if config.warm_up_steps < parts.step <= last]
+    # A step takes as long as on its slowest rank.
     step_s: dict[int, float] = {}
-    for parts in counting:
+    for parts in measured_parts:
         step_s[parts.step] = max(parts.step_s, step_s.get(parts.step, 0.0))
     if len(step_s) < config.measured_steps:
         raise RunError(
             f"of {config.measured_steps} steps to be measured all ranks have recorded {len(step_s)}: a rank was replaced, or "
             "a file could not be written"
         )
-    times_s, parts_s = list(step_s.values()), step_parts.middle_half(counting)
+    times_s, parts_s = list(step_s.values()), step_parts.middle_half(measured_parts)
     if point.cycle:
-        times_s, between_s = _with_what_is_between(steps, config.warm_up_steps, last, point.cycle)
+        times_s, between_s = _mean_step_with_overhead(steps, config.warm_up_steps, last, point.cycle)
         parts_s |= {"between_s": between_s}
     return Measured(
         point=point.number,
         repeat=repeat,
         step_s=tuple(times_s),
         parts_s=parts_s,
-        slowest=step_parts.slowest_rank(counting),
+        slowest=step_parts.slowest_rank(measured_parts),
         losses=_losses(samples, point.ranks),
         parameters=runs.read_info(reader.folder).parameters,
         seconds=seconds,
     )
 
 
-def _with_what_is_between(
+def _mean_step_with_overhead(
     steps: Sequence[StepParts], warm_up_steps: int, last: int, cycle: int
 ) -> tuple[list[float], float]:
-    """The time of a step with its share of the validations and checkpoints, on average over each cycle of
-    these, and that share."""
+    """Return the mean time of a step in each cycle of validations and checkpoints, including these, and the
+    time that they add to a step on average.
+
+    Args:
+        steps: the steps of all ranks; those of rank 0 count.
+        warm_up_steps: the number of steps before the measurement.
+        last: the last measured step.
+        cycle: the number of steps between two validations or checkpoints.
+    """
     begun_s = {parts.step: parts.begun_at_s for parts in steps if parts.rank == 0}
-    own_s = {parts.step: parts.step_s for parts in steps if parts.rank == 0}
+    step_s = {parts.step: parts.step_s for parts in steps if parts.rank == 0}
     if last + 1 not in begun_s:
         raise RunError(f"the beginning of step {last + 1} was not recorded, with which the measurement ends")
     ends = range(warm_up_steps + 1, last + 2, cycle)
     means_s = [(begun_s[end] - begun_s[begin]) / cycle for begin, end in pairwise(ends)]
     whole_s = begun_s[last + 1] - begun_s[warm_up_steps + 1]
     measured = range(warm_up_steps + 1, last + 1)
-    return means_s, max(0.0, (whole_s - sum(own_s[step] for step in measured)) / len(measured))
+    return means_s, max(0.0, (whole_s - sum(step_s[step] for step in measured)) / len(measured))
 
 
 def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float], ...]:
@@ -158,9 +166,9 @@ def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float
         if "step_s" in sample.values and "loss" in sample.values:
             by_step.setdefault(sample.step, {})[sample.rank] = sample.values["loss"]
     return tuple(
-        (step, sum(of_ranks.values()) / num_ranks)
-        for step, of_ranks in sorted(by_step.items())
-        if len(of_ranks) == num_ranks
+        (step, sum(losses.values()) / num_ranks)
+        for step, losses in sorted(by_step.items())
+        if len(losses) == num_ranks
     )
 
 

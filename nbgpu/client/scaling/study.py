@@ -23,7 +23,7 @@ from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.host import registry
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
 from nbgpu.client.scaling.comparison import Comparison
@@ -48,7 +48,7 @@ started for them."""
 
 
 class Study:
-    """A study that goes on or is over. `nbgpu.scaling` and `nbgpu.study` make one.
+    """A study in progress or finished. `nbgpu.scaling` and `nbgpu.study` make one.
 
     Args:
         folder: the study's folder, with study.toml, a folder for each repeat of each point, and at the end
@@ -66,7 +66,7 @@ class Study:
         """What the study was first measured on."""
         self.points: Sequence[StudyPoint] = plan.points()
         self._lock = threading.Lock()
-        self._measured: dict[tuple[int, int], Measured] = measured_runs.look_back(
+        self._measured: dict[tuple[int, int], Measured] = measured_runs.read_finished(
             self.folder, self.points, plan.config
         )
         """By repeat and point."""
@@ -78,10 +78,10 @@ class Study:
         """What the start of engines waits for; empty while none are started."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
-        self._ending: Ending[StudyState] = Ending(self.folder.name, _log)
+        self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
         """Why no engines could be started."""
-        if not self._left():
+        if not self._remaining():
             self._ending.come("finished", lambda: None)
         else:
             self._ending.come("stopped", lambda: None)
@@ -127,7 +127,7 @@ class Study:
         with self._lock:
             num_done = len(self._measured)
             now, run = self._now, self._run
-        failed = sum(bool(each.why_failed) for each in list(self._measured.values()))
+        failed = sum(bool(repeat.why_failed) for repeat in list(self._measured.values()))
         text = f"{self.status}: {num_done} of {num_all} repeats done"
         if failed:
             text += f", {failed} failed"
@@ -141,7 +141,7 @@ class Study:
         if awaited := self._awaited:
             text += f"; {awaited}"
         left_s = self.seconds_left()
-        return text if left_s is None else f"{text}; about {_in_words(left_s)} left"
+        return text if left_s is None else f"{text}; about {_format_duration(left_s)} left"
 
     def seconds_left(self) -> float | None:
         """The time that the study still needs, by what its repeats took so far; None where none was measured
@@ -151,12 +151,12 @@ class Study:
             now, now_begun_s = self._now, self._now_begun_s
         if self._ending.state is not None or not taken:
             return None
-        typical_s = sum(each.seconds for each in taken) / len(taken)
+        typical_s = sum(repeat.seconds for repeat in taken) / len(taken)
         by_point: dict[int, list[float]] = {}
-        for each in taken:
-            by_point.setdefault(each.point, []).append(each.seconds)
+        for repeat in taken:
+            by_point.setdefault(repeat.point, []).append(repeat.seconds)
         left_s = 0.0
-        for _, point in self._left():
+        for _, point in self._remaining():
             of_point = by_point.get(point.number)
             left_s += sum(of_point) / len(of_point) if of_point else typical_s
         # The repeat that is measured now is among those that are left.
@@ -165,7 +165,7 @@ class Study:
     def measured(self) -> list[Measured]:
         """The repeats that were measured or have failed so far, in order of repeat and point."""
         with self._lock:
-            return [each for _, each in sorted(self._measured.items())]
+            return [repeat for _, repeat in sorted(self._measured.items())]
 
     def summary(self) -> list[PointSummary | Gap]:
         """The points with medians and intervals, in order; gaps for those of which nothing was measured."""
@@ -217,13 +217,13 @@ class Study:
 
     def explained_point(self, value: Any = None) -> StudyPoint:
         """Return the point that `explain` speaks of, with the same errors."""
-        found = [point for point in self.points if value is None or point.value == value]
-        if not found:
+        matching = [point for point in self.points if value is None or point.value == value]
+        if not matching:
             raise ConfigError(f"{self.plan.vary} = {value} is not a point. Points: {list(self.plan.values)}")
-        measured = {each.point for each in self.measured() if each.step_s}
-        point = next((point for point in reversed(found) if point.number in measured), None)
+        measured = {repeat.point for repeat in self.measured() if repeat.step_s}
+        point = next((point for point in reversed(matching) if point.number in measured), None)
         if point is None:
-            raise RunError(f"{self.plan.vary} = {found[-1].value} was not measured yet")
+            raise RunError(f"{self.plan.vary} = {matching[-1].value} was not measured yet")
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
@@ -325,16 +325,16 @@ class Study:
             registry.require_free(cluster.devices)
         claim = folder_lock.lock(self.folder)
         with self._lock:
-            self._measured = {place: each for place, each in self._measured.items() if not each.why_failed}
+            self._measured = {key: repeat for key, repeat in self._measured.items() if not repeat.why_failed}
         self._stopping.clear()
         self._lost = None
-        self._ending = Ending(self.folder.name, _log)
+        self._ending = Completion(self.folder.name, _log)
         atexit.register(self._abandon)
-        threading.Thread(target=self._go_through, args=(claim,), name="nbgpu-study", daemon=True).start()
+        threading.Thread(target=self._measure_all, args=(claim,), name="nbgpu-study", daemon=True).start()
         return self
 
-    def _left(self) -> list[tuple[int, StudyPoint]]:
-        """The repeats that are neither measured nor have failed, in the order in which they are measured."""
+    def _remaining(self) -> list[tuple[int, StudyPoint]]:
+        """The repeats still to be measured, as (repeat, point) in the order of measurement."""
         with self._lock:
             done = set(self._measured)
         pairs = studies.order(len(self.points), self.plan.config.repeats)
@@ -342,22 +342,22 @@ class Study:
 
     # The methods below run in the study's thread.
 
-    def _go_through(self, claim: int) -> None:
-        left = deque(self._left())
+    def _measure_all(self, claim: int) -> None:
+        left = deque(self._remaining())
         failed: dict[int, str] = {}
         try:
             while left and not self._stopping.is_set():
                 repeat, point = left.popleft()
                 if why := failed.get(point.number):
                     # It would take long to fail in the same way again.
-                    self._take(Measured(point.number, repeat, (), why_failed=why))
+                    self._record(Measured(point.number, repeat, (), why_failed=why))
                     continue
-                found = self._measure(repeat, point)
-                if found is None:
+                outcome = self._measure(repeat, point)
+                if outcome is None:
                     break
-                if found.why_failed:
-                    failed[point.number] = found.why_failed
-                self._take(found)
+                if outcome.why_failed:
+                    failed[point.number] = outcome.why_failed
+                self._record(outcome)
         except Exception as error:  # noqa: BLE001
             # `wait` raises the error.
             _log.exception("%s failed", self.folder.name)
@@ -371,24 +371,24 @@ class Study:
             with self._lock:
                 self._now = self._run = None
         atexit.unregister(self._abandon)
-        self._leave_table()
+        self._write_table()
         os.close(claim)
-        self._ending.come(self._how_it_ended(), self._report)
+        self._ending.come(self._final_status(), self._report)
 
-    def _how_it_ended(self) -> StudyState:
+    def _final_status(self) -> StudyState:
         if self._lost is not None and not self._stopping.is_set():
             return "failed"
-        return "stopped" if self._left() else "finished"
+        return "stopped" if self._remaining() else "finished"
 
     def _measure(self, repeat: int, point: StudyPoint) -> Measured | None:
-        """Measure one repeat; None where the study was stopped meanwhile."""
+        """Measure one repeat; return None if the study was stopped meanwhile."""
         with self._lock:
             self._now, self._now_begun_s = (repeat, point), time.monotonic()
-        folder = measured_runs.folder_of(self.folder, repeat, point.number)
+        folder = measured_runs.repeat_folder(self.folder, repeat, point.number)
         run: Run | None = None
         try:
-            cluster = self._cluster_of(point.ranks)
-            # The first start of the engines takes much longer than what follows.
+            cluster = self._cluster_with(point.ranks)
+            # Count from here: the first start of the engines takes much longer than a repeat.
             self._now_begun_s = time.monotonic()
             run = cluster.train_with(point.config.changed(runs_dir=str(folder)))
             with self._lock:
@@ -398,11 +398,11 @@ class Study:
             run.wait(progress=False)
             if run.status == "stopped":
                 return None
-            found = measured_runs.read(run.reader, repeat, point, self.plan.config)
+            outcome = measured_runs.read_measurement(run.reader, repeat, point, self.plan.config)
         except NbgpuError as error:
             if self._stopping.is_set() and run is None:
                 return None
-            found = Measured(point.number, repeat, (), why_failed=f"{type(error).__name__}: {error}")
+            outcome = Measured(point.number, repeat, (), why_failed=f"{type(error).__name__}: {error}")
             # After the error a GPU may be unusable, or memory still be taken, so the next point gets new
             # engines.
             if self._cluster is not None:
@@ -411,30 +411,29 @@ class Study:
         finally:
             with self._lock:
                 self._now = self._run = None
-        return replace(found, seconds=time.monotonic() - self._now_begun_s)
+        return replace(outcome, seconds=time.monotonic() - self._now_begun_s)
 
-    def _cluster_of(self, ranks: int) -> Cluster:
-        """The study's cluster with this number of ranks."""
+    def _cluster_with(self, ranks: int) -> Cluster:
+        """Return the study's cluster with this number of ranks: started, restarted or resized as needed."""
         if self._cluster is not None and not self._cluster.running:
             self._cluster = None
         if self._cluster is None:
             self._cluster = Cluster.with_config(self.plan.point_cluster(ranks))
             try:
-                self._cluster.start_beside(tell=self._wait_for, stop=self._stopping)
+                self._cluster.start_beside(tell=self._show_awaited, stop=self._stopping)
             finally:
-                self._wait_for("")
+                self._show_awaited("")
             self._note_hosts(self._cluster)
         if self._cluster.world_size != ranks:
             self._cluster.resize(ranks)
         return self._cluster
 
-    def _wait_for(self, what: str) -> None:
-        """Note what the start of engines waits for, such as a job in a queue."""
+    def _show_awaited(self, what: str) -> None:
+        """Show in the study's progress what the start of engines waits for, such as a job in a queue."""
         self._awaited = what.strip()
 
     def _note_hosts(self, cluster: Cluster) -> None:
-        """Note the other hosts on which the study is measured, when it has started them for the first
-        time."""
+        """Save the names of the study's other hosts, once they are started for the first time."""
         hosts = {host.name: host.description.num_cores for host in cluster.other_hosts}
         if not hosts or self.environment["host"]:
             return
@@ -442,18 +441,18 @@ class Study:
         self.environment = measured_runs.environment(cluster.devices, transport, hosts)
         self.plan.write(self.folder, self.environment)
 
-    def _take(self, found: Measured) -> None:
+    def _record(self, outcome: Measured) -> None:
         with self._lock:
-            self._measured[found.repeat, found.point] = found
-        measured_runs.note(self.folder, found)
-        self._leave_table()
+            self._measured[outcome.repeat, outcome.point] = outcome
+        measured_runs.write_outcome(self.folder, outcome)
+        self._write_table()
 
-    def _leave_table(self) -> None:
-        """Write the present table for other programs, so that it exists whatever happens next."""
+    def _write_table(self) -> None:
+        """Write the repeats measured so far to repeats.csv, which other programs can read at any time."""
         try:
             write_whole(self.folder / TABLE, self.repeats().to_csv(index=False))
         except OSError as error:
-            # What was measured matters more than a table of it, which can be made at any time.
+            # The study goes on: the table can be written again from the measurements.
             _log.warning("the table of %s could not be written: %s", self.folder.name, error)
 
     def _report(self) -> None:
@@ -467,5 +466,5 @@ class Study:
             self._cluster.stop()
 
 
-def _in_words(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

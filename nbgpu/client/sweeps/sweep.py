@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.machine import folder_lock
@@ -64,18 +64,18 @@ class Sweep:
             for number in range(len(plan.trials))
         ]
         for trial in self.trials:
-            trial.look_back()
+            trial.read_finished()
         self._left = deque(trial for trial in self.trials if not trial.over)
         self.num_parallel = min(len(clusters), len(self._left))
         """The number of trials that train side by side."""
         self._clusters = clusters[: self.num_parallel]
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
-        self._ending: Ending[SweepState] = Ending(folder.name, _log)
+        self._ending: Completion[SweepState] = Completion(folder.name, _log)
         self._lost: list[NbgpuError] = []
         """The errors because of which places could not start a cluster."""
         atexit.register(self._abandon)
-        threading.Thread(target=self._go_through, name="nbgpu-sweep", daemon=True).start()
+        threading.Thread(target=self._run_trials, name="nbgpu-sweep", daemon=True).start()
 
     def __repr__(self) -> str:
         return f"<Sweep {self.folder.name}: {self.describe()}>"
@@ -207,7 +207,7 @@ class Sweep:
 
     # The methods below run in threads.
 
-    def _go_through(self) -> None:
+    def _run_trials(self) -> None:
         """Let all places take trials until none is left, and end the sweep."""
         places = [
             threading.Thread(target=self._work, args=(cluster,), name=f"nbgpu-sweep-{i}", daemon=True)
@@ -218,15 +218,15 @@ class Sweep:
         for place in places:
             place.join()
         atexit.unregister(self._abandon)
-        self._leave_table()
+        self._write_table()
         os.close(self._claim)
-        self._ending.come(self._how_it_ended(), self._report)
+        self._ending.come(self._final_status(), self._report)
 
     def _report(self) -> None:
         if presenting.presenter is not None:
             presenting.presenter.report_sweep(self)
 
-    def _how_it_ended(self) -> SweepState:
+    def _final_status(self) -> SweepState:
         if all(trial.state in ("finished", "failed") for trial in self.trials):
             return "finished"
         return "failed" if self._lost and not self._stopping.is_set() else "stopped"
@@ -254,7 +254,7 @@ class Sweep:
                 if self._stopping.is_set():
                     return
                 self._train(trial, cluster)
-                self._leave_table()
+                self._write_table()
         except Exception as error:  # noqa: BLE001
             # The other places go on, and `wait` raises the error.
             _log.exception("a place of %s failed", self.folder.name)
@@ -289,16 +289,16 @@ class Sweep:
             trial.ended("failed", RunError(f"{type(error).__name__}: {error}"))
             cluster.stop()
 
-    def _leave_table(self) -> None:
-        """Write the present table, so that it exists whatever happens next."""
+    def _write_table(self) -> None:
+        """Write the trials' table as it is now, so that other programs can read it at any time."""
         try:
             with self._table_lock:
                 write_whole(self.folder / TABLE, self.table().to_csv(index=False))
         except Exception as error:  # noqa: BLE001
-            # The trials matter more than a table of them, which can be made at any time.
-            known = isinstance(error, OSError)
+            # The sweep goes on: the table can be written again from the trials' folders.
+            is_expected = isinstance(error, OSError)
             _log.warning(
-                "the table of %s could not be written: %s", self.folder.name, error, exc_info=not known
+                "the table of %s could not be written: %s", self.folder.name, error, exc_info=not is_expected
             )
 
     def _abandon(self) -> None:

@@ -169,7 +169,7 @@ class Trial:
         frame = pd.DataFrame(columns=["rank", "step", "time_s"])
         for folder in self.run_folders:
             kept = frame[frame["step"] <= resume.Beginning.read(folder).step]
-            pieces = [piece for piece in (kept, frame_of(_reader_of(folder))) if not piece.empty]
+            pieces = [piece for piece in (kept, frame_of(_open_reader(folder))) if not piece.empty]
             frame = pd.concat(pieces, ignore_index=True) if pieces else frame
         return frame
 
@@ -183,12 +183,12 @@ class Trial:
 
     # The sweep calls the methods below.
 
-    def look_back(self) -> None:
+    def read_finished(self) -> None:
         """Read the state of the trial from its folder, for a sweep that was cut off or is over."""
         folders = self.run_folders
         for folder in folders:
             self._begin(folder, _world_size(folder))
-            self._take(_reader_of(folder).records())
+            self._add_records(_open_reader(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
         # A run that was killed after its last checkpoint has nothing left to do.
         if (outcomes and set(map(str, outcomes)) == {"finished"}) or self._has_last_checkpoint():
@@ -249,9 +249,9 @@ class Trial:
             if self._run is not None:
                 for records, cursor in self._run.reader.batches(self._cursor):
                     self._cursor = cursor
-                    self._take(records)
+                    self._add_records(records)
 
-    def _take(self, records: Iterable[Sample | Event]) -> None:
+    def _add_records(self, records: Iterable[Sample | Event]) -> None:
         for record in records:
             self._step = max(self._step, record.step)
             self.seconds = max(self.seconds, self._seconds_before + record.time_s - self._started_s)
@@ -274,7 +274,7 @@ def _world_size(run_folder: Path) -> int:
         return 1
 
 
-def _reader_of(run_folder: Path) -> Reader:
+def _open_reader(run_folder: Path) -> Reader:
     return Reader(run_folder, _world_size(run_folder), live=False)
 
 

@@ -70,7 +70,7 @@ def push(
     missing = _ask(ranks, chosen, Call.CHECK_DEFINITIONS, definitions)
     problems += [
         f"{user} cannot be defined without `{name}`, which {who}: {_remedy(name)}"
-        for (user, name), who in _who_lacks(missing).items()
+        for (user, name), who in _ranks_without_name(missing).items()
         if name not in data
     ]
     if problems:
@@ -90,7 +90,7 @@ def push(
         send_data(rest)
     return [
         f"{user} uses `{name}`, which {who}: {_remedy(name)}"
-        for (user, name), who in _who_lacks(
+        for (user, name), who in _ranks_without_name(
             _ask(ranks, chosen, Call.FIND_LACKING_NAMES, definitions, list(closures))
         ).items()
     ]
@@ -100,7 +100,7 @@ def _ask(ranks: Ranks, chosen: Collection[int], what: Call, *arguments: Any) -> 
     return ranks.wait_for(ranks.call(what, *arguments, ranks=chosen))
 
 
-def _who_lacks(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
+def _ranks_without_name(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
     """The ranks that do not have a name, in words, by (the definition that uses it, name)."""
     lacking: dict[tuple[str, str], list[int]] = {}
     for rank, pairs in by_rank.items():

@@ -203,7 +203,7 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
             for name in own
         ]
     served = serve(folder, folder / saved_folder.MANIFEST)
-    _give(served, ranks, manifest)
+    _distribute(served, ranks, manifest)
     try:
         staged = answers(ranks, lambda: _stage(ranks, folder, manifest, wanted, trust))
         ready, untrusted, failed = _agreed(staged)
@@ -220,7 +220,7 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
     return Loaded(folder, len(ranks), ready, [*left_out, *failed], untrusted, with_random_state)
 
 
-def _give(served: Served, ranks: Ranks, manifest: Manifest) -> None:
+def _distribute(served: Served, ranks: Ranks, manifest: Manifest) -> None:
     """Bring the files of the ranks to the hosts that do not see the folder."""
     if not served.is_needed:
         return

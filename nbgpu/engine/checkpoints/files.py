@@ -34,7 +34,7 @@ from nbgpu.run_folder.checkpoint_files import (
     OPTIMIZER,
     STATE,
     UNFINISHED,
-    Manifest,
+    CheckpointManifest,
     Score,
 )
 
@@ -67,7 +67,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
     name = f"{checkpoint_files.checkpoint_name(step)}{UNFINISHED}"
     snapshot = InMemory(step, checkpoint_files.checkpoints_folder(folder) / name)
     _fill(snapshot, _by_file(tensors), gathering(tensors), about)
-    return _complete(folder, snapshot, ())
+    return _write_complete(folder, snapshot, ())
 
 
 def gathering(tensors: Mapping[str, Tensor]) -> WholeTensors:
@@ -192,7 +192,7 @@ class Writer:
             return
         self._step = step
         if score is None:
-            self._writing = self._thread.submit(self._write_or_tell, snapshot)
+            self._writing = self._thread.submit(self._write_or_report, snapshot)
             return
         with self._best_lock:
             if self._best is not None:
@@ -258,9 +258,9 @@ class Writer:
         with self._best_lock:
             best, self._best = self._best, None
         if best is not None:
-            self._write_or_tell(*best)
+            self._write_or_report(*best)
 
-    def _write_or_tell(self, snapshot: Snapshot, score: Score | None = None) -> None:
+    def _write_or_report(self, snapshot: Snapshot, score: Score | None = None) -> None:
         try:
             self._write(snapshot, score)
         except Exception as error:  # noqa: BLE001 - training continues after any error, and a note says so
@@ -269,7 +269,7 @@ class Writer:
     def _write(self, snapshot: Snapshot, score: Score | None) -> None:
         step = snapshot.step
         try:
-            path = _complete(self._folder, snapshot, self._unfinished)
+            path = _write_complete(self._folder, snapshot, self._unfinished)
         finally:
             self._unfinished.discard(snapshot.folder)
         if score is not None:
@@ -320,7 +320,7 @@ def _parent(folder: Path) -> Path:
     return parent
 
 
-def _complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) -> Path:
+def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) -> Path:
     """Put a snapshot on the disk and give it its name, or remove it.
 
     Args:
@@ -338,7 +338,7 @@ def _complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) ->
             snapshot.discard()
             return final
         seals = snapshot.put_on_disk()
-        manifest = Manifest(snapshot.step, time.time(), seals)
+        manifest = CheckpointManifest(snapshot.step, time.time(), seals)
         write_through(snapshot.folder / MANIFEST, checkpoint_files.text(manifest).encode())
         _sync_folder(snapshot.folder)
         if final.exists():

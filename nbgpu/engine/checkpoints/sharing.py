@@ -30,7 +30,7 @@ def everywhere(checkpoint: Path) -> Path:
     writes = lacks_it and group.membership().local_rank == 0
     has_it = group.membership().rank == 0
     sizes = exchange.broadcast(together(lambda: _sizes(place) if has_it else {}), source=0)
-    raise_together(_pass_on(place, sizes, writes))
+    raise_together(_send_files(place, sizes, writes))
     return place
 
 
@@ -41,7 +41,7 @@ def _sizes(checkpoint: Path) -> dict[str, int]:
     }
 
 
-def _pass_on(place: Path, sizes: Mapping[str, int], writes: bool) -> Exception | None:
+def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exception | None:
     """Send the files from rank 0 to the ranks that write them; return what went wrong on this rank. The
     ranks exchange all pieces in any case, because the others would wait for them."""
     failure: Exception | None = None

@@ -33,7 +33,7 @@ class PackedVolumes:
             places: dict[str, Any] = {}
             for name, value in volume.items():
                 if isinstance(value, Tensor):
-                    places[name] = _Place(end, tuple(value.shape), value.dtype)
+                    places[name] = _TensorLayout(end, tuple(value.shape), value.dtype)
                     end = math.ceil((end + value.nbytes) / _ALIGN_BYTES) * _ALIGN_BYTES
                 else:
                     places[name] = value
@@ -54,7 +54,7 @@ class PackedVolumes:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
-            name: place.of(self._memory) if isinstance(place, _Place) else place
+            name: place.of(self._memory) if isinstance(place, _TensorLayout) else place
             for name, place in self._layout[index].items()
         }
 
@@ -70,8 +70,8 @@ class PackedVolumes:
         return torch.from_file(self._path, shared=shared, size=self._num_bytes, dtype=torch.uint8)
 
 
-class _Place:
-    """The place of a tensor in the memory."""
+class _TensorLayout:
+    """The offset, shape and type of a tensor in the packed memory."""
 
     def __init__(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self._begin = begin

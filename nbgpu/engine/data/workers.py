@@ -150,7 +150,7 @@ class WorkerProcesses:
         try:
             self._results = iter(self._loader)
         except Exception as error:
-            if failure := self._who_is_gone():
+            if failure := self._exited_workers():
                 raise RunError(f"rank {self._rank}: {failure}") from error
             raise RunError(
                 f"rank {self._rank}: the data cannot be sent to worker processes ({error}). Steps and items must be "
@@ -170,17 +170,17 @@ class WorkerProcesses:
             return next(self._results)
         except Exception as error:
             # If a worker has ended, that is why its results did not arrive.
-            if failure := self._who_is_gone():
+            if failure := self._exited_workers():
                 raise RunError(f"rank {self._rank}: {failure}") from error
             raise
 
-    def _who_is_gone(self) -> str:
+    def _exited_workers(self) -> str:
         processes = list(getattr(self._results, "_workers", ()))  # torch has no public name for them
         for process in processes:
             process.join(0.1)  # the exit code arrives a moment after the end
         gone = [(p.pid, p.exitcode) for p in processes if p.exitcode is not None]
         return "; ".join(
-            f"the worker process {pid} that reads data {_how_it_ended(code)}" for pid, code in gone
+            f"the worker process {pid} that reads data {_describe_exit(code)}" for pid, code in gone
         )
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class WorkerProcesses:
             results._shutdown_workers()
 
 
-def _how_it_ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with {code}; standard error has why. Set num_workers=0 to see it here"
     advice = "Set num_workers=0 to see where"

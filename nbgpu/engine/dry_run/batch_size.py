@@ -147,7 +147,7 @@ class _Search:
                 else:
                     self._failure = error
                 memory.let_go(error)
-                self._dry_run.forget_gradients()
+                self._dry_run.zero_grad()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
         memory_limit.tighten(SPARE_BYTES)

@@ -29,13 +29,13 @@ def scratch_bytes(function: Any, args: tuple[Any, ...], results: Any) -> int:
     """Return what the kernel takes on the CPU beside its inputs and results, in bytes; 0 for all kernels but
     convolutions."""
     if function is _FORWARD:
-        return _of_forward(args[0], args[1], results)
+        return _forward_bytes(args[0], args[1], results)
     if function is _BACKWARD:
-        return _of_backward(args[0], args[1], args[2], args[4], results)
+        return _backward_bytes(args[0], args[1], args[2], args[4], results)
     return 0
 
 
-def _of_forward(image: Tensor, weight: Tensor, result: Tensor) -> int:
+def _forward_bytes(image: Tensor, weight: Tensor, result: Tensor) -> int:
     if image.device.type != "cpu" or _is_pointwise(weight):
         return 0
     if _is_unfolded(image, weight):
@@ -44,7 +44,7 @@ def _of_forward(image: Tensor, weight: Tensor, result: Tensor) -> int:
     return max(_copied(image) + weight.nbytes + grouped, grouped + result.nbytes) - result.nbytes
 
 
-def _of_backward(
+def _backward_bytes(
     gradient: Tensor, image: Tensor, weight: Tensor, strides: Sequence[int], results: Any
 ) -> int:
     if image.device.type != "cpu":

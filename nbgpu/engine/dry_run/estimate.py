@@ -17,7 +17,7 @@ from nbgpu.errors import DataError
 
 
 @torch_settings.as_at_the_beginning()
-def of_run(settings: dict[str, Any]) -> dict[str, Any]:
+def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
     """Return an estimate for one rank, which is the same for every rank. No collective.
 
     Args:
@@ -25,17 +25,17 @@ def of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
-        the tensors at the peak by category (`nbgpu.engine.memory.tape`), `before` (already held by the
+        the tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already held by the
         process) and `peak`; or `unknown` with the reason.
     """
     config = train_config(**settings)
     recipe: Any = by_name.load(config)
     if isinstance(recipe, Problem):
-        return _of_problem(recipe)
+        return _estimate_problem(recipe)
     return {"data": _data(config), "memory": memory(config)}
 
 
-def _of_problem(problem: Problem) -> dict[str, Any]:
+def _estimate_problem(problem: Problem) -> dict[str, Any]:
     """Return the estimate for a problem, which has a goal in place of samples."""
     try:
         problem.load()
@@ -55,7 +55,7 @@ def _data(config: TrainConfig) -> dict[str, Any]:
 
 
 def memory(config: TrainConfig) -> dict[str, Any]:
-    """Return the memory of a rank, as `of_run` does."""
+    """Return the memory of a rank, as `estimate_run` does."""
     member = group.membership()
     config = without_exchange(config)
     with memory_limit.lifted(), randomness.of_run(config):

@@ -40,15 +40,15 @@ class FakeShards:
         self._note = note
         of_blocks = {id(p) for block in blocks for p in block.parameters()}
         rest = [p for p in model.parameters() if id(p) not in of_blocks]
-        self._root = _Part(rest, world_size, note)
-        self._parts = [_Part(list(block.parameters()), world_size, note) for block in blocks]
+        self._root = _FsdpUnit(rest, world_size, note)
+        self._parts = [_FsdpUnit(list(block.parameters()), world_size, note) for block in blocks]
         self._now = True
-        self._order: list[_Part] = []
+        self._order: list[_FsdpUnit] = []
         """The parts in the order of the forward pass."""
         self._gathered: Tensor | None = None
         """The buffer that the forward pass frees once the next part is gathered."""
         self._to_scatter: Tensor | None = None
-        self._waiting: list[_Part] = []
+        self._waiting: list[_FsdpUnit] = []
         """The parts whose gradients are scattered when the backward pass is over."""
         for part, block in zip(self._parts, blocks, strict=True):
             self._watch(part, block)
@@ -72,7 +72,7 @@ class FakeShards:
         self._waiting = []
         self._to_scatter = None
 
-    def _watch(self, part: _Part, block: nn.Module) -> None:
+    def _watch(self, part: _FsdpUnit, block: nn.Module) -> None:
         def before_forward(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             self._gather_in_forward(part)
             self._order.append(part)
@@ -108,7 +108,7 @@ class FakeShards:
         self._order = []
         self._gather_in_forward(self._root)
 
-    def _gather_in_forward(self, part: _Part) -> None:
+    def _gather_in_forward(self, part: _FsdpUnit) -> None:
         part.prefetch()
         self._gathered = None
         part.gather()
@@ -117,7 +117,7 @@ class FakeShards:
     def _end_forward(self) -> None:
         self._gathered = None
 
-    def _scatter(self, part: _Part) -> None:
+    def _scatter(self, part: _FsdpUnit) -> None:
         part.forget_gathered()
         if not self._now:
             return
@@ -150,8 +150,8 @@ class _AfterBackward(torch.autograd.Function):
         return None, *gradients
 
 
-class _Part:
-    """Weights that are gathered together."""
+class _FsdpUnit:
+    """The weights that FSDP gathers together."""
 
     def __init__(
         self, whole: list[nn.Parameter], world_size: int, note: Callable[[list[Tensor]], None]

@@ -25,8 +25,8 @@ from nbgpu.engine.dry_run.conv_scratch import scratch_bytes
 from nbgpu.engine.dry_run.fake_shards import FakeShards
 from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.memory import limit as memory_limit
+from nbgpu.engine.memory.allocations import GATHERED, AllocationLog
 from nbgpu.engine.memory.budget import Need
-from nbgpu.engine.memory.tape import GATHERED, Tape
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.discriminator import Discriminator
@@ -38,11 +38,11 @@ _NUM_STEPS = 2
 
 
 class _Living(TorchDispatchMode):
-    """Records the living storages, each once, on a tape."""
+    """Logs the allocation and the free of each storage, once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tape = Tape()
+        self.log = AllocationLog()
         self._left_out: set[int] = set()
 
     def __torch_dispatch__(
@@ -53,11 +53,11 @@ class _Living(TorchDispatchMode):
             if isinstance(result, Tensor):
                 storage = result.untyped_storage()
                 key = storage._cdata
-                if key not in self._left_out and not self.tape.holds(key):
-                    self.tape.take(key, storage.nbytes())
-                    weakref.finalize(storage, self.tape.give_back, key)
+                if key not in self._left_out and not self.log.holds(key):
+                    self.log.allocate(key, storage.nbytes())
+                    weakref.finalize(storage, self.log.free, key)
         if scratch := scratch_bytes(function, args, results):
-            self.tape.for_a_moment(scratch)
+            self.log.allocate_scratch(scratch)
         return results
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
@@ -65,11 +65,11 @@ class _Living(TorchDispatchMode):
         self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
-        """Say what these tensors are for, or with None all others that are held now."""
+        """Set the category of these tensors, or with None of all other live tensors."""
         if tensors is None:
-            self.tape.claim_others(category)
+            self.log.label_others(category)
         else:
-            self.tape.claim(category, [tensor.untyped_storage()._cdata for tensor in tensors])
+            self.log.label(category, [tensor.untyped_storage()._cdata for tensor in tensors])
 
 
 def _empty(model: nn.Module, device: torch.device) -> None:
@@ -89,7 +89,7 @@ def _empty_buffers(model: nn.Module, device: torch.device) -> None:
 
 def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[str, int]:
     """Return the memory of one rank at the peak of its steps in bytes, by the categories of
-    `nbgpu.engine.memory.tape`.
+    `nbgpu.engine.memory.allocations`.
 
     Args:
         config: the result of `without_exchange`.
@@ -126,7 +126,7 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
         dry_run.between_steps()
-        return living.tape.parts_at_peak()
+        return living.log.bytes_at_peak()
 
 
 def need_of(config: TrainConfig, world_size: int) -> Need | None:
@@ -180,7 +180,7 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
         loss_of = recipe.loss if rival is None else rival.loss_of_model
         loss_of(model, batch)["loss"].backward()
         if rival is not None:
-            rival.forget_gradients()
+            rival.zero_grad()
     model.zero_grad(set_to_none=True)
-    peak_bytes: int = living.tape.peak_bytes
+    peak_bytes: int = living.log.peak_bytes
     return peak_bytes

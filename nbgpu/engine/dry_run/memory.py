@@ -14,7 +14,7 @@ from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.memory.traced import Traced, traced
+from nbgpu.engine.memory.trace import MemoryTrace, trace_memory
 from nbgpu.engine.model import precision, randomness, strategy
 from nbgpu.engine.workload import by_name
 
@@ -24,22 +24,23 @@ _NUM_STEPS = 3
 
 @torch_settings.as_at_the_beginning()
 def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
-    """Take steps on generated batches with the exchange of gradients, twice: once to see what the process
-    takes, and once to see which tensors take it. A collective.
+    """Measure the memory of steps on generated batches, with the exchange of gradients. A collective.
+
+    The steps are taken twice: once to measure the process, and once to see which tensors hold the memory.
 
     Args:
         settings: all fields of a TrainConfig.
         with_data: whether to decode the volumes that the rank would keep, too.
 
     Returns:
-        `tensors`: bytes by category at the moment when the tensors of a step took most; `before_bytes`: what
-        the process held on the device before; `peak_bytes`: the most that it held meanwhile; `cached_bytes`:
-        what the volumes take in host memory, None without them.
+        `tensors`: the bytes of each category at the peak of the tensors' memory; `before_bytes`: the memory
+        of the process on the device before the steps; `peak_bytes`: its peak during the steps;
+        `cached_bytes`: the host memory of the cached volumes, None if there are none.
     """
     member = group.membership()
     config = train_config(**settings)
     device = member.device
-    # What a run imports is held before it, and not by its steps.
+    # Import it now, so that its memory does not count as that of the steps.
     with memory_limit.lifted():
         import_module("torch._dynamo")
     memory.free()
@@ -47,16 +48,16 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     try:
         with randomness.of_run(config), precision.kernels(config):
             memory.begin_peak(device)
-            _take_steps(config, device, Traced())
+            _take_steps(config, device, MemoryTrace())
             # What the allocator of a GPU keeps counts as used, too: nobody else gets it.
             peak_bytes = max(memory.peak_bytes(device), memory.Usage.of(device).reserved_bytes)
             memory.free()
-            with traced(device) as found:
-                _take_steps(config, device, found)
+            with trace_memory(device) as trace:
+                _take_steps(config, device, trace)
     finally:
         memory.free()
     return {
-        "tensors": found.tape.parts_at_peak(),
+        "tensors": trace.log.bytes_at_peak(),
         "before_bytes": before_bytes,
         "peak_bytes": peak_bytes,
         "cached_bytes": _cached_bytes(config, member) if with_data else None,
@@ -72,7 +73,7 @@ def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
         memory.free()
 
 
-def _take_steps(config: TrainConfig, device: torch.device, found: Traced) -> None:
+def _take_steps(config: TrainConfig, device: torch.device, trace: MemoryTrace) -> None:
     recipe = by_name.load(config)
     held: list[strategy.Strategy] = []
 
@@ -81,7 +82,7 @@ def _take_steps(config: TrainConfig, device: torch.device, found: Traced) -> Non
         return held[0]
 
     try:
-        dry_run = DryRun(config, device, recipe, spread=spread, note=found.note)
+        dry_run = DryRun(config, device, recipe, spread=spread, note=trace.note)
         for _ in range(_NUM_STEPS):
             dry_run.step(config.batch_size)
         dry_run.between_steps()
@@ -92,22 +93,24 @@ def _take_steps(config: TrainConfig, device: torch.device, found: Traced) -> Non
 
 @torch_settings.as_at_the_beginning()
 def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str, Any]]:
-    """Return what the tensors of a step would take on one rank, for each (all fields of a TrainConfig, the
-    number of ranks). Nothing is allocated. No collective.
+    """Predict the memory of a step's tensors on one rank. Nothing is allocated. No collective.
+
+    Args:
+        variants: pairs of all fields of a TrainConfig, and a number of ranks.
 
     Returns:
-        In order `tensors`, as `measure` returns it, or `unknown` with the reason.
+        For each variant `tensors`, as `measure` returns it, or `unknown` with the reason.
     """
     member = group.membership()
-    found: list[dict[str, Any]] = []
+    predictions: list[dict[str, Any]] = []
     for settings, num_ranks in variants:
         config = without_exchange(train_config(**settings))
         try:
             # The kernel of an attention decides whether its scores are kept.
             with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
-                found.append({"tensors": fake_steps.parts(config, member.device, num_ranks)})
+                predictions.append({"tensors": fake_steps.parts(config, member.device, num_ranks)})
         except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
-            found.append({"unknown": f"{type(error).__name__}: {error}".splitlines()[0]})
+            predictions.append({"unknown": f"{type(error).__name__}: {error}".splitlines()[0]})
         finally:
             memory.free()
-    return found
+    return predictions

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.dry_run.fake_shards import FakeShards
-from nbgpu.engine.memory import tape
+from nbgpu.engine.memory import allocations
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.averaging import Average
@@ -63,8 +63,7 @@ class Unexchanged:
 
 
 Note = Callable[[str, Iterable[Tensor] | None], None]
-"""Is told what tensors are for (a category of nbgpu.engine.memory.tape), or with None all others that are
-held."""
+"""Sets the category (one of nbgpu.engine.memory.allocations) of tensors, or with None of all other ones."""
 
 
 class DryRun:
@@ -109,7 +108,7 @@ class DryRun:
         )
         self._average = Average(holder, config.ema_decay) if config.ema_decay else None
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
-        self._note(tape.PARAMETERS, [own_part(p) for p in [*self._parameters, *self.model.buffers()]])
+        self._note(allocations.PARAMETERS, [own_part(p) for p in [*self._parameters, *self.model.buffers()]])
 
     def step(self, batch_size: int) -> None:
         """Take one optimizer step, with all memory that a run would hold."""
@@ -119,7 +118,7 @@ class DryRun:
             {name: self._ready(value) for name, value in self.recipe.example(batch_size).items()}
             for _ in range(config.accumulate + num_waiting)
         ]
-        self._note(tape.BATCHES, [value for batch in batches for value in batch.values()])
+        self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         # A third micro-batch would need no more memory than two.
         num_taken = min(2, config.accumulate)
@@ -135,7 +134,7 @@ class DryRun:
             if rival is not None:
                 rival.learn(self._scaler)
         gradients = [own_part(p.grad) for p in self._parameters if p.grad is not None]
-        self._note(tape.GRADIENTS, gradients)
+        self._note(allocations.GRADIENTS, gradients)
         del gradients
         self._scaler.unscale_(self.optimizer)
         clip(self._parameters, config)
@@ -145,24 +144,24 @@ class DryRun:
         self._scaler.update()
         if self._average is not None:
             self._average.update(0, torch.zeros((), dtype=torch.bool, device=self._device))
-            self._note(tape.AVERAGE, [own_part(tensor) for tensor in self._average.tensors])
+            self._note(allocations.AVERAGE, [own_part(tensor) for tensor in self._average.tensors])
         moments = optimizers.state_of(self.optimizer).tensors.values()
-        self._note(tape.OPTIMIZER, [own_part(moment) for moment in moments])
+        self._note(allocations.OPTIMIZER, [own_part(moment) for moment in moments])
         if rival is not None:
-            self._note(tape.DISCRIMINATOR, rival.tensors)
-        self.forget_gradients()
+            self._note(allocations.DISCRIMINATOR, rival.tensors)
+        self.zero_grad()
         del buffers
 
     def between_steps(self) -> None:
         """Note what is held between two steps and has no other purpose: DDP's buckets."""
         if self._config.strategy == "ddp":
-            self._note(tape.BUCKETS, None)
+            self._note(allocations.BUCKETS, None)
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Reset the gradients, as after a step, even after an interrupted one."""
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
         if self._discriminator is not None:
-            self._discriminator.forget_gradients()
+            self._discriminator.zero_grad()
 
     def _ready(self, value: Tensor) -> Tensor:
         """Return a tensor of a batch as the StepBatches gives it."""

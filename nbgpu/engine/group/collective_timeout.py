@@ -99,8 +99,10 @@ def end() -> None:
 
 
 def explain(error: BaseException) -> BaseException:
-    """Return the clock's error in place of one that torch raised because the clock cut the group, and any
-    other error as it is."""
+    """Replace an error that torch raised because the clock had cut the group by a CollectiveTimeoutError.
+
+    Any other error is returned as it is.
+    """
     global _is_due
     if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
         return error
@@ -222,7 +224,7 @@ class _Clock:
     def _end_wait(self, collective: CollectiveInFlight, timeout_s: float) -> None:
         message = (
             f"{collective.describe()}, was given up after {timeout_s:g} s (collective_timeout_s): "
-            f"{self._who_is_missing(collective)}. Variables are kept, and the process group is formed again"
+            f"{self._describe_missing_ranks(collective)}. Variables are kept, and the process group is formed again"
         )
 
         def note() -> None:
@@ -235,7 +237,7 @@ class _Clock:
             # merely ends.
             _raise_on_main_thread()
 
-    def _who_is_missing(self, collective: CollectiveInFlight) -> str:
+    def _describe_missing_ranks(self, collective: CollectiveInFlight) -> str:
         """Say in words which ranks have not come to a collective."""
         ranks = torch_private.ranks_of(collective.group)
         come: list[int] = []

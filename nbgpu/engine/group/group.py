@@ -191,10 +191,10 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     torch_private.count_groups_from(max(next_number, num_made))
     if store is not None:
         collective_timeout.begin(
-            member.timeout_s, member.rank, store, functools.partial(_give_up_late, generation)
+            member.timeout_s, member.rank, store, functools.partial(_abandon_late_collective, generation)
         )
-        _let_collectives_wait(member.timeout_s)
-    _refuse_given_up()
+        _set_collective_timeout(member.timeout_s)
+    _raise_if_abandoned()
     sockets.refuse_other_users()
     if store is not None:
         everybody = range(member.world_size)
@@ -303,7 +303,7 @@ def _connect_timeout(member: Membership) -> timedelta:
     return min(member.timeout, timedelta(seconds=connect_s))
 
 
-def _let_collectives_wait(timeout_s: float) -> None:
+def _set_collective_timeout(timeout_s: float) -> None:
     """Give the default group the timeout of its collectives, once it is connected."""
     collective_timeout.allow(torch_private.name_of(dist.group.WORLD), timeout_s)
     if torch_private.can_change_timeout():
@@ -320,20 +320,23 @@ def without_timeout() -> Iterator[None]:
     if not (dist.is_initialized() and torch_private.can_change_timeout()):
         yield
         return
-    _let_collectives_wait(_LONGEST_WAIT_S)
+    _set_collective_timeout(_LONGEST_WAIT_S)
     try:
         yield
     finally:
         # After a failure the group may be gone.
         if dist.is_initialized():
-            _let_collectives_wait(membership().timeout_s)
+            _set_collective_timeout(membership().timeout_s)
 
 
 def prove(world_size: int, rank: int, device: torch.device) -> None:
-    """Sum a pattern over the ranks; RuntimeError unless every element of it is right.
+    """Check that an all_reduce works: sum a pattern over the ranks, with a value for each element and rank.
 
-    Between some GPUs peer-to-peer copies go to a wrong place, or nowhere, and report no error. A few MiB go
-    the way that gradients go, and each element has a value of its place and its rank.
+    Between some GPUs peer-to-peer copies go to a wrong place, or nowhere, and report no error. The pattern
+    has some MiB, so that it takes the same path as gradients.
+
+    Raises:
+        RuntimeError: an element of the sum is wrong.
     """
     num_elements = _PROOF_ELEMENTS if device.type == "cuda" else _PROOF_ELEMENTS_ON_CPU
     place = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
@@ -389,7 +392,7 @@ def note_connections() -> None:
                 if membership().rank in ranks:
                     _connect(made[0], _store, str(given["group_name"]), ranks, membership())
             collective_timeout.allow(given["group_name"], timeout_s)
-            _refuse_given_up()
+            _raise_if_abandoned()
             sockets.refuse_other_users()
             _refuse_strangers(given["group_name"], given["global_ranks_in_group"])
             return made
@@ -407,7 +410,10 @@ def _timeout_s(given: timedelta | None) -> float:
 
 
 def _note_number(arguments: Mapping[str, Any]) -> None:
-    """Note the number of a group, unless it has a name that torch has made of its ranks."""
+    """Keep torch's count of groups, of which the default name of a group is made.
+
+    A group whose name torch made from its ranks is not counted.
+    """
     global _number, _next_number
     if (name := str(arguments["group_name"])).isdecimal():
         _next_number = max(_next_number, int(name) + 1)
@@ -456,11 +462,11 @@ def give_up(generation: int) -> None:
     global _given_up
     with _cutting:
         _given_up = max(_given_up, generation)
-        if _is_given_up() and not _is_cut:
+        if _is_abandoned() and not _is_cut:
             _cut()
 
 
-def _give_up_late(generation: int, note: Callable[[], None]) -> None:
+def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
     """Free this rank from a collective that takes too long, unless it is free already; `note` is called
     before."""
     global _given_up
@@ -471,16 +477,16 @@ def _give_up_late(generation: int, note: Callable[[], None]) -> None:
             _cut()
 
 
-def _refuse_given_up() -> None:
+def _raise_if_abandoned() -> None:
     """Raise DistBackendError if the generation was given up while a group was made, whose connections no cut
     has reached."""
     with _cutting:
-        if _is_given_up():
+        if _is_abandoned():
             _cut()
             _require_wanted(_generation)
 
 
-def _is_given_up() -> bool:
+def _is_abandoned() -> bool:
     return 0 <= _generation <= _given_up
 
 

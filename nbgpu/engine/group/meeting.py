@@ -161,7 +161,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         if self._is_given_up:
             return
         self._is_given_up = True
-        socket = self._take()
+        socket = self._idle_connection()
         socket.linger = -1
         socket.send_multipart([Ask.GIVE_UP.value, self._generation])
         if not socket.poll(_GIVE_UP_PATIENCE_MS):
@@ -207,7 +207,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         if self._is_given_up:
             # NCCL's threads ask again and again, until their group has ended.
             raise dist.DistStoreError(_GIVEN_UP)
-        socket = self._take()
+        socket = self._idle_connection()
         try:
             socket.send_multipart([kind.value, self._generation, *arguments])
             give_up_s = time.monotonic() + LEASE_S + _ANSWER_PATIENCE_S
@@ -232,7 +232,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             raise ValueError(given[0].decode())
         return None if said == Said.LATER.value else given
 
-    def _take(self) -> _Socket:
+    def _idle_connection(self) -> _Socket:
         """Return a connection that nobody else uses."""
         while self._idle:
             try:

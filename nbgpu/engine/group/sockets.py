@@ -91,7 +91,7 @@ def refuse_other_users() -> None:
             strangers.append(uid)
 
     strangers: list[int] = []
-    _each(refuse)
+    _apply_to_all(refuse)
     if strangers:
         raise ConnectionError(
             f"a process of another user (uid {strangers[0]}) took a rank's place while the process group was formed; "
@@ -142,7 +142,7 @@ def cut() -> None:
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
     known = dict(_of_groups)
-    _each(lambda connection: connection.shutdown(socket.SHUT_RDWR))
+    _apply_to_all(lambda connection: connection.shutdown(socket.SHUT_RDWR))
     # Only those: the main thread may be adding the connections of a group that it has just made.
     for fd in known:
         _of_groups.pop(fd, None)
@@ -177,11 +177,11 @@ def ends_of_newest() -> list[tuple[tuple[str, int], tuple[str, int]]]:
         here, there = connection.getsockname(), connection.getpeername()
         found.append(((here[0], here[1]), (there[0], there[1])))
 
-    _each(add, _newest)
+    _apply_to_all(add, _newest)
     return found
 
 
-def _each(act: Callable[[socket.socket], None], connections: Connections | None = None) -> None:
+def _apply_to_all(act: Callable[[socket.socket], None], connections: Connections | None = None) -> None:
     # A copy: other threads call this while the main thread may be making a group.
     for fd, inode in list((_of_groups if connections is None else connections).items()):
         with suppress(OSError):
@@ -192,7 +192,7 @@ def _each(act: Callable[[socket.socket], None], connections: Connections | None 
 
 def _num_open() -> int:
     found: list[socket.socket] = []
-    _each(found.append)
+    _apply_to_all(found.append)
     return len(found)
 
 
@@ -205,7 +205,7 @@ def moved_bytes() -> int:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         total += sum(struct.unpack_from("QQ", info, _BYTES_ACKED_OFFSET))
 
-    _each(add)
+    _apply_to_all(add)
     return total
 
 
@@ -218,5 +218,5 @@ def _bytes_on_their_way() -> int:
         for queue in (termios.TIOCOUTQ, termios.FIONREAD):  # man 7 tcp: SIOCOUTQ and SIOCINQ, by other names
             total += struct.unpack("i", fcntl.ioctl(connection, queue, bytes(4)))[0]
 
-    _each(add)
+    _apply_to_all(add)
     return total

@@ -34,9 +34,9 @@ class Histograms:
         """Copy values of each parameter ('weights/NAME') and of its gradient ('gradients/NAME')."""
         values: dict[str, NDArray[np.float32]] = {}
         for name, parameter in model.named_parameters():
-            values[f"weights/{name}"] = _some(parameter)
+            values[f"weights/{name}"] = _subsample(parameter)
             if parameter.grad is not None:
-                values[f"gradients/{name}"] = _some(parameter.grad)
+                values[f"gradients/{name}"] = _subsample(parameter.grad)
         self._taken.put((step, values))
 
     def given(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
@@ -48,7 +48,7 @@ class Histograms:
                 return
 
 
-def _some(tensor: Tensor) -> NDArray[np.float32]:
+def _subsample(tensor: Tensor) -> NDArray[np.float32]:
     # For a sharded tensor (fully_shard) these are the values of this rank's shard.
     local: Tensor = getattr(tensor, "to_local", lambda: tensor)()
     flat = local.detach().flatten()

@@ -54,7 +54,7 @@ class WandBLog:
             self._process.stdin.flush()
         except BrokenPipeError:
             self._process.wait()
-            raise RunError(self._last_words()) from None
+            raise RunError(self._last_output()) from None
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -68,10 +68,10 @@ class WandBLog:
                 f"it did not end within {_PATIENCE_S:.0f} s; `wandb sync` sends what is in {self._folder / 'wandb'}"
             ) from None
         if failed:
-            raise RunError(self._last_words())
+            raise RunError(self._last_output())
         self._errors.close()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         with self._errors as file:
             file.seek(0)
             lines = [line.strip() for line in file if line.strip()]

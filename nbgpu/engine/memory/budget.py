@@ -57,7 +57,7 @@ class Static:
         """Compute it from the tensors.
 
         Gradients are in DDP's buckets from the start; the optimizer's state appears with the first step.
-        `before_bytes` is the result of `before_run`.
+        `before_bytes` is the result of `measure_before_run`.
         """
         state = (value for values in optimizer.state.values() for value in values.values())
         return cls(
@@ -90,15 +90,14 @@ class Need:
         return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
 
 
-def before_run(
+def measure_before_run(
     device: torch.device,
     model: nn.Module,
     optimizer: Optimizer,
     average: Iterable[Tensor] = (),
     discriminator: Iterable[Tensor] = (),
 ) -> int:
-    """Return what the process holds on the device beside a run that is about to step, in bytes. Resets the
-    peak."""
+    """Return the memory of the process on the device in bytes, without the run's state. Resets the peak."""
     begin_peak(device)
     static = Static.of(model, optimizer, 0, average, discriminator)
     return max(0, Usage.of(device).used_bytes - static.total_bytes)

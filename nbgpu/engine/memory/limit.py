@@ -100,8 +100,10 @@ def tighten(spare_bytes: int = 0) -> None:
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """Lift the limit inside the context, and allow a little beyond it until `tighten`: a failure has to be
-    put into words, and reach the client, while the rank still holds all that it may."""
+    """Lift the limit inside the context. Afterwards allow a reserve beyond it until `tighten` is called.
+
+    The reserve lets a rank that is at its limit describe a failure and send it to the client.
+    """
     if _most_data_bytes is None:
         yield
         return

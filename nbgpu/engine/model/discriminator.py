@@ -116,7 +116,7 @@ class Discriminator:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.discriminator_lr * factor
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Reset the gradients, as after a step, even after an interrupted one."""
         self._seen = None
         self.optimizer.zero_grad(set_to_none=True)

@@ -110,7 +110,9 @@ class GroupedOptimizer:
     # ---- the state ----
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (tensors by 'place of the weight in the model.name'; the rest as JSON).
+        """Return the optimizer's state as (tensors, the rest as JSON).
+
+        Keys are 'POSITION.NAME': the weight's position among the model's parameters, and the state's name.
 
         Raises:
             ConfigError: a part of the state cannot be saved.
@@ -118,10 +120,10 @@ class GroupedOptimizer:
         tensors, values, groups = optimizers.state_of(self.optimizer)
         about = {
             "optimizer": groups,
-            "optimizer_values": {self._by_place(key): value for key, value in values.items()},
+            "optimizer_values": {self._key_with_position(key): value for key, value in values.items()},
             "optimizer_class": type(self.optimizer).__name__,
         }
-        return {self._by_place(key): tensor for key, tensor in tensors.items()}, about
+        return {self._key_with_position(key): tensor for key, tensor in tensors.items()}, about
 
     def require_saveable(self) -> None:
         """Raise ConfigError after the first step if a checkpoint could not hold the state that the recipe's
@@ -169,6 +171,7 @@ class GroupedOptimizer:
         )
         optimizers.load_state(self.optimizer, state)
 
-    def _by_place(self, key: str) -> str:
+    def _key_with_position(self, key: str) -> str:
+        """Replace the number of the weight in the optimizer by its position among the model's parameters."""
         index, _, name = key.partition(".")
         return f"{self._places[int(index)]}.{name}"

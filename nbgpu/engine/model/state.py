@@ -59,12 +59,12 @@ class State:
             self.scaler = self._new_scaler(config)
 
     @property
-    def averages(self) -> Sequence[Tensor]:
+    def average_tensors(self) -> Sequence[Tensor]:
         """The averaged weights; none without `ema_decay`."""
         return self.average.tensors if self.average is not None else ()
 
     @property
-    def beside(self) -> Sequence[Tensor]:
+    def discriminator_tensors(self) -> Sequence[Tensor]:
         """The discriminator's tensors; none without a discriminator."""
         return self.discriminator.tensors if self.discriminator is not None else ()
 

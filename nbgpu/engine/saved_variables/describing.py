@@ -216,7 +216,7 @@ class Describer:
                 spread["state"] = self._described_state(value, attributes, path)
             return spread
         if unpicklable.must_stay(value) or _is_compiled(kind):
-            raise NotSaved(_why_it_stays(kind))
+            raise NotSaved(_reason_not_saved(kind))
         if _is_described_by_attributes(kind):
             return self._describe_object(value, kind, path)
         if (table := tables.described(value)) is not None:
@@ -359,7 +359,7 @@ class Describer:
     def _pickled(self, value: Any, path: str) -> int:
         stream = io.BytesIO()
         try:
-            _Pickler(stream, self, path).dump(value)
+            _NodePickler(stream, self, path).dump(value)
         except NotSaved:
             raise
         except Exception as error:
@@ -394,7 +394,7 @@ class Describer:
         self._known = {key: node for key, node in self._known.items() if node < lengths[0]}
 
 
-class _Pickler(pickle.Pickler):
+class _NodePickler(pickle.Pickler):
     """Pickles an object, and refers to the nodes of the objects within it that have a description."""
 
     def __init__(self, file: Any, describer: Describer, path: str) -> None:
@@ -449,7 +449,7 @@ def _is_compiled(kind: type) -> bool:
     return kind.__module__ == "torch._dynamo.eval_frame"
 
 
-def _why_it_stays(kind: type) -> str:
+def _reason_not_saved(kind: type) -> str:
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
     if kind.__name__ == "FullyShardedDataParallel":

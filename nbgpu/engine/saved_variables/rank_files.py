@@ -90,16 +90,22 @@ def read(folder: Path) -> Stored:
 def _pieces(
     outlines: Mapping[str, Tensor], blocks: Mapping[str, Block], digests: dict[str, str]
 ) -> Iterator[memoryview]:
-    """Yield the content of the tensors' file, and note the digest of each block."""
+    """Yield the content of the tensors' file in pieces.
+
+    Args:
+        outlines: an empty tensor of the right shape and type for each name, in the order of the file.
+        blocks: the tensors' content by name.
+        digests: gets the digest of each tensor when its content has been written.
+    """
     names = iter(outlines)
 
-    def next_whole() -> Tensor:
+    def next_content() -> Tensor:
         name = next(names)
         content = blocks[name].content()
         digests[name] = hashlib.sha256(content.numpy().data).hexdigest()
         return content
 
-    return tensor_files.pieces(outlines, next_whole)
+    return tensor_files.pieces(outlines, next_content)
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> SavedFile:

@@ -110,11 +110,11 @@ class Rebuilder:
         elif node["is"] == "object":
             kind = self.value(node["class"])
             self._built[number] = kind.__new__(kind)
-            self._give_state(self._built[number], node)
+            self._restore_state(self._built[number], node)
         elif node["is"] == "fsdp":
             kind = self.value(node["class"])
             self._built[number] = kind.__new__(kind)
-            self._give_state(self._built[number], node)
+            self._restore_state(self._built[number], node)
             self._shard(self._built[number], node)
         else:
             try:
@@ -216,7 +216,10 @@ class Rebuilder:
         if self._parts is None:
             assert self._of_all_ranks is not None
             self._parts = shards.Parts(
-                [_part_of(stored, self._variables, self._device) for stored in self._of_all_ranks()]
+                [
+                    _dtensor_part_reader(stored, self._variables, self._device)
+                    for stored in self._of_all_ranks()
+                ]
             )
         return self._parts
 
@@ -283,7 +286,7 @@ class Rebuilder:
                 else:
                     self._variables[name] = value
 
-    def _give_state(self, made: Any, node: Mapping[str, Any]) -> None:
+    def _restore_state(self, made: Any, node: Mapping[str, Any]) -> None:
         state = {self.value(name): self.value(part) for name, part in node["state"]}
         if hasattr(made, "__setstate__"):
             made.__setstate__(state)
@@ -307,30 +310,30 @@ class Rebuilder:
         if not self._trust:
             raise NeedsTrust("a pickle")
         try:
-            return _Unpickler(io.BytesIO(self._stored.pickles[node["pickle"]]), self.value).load()
+            return _NodeUnpickler(io.BytesIO(self._stored.pickles[node["pickle"]]), self.value).load()
         except (NeedsTrust, NotRebuilt):
             raise
         except Exception as error:
             raise NotRebuilt(f"cannot be unpickled here: {type(error).__name__}: {error}") from error
 
 
-def _part_of(
+def _dtensor_part_reader(
     stored: Stored, variables: dict[str, Any], device: torch.device
 ) -> Callable[[str], Tensor | None]:
-    """A function that returns a rank's part of the DTensor with a path."""
+    """Return a function from a DTensor's path in the description to the rank's part of it, or None."""
     parts = {node["path"]: node["local"] for node in stored.nodes if node.get("is") == "dtensor"}
 
     def part(path: str) -> Tensor | None:
-        # Each part is read by itself, so that what is not needed again is not held.
-        found: Tensor | None = (
-            Rebuilder(stored, variables, device, trust=False).value(parts[path]) if path in parts else None
-        )
-        return found
+        if path not in parts:
+            return None
+        # Each part has a Rebuilder of its own, because a Rebuilder keeps all values that it has made.
+        tensor: Tensor = Rebuilder(stored, variables, device, trust=False).value(parts[path])
+        return tensor
 
     return part
 
 
-class _Unpickler(pickle.Unpickler):
+class _NodeUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, value: Callable[[Any], Any]) -> None:
         super().__init__(file)
         self._value = value

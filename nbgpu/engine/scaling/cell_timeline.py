@@ -293,7 +293,7 @@ def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
         if notes is None:
             return forward(self, *args, **kwargs)
         # With a simulated link every DDP object gets a hook in Python by itself.
-        if not simulated_link.is_installed() and not replaceable_hooks.give(self):
+        if not simulated_link.is_installed() and not replaceable_hooks.attach_replaceable_hook(self):
             notes.unseen.add(id(self))
         notes.enter("forward")
         try:

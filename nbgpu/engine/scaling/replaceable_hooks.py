@@ -1,6 +1,6 @@
-"""Gives DDP objects a communication hook in Python that a person may still replace by one of their own.
+"""A communication hook in Python for DDP objects, which a person's own hook may still replace.
 
-torch takes one hook for each object. The one that is given here does the same as DDP without a hook.
+torch accepts one hook for each object. The one attached here averages gradients as DDP does without a hook.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FAKE = "fake"
 
 
 class _Replaceable:
-    """A hook that does as DDP without one, until another one takes its place.
+    """A communication hook that averages as DDP does by itself, until `replace` sets another one.
 
     Args:
         group: the process group of the DDP object.
@@ -41,34 +41,35 @@ class _Replaceable:
         return hook(state, bucket)
 
 
-_given: WeakKeyDictionary[DistributedDataParallel, _Replaceable] = WeakKeyDictionary()
+_hooks: WeakKeyDictionary[DistributedDataParallel, _Replaceable] = WeakKeyDictionary()
 _is_installed = False
 
 
-def give(ddp: DistributedDataParallel) -> bool:
-    """Give a DDP object without a hook one in Python.
+def attach_replaceable_hook(ddp: DistributedDataParallel) -> bool:
+    """Attach a replaceable hook to a DDP object that has no communication hook.
 
     Returns:
-        Whether the object has a hook in Python; False if a person has chosen one in C++.
+        Whether the object has a hook in Python now; False if it has one in C++, chosen by a person.
     """
     if torch_private.has_comm_hook(ddp):
         return True
     if dist.get_backend(ddp.process_group) == _FAKE:
         return False
-    _let_persons_replace()
+    _allow_replacement()
     hook = _Replaceable(ddp.process_group)
-    _given.pop(ddp, None)
+    _hooks.pop(ddp, None)
     try:
         # A lambda, because torch refuses a hook whose annotations are strings, as those of this module are.
         ddp.register_comm_hook(None, lambda _, bucket: hook.send(bucket))
     except RuntimeError:
         torch_private.forget_refused_hook(ddp)
         return False
-    _given[ddp] = hook
+    _hooks[ddp] = hook
     return True
 
 
-def _let_persons_replace() -> None:
+def _allow_replacement() -> None:
+    """Patch DDP's methods that register hooks, so that they replace a hook attached here."""
     global _is_installed
     if _is_installed:
         return
@@ -77,18 +78,19 @@ def _let_persons_replace() -> None:
 
     @functools.wraps(register)
     def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
-        given = _given.pop(self, None)
-        if given is None or not torch_private.has_comm_hook(self):  # an object that is moved is made again
+        attached = _hooks.pop(self, None)
+        # A DDP object that starts over on another group has lost its hook.
+        if attached is None or not torch_private.has_comm_hook(self):
             register(self, state, hook)
         else:
-            given.replace(state, hook)
+            attached.replace(state, hook)
             ddp_objects.note_hook(self, state, hook)
 
     DistributedDataParallel.register_comm_hook = register_or_replace  # type: ignore[method-assign]
     by_torch = torch_private.builtin_hooks_registrar()
 
     def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
-        if self in _given and torch_private.has_comm_hook(self):
+        if self in _hooks and torch_private.has_comm_hook(self):
             register_or_replace(self, self.process_group, simulated_ddp.in_python(kind))
         else:
             by_torch(self, kind)

@@ -125,7 +125,7 @@ class _TimedSteps:
         self._optimizer = GroupedOptimizer(config, recipe, model).optimizer
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._batch = {
-            name: self._as_in_a_run(value) for name, value in recipe.example(config.batch_size).items()
+            name: self._cast_as_trainer(value) for name, value in recipe.example(config.batch_size).items()
         }
         self._ready = ready
         self._blocks = _TimedBlocks(ddp.replica, blocks, device, config.compile)
@@ -172,7 +172,8 @@ class _TimedSteps:
             ],
         }
 
-    def _as_in_a_run(self, value: Tensor) -> Tensor:
+    def _cast_as_trainer(self, value: Tensor) -> Tensor:
+        """Convert an input to the device, dtype and memory format that the trainer uses."""
         dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
         value = value.to(self._device, dtype)
         if self._config.channels_last and value.dim() == 5:
@@ -195,8 +196,8 @@ class _TimedBlocks:
         self, replica: nn.Module, blocks: Sequence[nn.Module], device: torch.device, is_compiled: bool
     ) -> None:
         self._device = device
-        self._num_bytes = [_bytes_of(block) for block in blocks]
-        self.rest_bytes = _bytes_of(replica) - sum(self._num_bytes)
+        self._num_bytes = [_parameter_bytes(block) for block in blocks]
+        self.rest_bytes = _parameter_bytes(replica) - sum(self._num_bytes)
         self._passes: list[list[tuple[Moment, Moment]]] = [[] for _ in blocks]
         self._begun: list[Moment | None] = [None for _ in blocks]
         self.is_forward = False
@@ -227,5 +228,5 @@ class _TimedBlocks:
         ]
 
 
-def _bytes_of(module: nn.Module) -> int:
+def _parameter_bytes(module: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in module.parameters())

@@ -23,7 +23,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
 from nbgpu.engine.training import ending, gathering
 from nbgpu.engine.training.gathering import Gathered
-from nbgpu.engine.training.progress import Progress
+from nbgpu.engine.training.progress import BestMetricTracker
 from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.clock import clock_id
@@ -92,7 +92,7 @@ class Loop(ABC):
         """Whether the processes of all ranks read the same monotonic clock."""
         self._validated_step = 0
         self._pictured_s = -_PICTURES_PERIOD_S
-        self._progress = Progress(config)
+        self._progress = BestMetricTracker(config)
         self._steering = Steering()
         self._saves = Saves(self.folder, config.keep_checkpoints, self.rank, self._tell)
         self._consensus: Consensus
@@ -122,11 +122,11 @@ class Loop(ABC):
         self._gather_ranks()
         if mended:
             paused = " It stays paused until it is resumed." if self.command == "pause" else ""
-            self._event("heal", f"{mended} {self._goes_on_in_words()}{paused}")
+            self._event("heal", f"{mended} {self._describe_continuation()}{paused}")
         self._enter("training")
         started_s = time.perf_counter()
         try:
-            self._take_steps()
+            self._run_steps()
         finally:
             self._train_s += time.perf_counter() - started_s
         self._compare_clocks()
@@ -169,11 +169,11 @@ class Loop(ABC):
         first."""
 
     @abstractmethod
-    def _goes_on_in_words(self) -> str:
+    def _describe_continuation(self) -> str:
         """Return where the run continues after a failure that was mended."""
 
     @abstractmethod
-    def _take_steps(self) -> None:
+    def _run_steps(self) -> None:
         """Step until the last step, or until the person or the validations end the run."""
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Loop(ABC):
         gathered = gathering.gather(own | more, self._saves)
         self._has_one_clock = len({position["clock"] for position in gathered.positions}) == 1
         self._devices = [Device(**position["device"]) for position in gathered.positions]
-        self._take_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
+        self._apply_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
         if not is_ready:
             # Set before the first record: this rank may have replaced another one, or may continue from a
             # checkpoint.
@@ -223,7 +223,7 @@ class Loop(ABC):
                 at_s=time.monotonic(),
             )
 
-    def _take(self, own: StateParts, source: int) -> None:
+    def _copy_state(self, own: StateParts, source: int) -> None:
         """Copy the state of one rank to all ranks, over the process group.
 
         Args:
@@ -251,7 +251,7 @@ class Loop(ABC):
 
     # ---- settings ----
 
-    def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _apply_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Continue under other settings; return the previous values of the settings."""
         before = {name: getattr(self.config, name) for name in settings}
         if before != settings:
@@ -261,13 +261,13 @@ class Loop(ABC):
     def _note_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Write to the run's folder and to its records that all ranks have taken other settings."""
         if self.rank == 0:
-            with self._telling_what_is_not_written():
+            with self._report_unwritten_files():
                 runs.note_change(self.folder, self.step, now)
             changes = ", ".join(f"{name} {before[name]} → {value}" for name, value in now.items())
             self._event("setting", changes, **now)
         self._steering.changed()
 
-    def _telling_what_is_not_written(self) -> AbstractContextManager[None]:
+    def _report_unwritten_files(self) -> AbstractContextManager[None]:
         """Turn a failure to write a file about the run into a note, inside the context, so that the run
         continues."""
         return telling_what_is_not_written(partial(self._event, "note"))

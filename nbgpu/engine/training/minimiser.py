@@ -91,13 +91,13 @@ class Minimiser(Loop):
         source = gathered.source
         if source is not None:
             self._lbfgs = None
-            self._take(self._position() if self.rank == source else ({}, {}), source)
+            self._copy_state(self._position() if self.rank == source else ({}, {}), source)
         else:
             self._note(*gathered.notes)
             together(lambda: self._begin(gathered.checkpoint))
         self.command = self._consensus.newest_command()
 
-    def _goes_on_in_words(self) -> str:
+    def _describe_continuation(self) -> str:
         forgets = "; it has forgotten its earlier steps" if self.problem.is_spread(self._stage) else ""
         return f"The search goes on after step {self.step}{forgets}."
 
@@ -111,7 +111,7 @@ class Minimiser(Loop):
         if self.rank == 0:
             total_steps = steps_per_epoch = sum(self.problem.num_steps)
             steps = (total_steps, steps_per_epoch)
-            with self._telling_what_is_not_written():
+            with self._report_unwritten_files():
                 run_info.write(
                     self.folder, self.config, self.member, self._devices, *steps, self.problem.summary
                 )
@@ -184,7 +184,7 @@ class Minimiser(Loop):
 
     # ---- steps ----
 
-    def _take_steps(self) -> None:
+    def _run_steps(self) -> None:
         self._minimise()
         if self._is_asking:
             self._hear()
@@ -328,7 +328,7 @@ class Minimiser(Loop):
         now = self._steering.take_due(self.config, begins_epoch=True)
         if not now:
             return
-        self._note_settings(self._take_settings(now), now)
+        self._note_settings(self._apply_settings(now), now)
 
     # ---- what stays ----
 
@@ -339,9 +339,9 @@ class Minimiser(Loop):
             self._validate()
         failure = self._save_and_wait()
         with group.without_timeout():
-            together(lambda: self._tell_the_end(failure))
+            together(lambda: self._report_end(failure))
 
-    def _tell_the_end(self, failure: RunError | None) -> None:
+    def _report_end(self, failure: RunError | None) -> None:
         self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0:
             with torch.no_grad(), activity.during("working out the result"):

@@ -183,7 +183,7 @@ class Guard:
             )
         self._num_bad += 1
         first = min(ranks, default=0)
-        what = _loss_in_words(loss, by_rank, ranks) if ranks else f"the norm of the gradient is {grad_norm}"
+        what = _describe_loss(loss, by_rank, ranks) if ranks else f"the norm of the gradient is {grad_norm}"
         if self._num_bad <= self._allowed:
             count = f"{self._num_bad} of at most {self._allowed} in a row"
             return Verdict(f"{what} at step {step}, which was left out ({count})", first, stop=False)
@@ -194,7 +194,7 @@ class Guard:
         return Verdict(f"{what} at step {step}{in_a_row}; {kept}. {advice}", first, stop=True)
 
 
-def _loss_in_words(
+def _describe_loss(
     loss: str, by_rank: Sequence[Mapping[str, Mapping[str, str]]], ranks: Sequence[int]
 ) -> str:
     """Return a text such as 'loss is nan on rank 1 (kl: inf; its batch holds NaN or Inf in: image)'."""

@@ -11,7 +11,7 @@ from nbgpu.errors import RunError
 from nbgpu.run_folder.checkpoint_files import Score
 
 
-class Progress:
+class BestMetricTracker:
     """Follows one value of the validations, `best_metric`. All ranks see the same values, and so make the
     same decisions.
 

@@ -52,7 +52,7 @@ class RankModel:
         self.num_parameters = 0
         """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
-        """The memory that the process held beside the run; None before the first step."""
+        """The memory that the process held in addition to the run's; None before the first step."""
 
     @property
     def is_built(self) -> bool:
@@ -135,8 +135,16 @@ class RankModel:
         return AdversarialStep(*parts, discriminator)
 
     def end_step(self, computed: PlainStep, step: int, lr: float, grad_norm: Tensor) -> Mapping[str, Tensor]:
-        """Move the weights, unless the step is a bad one. An interrupt in this call would leave a state of no
-        step.
+        """Apply the gradients to the weights, and update the average and the scaler, unless the gradients are
+        not finite.
+
+        The caller holds interrupts back: one in the middle would leave a state between two steps.
+
+        Args:
+            computed: the step, with its gradients.
+            step: the number of the step.
+            lr: the learning rate.
+            grad_norm: the norm of the gradients of all ranks.
 
         Returns:
             The information about the inputs that `Guard.judge` needs.
@@ -147,7 +155,7 @@ class RankModel:
         if self.state.average is not None:
             self.state.average.update(step, self._guard.has_left_out)
         self.state.scaler.update()
-        computed.forget_gradients()
+        computed.zero_grad()
         self._buffers_before_step = []
         self.bucket_order = self.strategy.bucket_order
         return inputs
@@ -161,7 +169,7 @@ class RankModel:
         # The gradients are views into DDP's buckets, which may hold half of a sum.
         self._state.model.zero_grad(set_to_none=True)
         if self._state.discriminator is not None:
-            self._state.discriminator.forget_gradients()
+            self._state.discriminator.zero_grad()
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
 
@@ -181,11 +189,11 @@ class RankModel:
 
     # ---- memory ----
 
-    def note_memory(self) -> None:
-        """Record the memory that the process holds beside the run, which is about to step."""
+    def measure_memory_before_steps(self) -> None:
+        """Measure the memory that the process holds in addition to the run's state, before the first step."""
         state = self.state
-        self._before_bytes = budget.before_run(
-            self._device, state.model, state.optimizer, state.averages, state.beside
+        self._before_bytes = budget.measure_before_run(
+            self._device, state.model, state.optimizer, state.average_tensors, state.discriminator_tensors
         )
 
     def static_memory(self) -> budget.Static | None:
@@ -194,5 +202,9 @@ class RankModel:
             return None
         state = self._state
         return budget.Static.of(
-            state.model, state.optimizer, self._before_bytes, state.averages, state.beside
+            state.model,
+            state.optimizer,
+            self._before_bytes,
+            state.average_tensors,
+            state.discriminator_tensors,
         )

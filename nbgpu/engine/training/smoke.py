@@ -78,15 +78,15 @@ class SmokeTest:
             checkpoint: its name.
         """
         findings = [
-            self._of_batches(),
-            self._of_validation(),
-            self._of_movement(model),
-            self._of_weights(model),
-            _of_checkpoint(loaded, state, checkpoint),
+            self._check_batches(),
+            self._check_validation(),
+            self._check_movement(model),
+            self._check_weights(model),
+            _check_checkpoint(loaded, state, checkpoint),
         ]
         return [line for well, line in findings if well], [line for well, line in findings if not well]
 
-    def _of_batches(self) -> tuple[bool, str]:
+    def _check_batches(self) -> tuple[bool, str]:
         described = {
             name: f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
             for name, values in self._batches[0].items()
@@ -106,14 +106,14 @@ class SmokeTest:
         shapes = ", ".join(f"{name} {what}" for name, what in described.items())
         return True, f"batches are {shapes} on every rank, with no NaN or Inf"
 
-    def _of_validation(self) -> tuple[bool, str]:
+    def _check_validation(self) -> tuple[bool, str]:
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
         if not self.validation:
             return True, "there was no validation, because val_every=0 or no sample is held out"
         well = all(map(math.isfinite, self.validation.values()))
         return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
 
-    def _of_movement(self, model: nn.Module) -> tuple[bool, str]:
+    def _check_movement(self, model: nn.Module) -> tuple[bool, str]:
         """Check that the steps moved the parameters; parameters that no loss depends on are no failure,
         because some networks have them."""
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -130,7 +130,7 @@ class SmokeTest:
             f"NOTE: no step moved {', '.join(still[:_MAX_NAMES])}{more} ({len(still)} of {len(trained)} parameters)",
         )
 
-    def _of_weights(self, model: nn.Module) -> tuple[bool, str]:
+    def _check_weights(self, model: nn.Module) -> tuple[bool, str]:
         if self._config.strategy == "fsdp":
             return True, "weights are shared out over the ranks: there is nothing to compare"
         by_rank = exchange.gather({name: _fingerprint(p) for name, p in model.named_parameters()})
@@ -142,7 +142,7 @@ class SmokeTest:
         return True, f"weights are the same on all {len(by_rank)} ranks, to the last bit"
 
 
-def _of_checkpoint(
+def _check_checkpoint(
     loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
 ) -> tuple[bool, str]:
     wrong = sorted({*loaded} ^ {*state})

@@ -49,8 +49,8 @@ class PlainStep:
         to begin from."""
         self._state.scaler.scale(loss / self._config.accumulate).backward(start)
 
-    def learn_beside(self) -> Mapping[str, Tensor]:
-        """Train what learns beside the model on the last micro-batch; return its losses by name."""
+    def auxiliary_step(self) -> Mapping[str, Tensor]:
+        """Update auxiliary networks (e.g. a discriminator) on the last micro-batch; return their losses."""
         return {}
 
     def gradient_norms(self) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class PlainStep:
         """Set the learning rate of this step."""
         self._state.grouped.set_lr(lr)
 
-    def forget_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Clear the gradients for the next step."""
         self._state.optimizer.zero_grad(set_to_none=not self._strategy.keeps_gradients)
 
@@ -99,7 +99,7 @@ class AdversarialStep(PlainStep):
         super().__init__(config, recipe, state, strategy, device)
         self._discriminator = discriminator
 
-    def learn_beside(self) -> Mapping[str, Tensor]:
+    def auxiliary_step(self) -> Mapping[str, Tensor]:
         return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
 
     def gradient_norms(self) -> dict[str, Tensor]:
@@ -118,9 +118,9 @@ class AdversarialStep(PlainStep):
         super().set_lr(lr)
         self._discriminator.set_lr(lr / self._config.lr)
 
-    def forget_gradients(self) -> None:
-        super().forget_gradients()
-        self._discriminator.forget_gradients()
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        self._discriminator.zero_grad()
 
     def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
         return self._discriminator.loss_of_model(self._strategy.replica, batch)

@@ -131,7 +131,7 @@ class Trainer(Loop):
         together(self._load)
         self._require_the_same_data()
         if source is not None:
-            self._begin_data_at(*gathered.positions[source]["data_began"])
+            self._start_data(*gathered.positions[source]["data_began"])
         self._write_info()
         # The strategy distributes the weights only once the model is the same on all ranks.
         networks = together(lambda: self._rank_model.networks(self.config, self.recipe))
@@ -146,7 +146,7 @@ class Trainer(Loop):
             self._note(*self._built.grouped.in_words())
         self._saves.newest_step = 0
         if source is not None:
-            self._take(self.state(), source)
+            self._copy_state(self.state(), source)
         else:
             self._note(*gathered.notes)
             if (path := gathered.checkpoint) is not None:
@@ -156,7 +156,7 @@ class Trainer(Loop):
         if self._smoke is not None and not self._begun:
             self._smoke.begins(self._model)
         self._begun = True
-        self._rank_model.note_memory()
+        self._rank_model.measure_memory_before_steps()
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
@@ -168,7 +168,7 @@ class Trainer(Loop):
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
             self._note(*without_gpus(self.config, self._devices), *loaders.warnings)
-            self._begin_data_at(0, 0)
+            self._start_data(0, 0)
             self._require_a_schedule()
 
     def _require_a_schedule(self) -> None:
@@ -186,7 +186,7 @@ class Trainer(Loop):
         if self.member.world_size > 1:
             data_identity.require_the_same(self._data.loaders)
 
-    def _begin_data_at(self, step: int, epoch: int) -> None:
+    def _start_data(self, step: int, epoch: int) -> None:
         if self._data.began != (step, epoch):
             self._data.begin_at(step, epoch)
         self.total_steps = self._data.total_steps(self.config)
@@ -197,7 +197,7 @@ class Trainer(Loop):
             steps = (self.total_steps, loaders.steps_per_epoch)
             about_data = (loaders.summary, self._data.began)
             parameters = self._rank_model.num_parameters
-            with self._telling_what_is_not_written():
+            with self._report_unwritten_files():
                 run_info.write(
                     self.folder, self.config, self.member, self._devices, *steps, *about_data, parameters
                 )
@@ -249,7 +249,7 @@ class Trainer(Loop):
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
 
-    def _goes_on_in_words(self) -> str:
+    def _describe_continuation(self) -> str:
         if not self._lost_step:
             return f"Training goes on after step {self.step}."
         lost, self._lost_step = self._lost_step, 0
@@ -282,7 +282,7 @@ class Trainer(Loop):
 
     # ---- training ----
 
-    def _take_steps(self) -> None:
+    def _run_steps(self) -> None:
         """Step until the last step, or until the person stops the run; save and validate in between."""
         while True:
             must_validate = self._is_time_to_validate() and self._validated_step != self.step
@@ -311,13 +311,13 @@ class Trainer(Loop):
         if not now:
             return
         self._flush()
-        before = self._take_settings(now)
+        before = self._apply_settings(now)
         if self._steering.changes_data(now, self.config):
             self._data.loaders.close()
             self._step_batches = None
             together(self._load)
             self._require_the_same_data()
-            self._begin_data_at(self.step, epoch)
+            self._start_data(self.step, epoch)
         self._write_info()
         whose_rates = self._built.grouped.in_words()
         self._built.follow(self.config, self.recipe, self._learning_rate())
@@ -325,8 +325,8 @@ class Trainer(Loop):
             self._note(*self._built.grouped.in_words())
         self._note_settings(before, now)
 
-    def _take_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        before = super()._take_settings(settings)
+    def _apply_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        before = super()._apply_settings(settings)
         if before != settings:
             self.recipe = type(self.recipe)(self.config)
             self._rank_model.follow(self.config, self.recipe)
@@ -365,7 +365,7 @@ class Trainer(Loop):
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
             if self._built.discriminator is not None:
                 clock.enter("beside")
-            for name, term in {**terms, **step.learn_beside()}.items():
+            for name, term in {**terms, **step.auxiliary_step()}.items():
                 sums[name] = sums[name] + term.detach() if name in sums else term.detach()
         clock.enter("waiting")
         # The exchange of the gradients has just synchronised all ranks, so no rank waits for the consensus
@@ -468,9 +468,9 @@ class Trainer(Loop):
         # The recipe decides how long this takes, and rank 0 does some of it alone.
         with group.without_timeout(), validation.evaluating(self._built, self._spread):
             evaluated = self._evaluated() if self._has_result else None
-            validation.each_alone(self._spread, lambda: self._tell_the_end(failure, evaluated))
+            validation.each_alone(self._spread, lambda: self._report_end(failure, evaluated))
         if self._smoke is not None and self.command != "stop":
-            self._look_back(self._smoke)
+            self._check_smoke_test(self._smoke)
 
     def _go_back_to_best(self) -> None:
         """Load the whole state with the best validation, so that a run that is healed meanwhile is
@@ -500,7 +500,7 @@ class Trainer(Loop):
             recipe, self._model, self._spread, self.device, self.member, self.config.batch_size, tell
         )
 
-    def _tell_the_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
+    def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
         # The result is worth having even if the checkpoint could not be written.
         if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
@@ -519,7 +519,7 @@ class Trainer(Loop):
         if failure is not None:
             raise failure
 
-    def _look_back(self, smoke_test: SmokeTest) -> None:
+    def _check_smoke_test(self, smoke_test: SmokeTest) -> None:
         """Report how a smoke test went; this includes continuing from its checkpoint."""
         own = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
         path = sharing.everywhere(served.original(own))

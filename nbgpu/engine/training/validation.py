@@ -65,9 +65,9 @@ def validate(
                 lambda: None if show is None else _show(recipe, state, step_batches, config, device, show),
             )
         if isinstance(recipe, Judge):
-            values = each_alone(strategy, lambda: _own_values(recipe, state, step_batches, config, device))
+            values = each_alone(strategy, lambda: _local_values(recipe, state, step_batches, config, device))
             return _judged(recipe, values)
-        own = each_alone(strategy, lambda: _own_share(recipe, state, step_batches, config, device))
+        own = each_alone(strategy, lambda: _local_sums(recipe, state, step_batches, config, device))
     # A rank may have had no sample, and then does not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
     num_samples = sum(count for _, count in gathered)
@@ -90,7 +90,7 @@ def _show(
             show(recipe.pictures(state.model, step_batches.to_device(batch)))
 
 
-def _own_share(
+def _local_sums(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> tuple[dict[str, float], int]:
     """Return the sums of the recipe's values over this rank's held-out samples, and the number of samples."""
@@ -103,7 +103,7 @@ def _own_share(
     return sums, num_samples
 
 
-def _own_values(
+def _local_values(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> dict[str, list[float]]:
     """Return the recipe's values for each of this rank's held-out samples."""

@@ -14,9 +14,10 @@ _changed_s: dict[str, float] = {}
 
 
 def note() -> None:
-    """Record the modification time of each source file that this process imports, except libraries' files.
+    """From now on, record the modification time of each source file that is imported, except libraries'.
 
-    An import reads that time itself, to compare it with that of the compiled file.
+    The import reads that time anyway, to compare it with that of the compiled file, so wrap the method that
+    reads it.
     """
     path_stats = SourceFileLoader.path_stats
 

@@ -27,10 +27,10 @@ _noted: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
-    """Return a line for each object that a library made for another number of ranks.
+    """Return a line of code for each library's object that must be made again for the new number of ranks.
 
-    accelerate reads the number of ranks once in a process. What it has read is dropped, because a new
-    Accelerator would be made for the old number.
+    accelerate reads the number of ranks once in a process, so its state is reset as well: a new Accelerator
+    would be made for the old number.
     """
     lines = [f"{name} = {call}" for name, _, call in _objects(variables)]
     if (state := sys.modules.get("accelerate.state")) is not None:

@@ -32,7 +32,7 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         # The containers of this function hold the objects too.
         ours = {id(thing) for thing in (pairs, pending, new_of, olds, *pairs, *pending)}
         tuples = []
-        for holder in list(_holders(olds)):
+        for holder in list(_referrers(olds)):
             if id(holder) in ours or is_a(holder, FrameType):
                 continue
             if type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
@@ -43,10 +43,10 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         pending = tuples
 
 
-def _holders(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield whatever refers to one of these objects."""
+def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
+    """Yield the objects that refer to one of these objects."""
     yield from gc.get_referrers(*objects)
-    # The garbage collector looks into no dict or tuple whose values can be in no cycle, as those of a group.
+    # The collector does not track dicts and tuples that cannot be part of a reference cycle.
     wanted = set(map(id, objects))
     seen = set()
     for thing in gc.get_referents(*gc.get_objects()):

@@ -64,7 +64,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     if ddp_objects.are_there():
         # So that no object that only waits for the collector is taken for a living one.
         ask(None, gc.collect)
-        _forget_what_only_failed_functions_hold()
+        _drop_debugger_objects()
     mine = _by_key(variables)
     arguments_of = {ddp: arguments for ddp, (_, arguments) in ddp_objects.all_made().items()}
     _agree_on_the_next_number()
@@ -185,7 +185,7 @@ def _initialise_again(
     return problem, attachments
 
 
-def _forget_what_only_failed_functions_hold() -> None:
+def _drop_debugger_objects() -> None:
     """Forget the DDP objects that only the frames kept for the debugger refer to: nobody will train with
     them."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}

@@ -50,13 +50,13 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
     modules = [value for value in named.values() if is_a(value, nn.Module)]
     inner = {id(module) for whole in modules for module in walk_modules(whole) if module is not whole}
     finders: list[Callable[[str, Any], _Line | None]] = [
-        _of_group,
+        _describe_group,
         # Whole meshes come first, because parts are taken from them.
-        lambda name, value: _of_mesh(name, value, meshes, is_part=False),
-        lambda name, value: _of_mesh(name, value, meshes, is_part=True),
-        lambda name, value: None if id(value) in inner else _of_sharded_model(name, value, meshes),
-        lambda name, value: _of_tensor(name, value, meshes),
-        _of_optimizer,
+        lambda name, value: _describe_mesh(name, value, meshes, is_part=False),
+        lambda name, value: _describe_mesh(name, value, meshes, is_part=True),
+        lambda name, value: None if id(value) in inner else _describe_sharded_model(name, value, meshes),
+        lambda name, value: _describe_tensor(name, value, meshes),
+        _describe_optimizer,
     ]
     return [
         Owned(name, value, line, frozenset(getattr(group, "group_name", _NEVER_MOVED) for group in groups))
@@ -80,7 +80,7 @@ def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
     return [thing.line for thing in gone]
 
 
-def _of_group(name: str, value: Any) -> _Line | None:
+def _describe_group(name: str, value: Any) -> _Line | None:
     if not is_a(value, dist.ProcessGroup) or value not in torch_private.living_groups():
         return None
     if value is dist.group.WORLD:
@@ -88,7 +88,7 @@ def _of_group(name: str, value: Any) -> _Line | None:
     return f"{name} = dist.new_group({dist.get_process_group_ranks(value)})", [value]
 
 
-def _of_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_part: bool) -> _Line | None:
+def _describe_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_part: bool) -> _Line | None:
     if not is_a(value, DeviceMesh) or not (groups := _groups_of(value)):
         return None
     root = torch_private.root_of(value)
@@ -108,7 +108,7 @@ def _call(mesh: DeviceMesh) -> str:
     return f"dist.device_mesh.init_device_mesh({mesh.device_type!r}, {shape}{names})"
 
 
-def _of_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
+def _describe_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     if fsdp is None or not is_a(value, fsdp.FSDPModule):
         return None
@@ -133,7 +133,7 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
     return None
 
 
-def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
+def _describe_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     mesh = _mesh_of(value)
     if mesh is None or not (groups := _groups_of(mesh)):
         return None
@@ -143,7 +143,7 @@ def _of_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line
     return f"{name} = DTensor.from_local({name}.to_local(), {made_on}, [{placements}], {size})", groups
 
 
-def _of_optimizer(name: str, value: Any) -> _Line | None:
+def _describe_optimizer(name: str, value: Any) -> _Line | None:
     if not is_a(value, torch.optim.Optimizer):
         return None
     parameters, _ = ask(value, lambda: optimizer_parameters(value))

@@ -92,8 +92,8 @@ def held_bytes(shape: Sequence[int], num_pairs: int, world_size: int) -> Held:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A place that the search has come to."""
+class _Point:
+    """A point of the search, with its loss and gradient."""
 
     part: Tensor
     """This rank's part of the tensor."""
@@ -316,14 +316,14 @@ class Lbfgs:
 
     def _along(
         self, evaluate: EvaluatePart, x: Tensor, point: Tensor, slope: float, loss: float
-    ) -> _Place | None:
+    ) -> _Point | None:
         """Search the line from x to the point and beyond for a place with a lower loss; None where there is
         none.
 
         Args:
             slope, loss: at x, along the line.
         """
-        newest: _Place | None = None
+        newest: _Point | None = None
 
         def try_step(step: float) -> Trial:
             nonlocal newest
@@ -332,7 +332,7 @@ class Lbfgs:
             part = point if step == 1 else (point - x).mul_(step).add_(x).clamp_(0, 1)
             whole = self._shards.whole(part)
             loss, gradient, slope = self._evaluated(evaluate, whole, (x, point))
-            newest = _Place(part, whole, loss, gradient)
+            newest = _Point(part, whole, loss, gradient)
             return Trial(step, loss, slope)
 
         if not slope < 0:
@@ -435,13 +435,13 @@ class _Model:
 
     def curvature(self, squared: float, products: np.ndarray) -> float:
         """Return v^T B v from v^T v and the products of the rows with v."""
-        known = self._known(products)
+        known = self._pair_coefficients(products)
         return self.scale * squared - float(known @ _solved(self._inverse, known))
 
     def weights(self, products: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination is W M W^T v, from the products of the rows with
         v."""
-        return self._scatter(_solved(self._inverse, self._known(products)))
+        return self._scatter(_solved(self._inverse, self._pair_coefficients(products)))
 
     def reduced_weights(self, products: np.ndarray, squares: np.ndarray) -> np.ndarray:
         """Return the weights of the rows whose combination, added to v / scale, is the solution of B with v
@@ -453,9 +453,9 @@ class _Model:
         """
         of_free = self._factors[:, None] * squares[np.ix_(self._rows, self._rows)] * self._factors
         system = self._inverse - of_free / self.scale
-        return self._scatter(_solved(system, self._known(products)) / self.scale**2)
+        return self._scatter(_solved(system, self._pair_coefficients(products)) / self.scale**2)
 
-    def _known(self, products: np.ndarray) -> np.ndarray:
+    def _pair_coefficients(self, products: np.ndarray) -> np.ndarray:
         known: np.ndarray = products[self._rows] * self._factors
         return known
 

@@ -55,12 +55,15 @@ def strong_wolfe(try_step: Callable[[float], Trial], start: Trial, longest: floa
             return trial
         else:
             low = trial
-        step = min(_GROWTH * step, longest) if high is None else _between(low, high)
+        step = min(_GROWTH * step, longest) if high is None else _cubic_minimiser(low, high)
     return None
 
 
-def _between(first: Trial, second: Trial) -> float:
-    """Return the minimiser of the cubic through both points, or the middle, away from both ends."""
+def _cubic_minimiser(first: Trial, second: Trial) -> float:
+    """Return the step at the minimum of the cubic that has the losses and slopes of both trials.
+
+    It is the middle where the cubic has no minimum, and is kept away from both ends.
+    """
     width = second.step - first.step
     slope = (second.loss - first.loss) / width
     rise = first.slope + second.slope - 3 * slope

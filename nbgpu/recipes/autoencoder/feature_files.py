@@ -92,7 +92,7 @@ def _read(
     weights = read_weights(file, "perceptual_network")
     if weights and all(_OWN_LAYER.fullmatch(name) for name in weights):
         _refuse_unused(linear, "it has 3D convolutions of its own")
-        module = own_network(_own_layers(file, weights))
+        module = own_network(_layers(file, weights))
         return FeatureNetwork(_frozen(module), None, (), f"{_size_of(module)} 3D convolutions from {file}")
     weights = {_name_of_features(name): value for name, value in weights.items()}
     features = {n: t for n, t in weights.items() if not n.startswith(_BESIDE_THE_FEATURES)}
@@ -199,7 +199,7 @@ def _refuse_nonfinite(file: Path, tensors: Mapping[str, Tensor]) -> None:
         raise DataError(f"{file}: has values that are NaN or infinite in {listed(bad)}")
 
 
-def _own_layers(file: Path, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _layers(file: Path, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return the weights and biases of convolutions, named `0.weight`, `0.bias`, `1.weight` and so on."""
     if problems := list(_problems_of_layers(tensors)):
         raise DataError("\n".join(f"{file}: {problem}" for problem in problems))

@@ -32,7 +32,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
-from nbgpu.recipes.autoencoder.reading import Reader, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
@@ -224,7 +224,7 @@ def encode_volumes(
             np.save(out / record.latent, latent.numpy())
             made = reconstruction
             if "image" in item:
-                made = Reader.of(config).onto_own_grid(reconstruction, item["image"])
+                made = VolumeReader.of(config).onto_own_grid(reconstruction, item["image"])
             voxels = made[0] if len(made) == 1 else made.movedim(0, -1)
             image = nibabel.Nifti1Image(voxels.numpy(), _affine(item))
             nibabel.save(image, out / record.reconstruction)
@@ -263,7 +263,7 @@ def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
         return phantom(config.patch, config.split_seed, item["phantom"])
     name = str(item["name"])
     try:
-        image = Reader.of(config).read(item["image"], name)
+        image = VolumeReader.of(config).read(item["image"], name)
     except READ_ERRORS as error:
         raise DataError(f"{name}: cannot be read: {first_line(error)}") from None
     return scaled(image, name)

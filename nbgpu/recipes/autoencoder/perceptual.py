@@ -95,13 +95,13 @@ class FeatureDistance:
         output, image = (at_least_float32(one) for one in (output, image))
         architecture = self.network.architecture
         if architecture is None:
-            return self._own_distance(output, image)
+            return self._feature_distance(output, image)
         if architecture.kind == "medicalnet":
             return self._medicalnet_distance(output, image)
         return self._slice_distance(output, image)
 
     def _both_features(self, output: Tensor, image: Tensor) -> list[tuple[Tensor, Tensor]]:
-        module, weights = self.network.module, self._placed_for(output).weights
+        module, weights = self.network.module, self._on_device_of(output).weights
         with torch.no_grad():
             of_image = functional_call(module, weights, (image,))
         of_output = functional_call(module, weights, (output,))
@@ -110,7 +110,7 @@ class FeatureDistance:
             for one, other in zip(of_output, of_image, strict=True)
         ]
 
-    def _placed_for(self, images: Tensor) -> _Placed:
+    def _on_device_of(self, images: Tensor) -> _Placed:
         """Return the network's tensors on the device of the images and in their precision; they stay there
         for the next step."""
         placed = self._placed
@@ -128,7 +128,7 @@ class FeatureDistance:
             )
         return placed
 
-    def _own_distance(self, output: Tensor, image: Tensor) -> Tensor:
+    def _feature_distance(self, output: Tensor, image: Tensor) -> Tensor:
         """Return the mean squared difference of the features (Johnson et al., ECCV 2016), averaged over the
         layers."""
         first = next(self.network.module.parameters())
@@ -159,7 +159,7 @@ class FeatureDistance:
 
     def _lpips(self, output: Tensor, image: Tensor) -> Tensor:
         """Return LPIPS (Zhang et al., CVPR 2018) of grey pictures (N, 1, H, W), averaged over them."""
-        placed = self._placed_for(output)
+        placed = self._on_device_of(output)
         if self._config.perceptual_range == "symmetric":
             output, image = 2 * output - 1, 2 * image - 1
         output, image = ((one - placed.shift) / placed.scale for one in (output, image))

@@ -26,7 +26,7 @@ from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
 from nbgpu.recipes.autoencoder.prepare import item_of, mni152
-from nbgpu.recipes.autoencoder.reading import Reader, labels, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, labels, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.run_folder.predictions import Job, Row
@@ -42,7 +42,7 @@ def new_volumes(config: AutoencoderConfig, data: str) -> tuple[list[Item], list[
     if data == "mni152":
         return [{"name": "mni152", "image": mni152()}], []
     paths = find_volumes(data).everything
-    reader = Reader.of(config)
+    reader = VolumeReader.of(config)
     wrong = {path: problem for path in paths if (problem := reader.problem(path)) is not None}
     return [item_of(path) for path in paths if path not in wrong], [f"{p}: {why}" for p, why in wrong.items()]
 
@@ -59,7 +59,7 @@ def encoded(
     Raises:
         DataError: the file cannot be decoded, or has no contrast.
     """
-    name, source, reader = str(item["name"]), item.get("image"), Reader.of(config)
+    name, source, reader = str(item["name"]), item.get("image"), VolumeReader.of(config)
     image = volume = _voxels(item, config, reader)
     # Phantoms have their values from 0 to 1 already.
     ranges = [(0.0, 1.0)]
@@ -110,7 +110,7 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
     ]
 
 
-def _voxels(item: Item, config: AutoencoderConfig, reader: Reader) -> Tensor:
+def _voxels(item: Item, config: AutoencoderConfig, reader: VolumeReader) -> Tensor:
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
     try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.sampling import FOREGROUND
 from nbgpu.errors import DataError
-from nbgpu.recipes.autoencoder.reading import Reader, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, scaled
 from nbgpu.recipes.phantoms import phantom
 
 
@@ -24,7 +24,7 @@ class Prepare(Transform):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: VolumeReader,
         patch_size: Sequence[int],
         seed: int,
         val_fraction: float,

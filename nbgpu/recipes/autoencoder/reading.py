@@ -17,7 +17,7 @@ Source = Path | Tensor
 """A NIfTI file, or a volume (1, right, front, top) with voxels of 1 mm."""
 
 
-class Reader:
+class VolumeReader:
     """Reads volumes from files, and brings results back onto the grids of the files.
 
     Args:
@@ -30,7 +30,7 @@ class Reader:
         self.spacing_mm = tuple(spacing_mm)
 
     @classmethod
-    def of(cls, config: AutoencoderConfig) -> Reader:
+    def of(cls, config: AutoencoderConfig) -> VolumeReader:
         """Return the reader that the settings describe."""
         return cls(config.image_channels, config.spacing_mm)
 

@@ -42,7 +42,7 @@ from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
 from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
 from nbgpu.recipes.autoencoder.pretrained import pretrained_network
-from nbgpu.recipes.autoencoder.reading import Reader
+from nbgpu.recipes.autoencoder.reading import VolumeReader
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
 
@@ -168,7 +168,7 @@ class Autoencoder:
             end = num_val + num_test
             return Parts(items[end:], items[:num_val], items[num_val:end])
         if config.data == "mni152":
-            return self._parts_of_one({"name": "mni152", "image": mni152()})
+            return self._parts_of_cut_volume({"name": "mni152", "image": mni152()})
         volumes = find_volumes(config.data)
         self._passed_over = volumes.passed_over
         self._check_headers(volumes.everything)
@@ -179,7 +179,7 @@ class Autoencoder:
             self._refuse_shared_patients(parts, volumes)
             return parts
         if len(items) == 1:
-            return self._parts_of_one(items[0])
+            return self._parts_of_cut_volume(items[0])
         return split(items, config, lambda item: volumes.patient_of(item["image"], config.patient_pattern))
 
     def _refuse_shared_patients(self, parts: Parts, volumes: VolumeList) -> None:
@@ -198,7 +198,7 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
-        reader = Reader.of(self.config)
+        reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
             # Problems inside the other files are reported together with these.
@@ -206,7 +206,7 @@ class Autoencoder:
             told = [f"{path}: {problem}" for path, problem in problems.items() if problem is not None]
             raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
 
-    def _parts_of_one(self, item: Item) -> Parts:
+    def _parts_of_cut_volume(self, item: Item) -> Parts:
         """Return the parts of a single volume, which is cut; see `Prepare`."""
         config = self.config
         shares = {"validation": config.val_fraction, "test": config.test_fraction}
@@ -222,7 +222,7 @@ class Autoencoder:
         return Compose(
             [
                 Prepare(
-                    Reader.of(config),
+                    VolumeReader.of(config),
                     config.patch,
                     config.split_seed,
                     config.val_fraction,
@@ -367,7 +367,7 @@ class Autoencoder:
         """Return `loss` plus adversarial_weight * `adversarial_loss`, and (reconstruction, image) for the
         discriminator."""
         terms, reconstruction = self._terms(model, batch)
-        adversarial_loss = deceived(_said(discriminator, reconstruction))
+        adversarial_loss = deceived(_logits(discriminator, reconstruction))
         loss = terms["loss"] + self.config.adversarial_weight * adversarial_loss
         seen = reconstruction.detach(), batch["image"]
         return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
@@ -375,7 +375,7 @@ class Autoencoder:
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
         """Return `discrimination_loss` of the reconstruction and the image from `loss_against`."""
         reconstruction, image = seen
-        return discrimination_loss(_said(discriminator, reconstruction), _said(discriminator, image))
+        return discrimination_loss(_logits(discriminator, reconstruction), _logits(discriminator, image))
 
     # ---- validation ----
 
@@ -440,7 +440,7 @@ class Autoencoder:
         return {}, write_index(self.config, rows, job)
 
 
-def _said(discriminator: nn.Module, image: Tensor) -> Tensor:
+def _logits(discriminator: nn.Module, image: Tensor) -> Tensor:
     """Return a PatchDiscriminator's logits for each part of the patches.
 
     They are computed in the image's own precision even with `amp`: with bf16 on a CPU the gradient of the

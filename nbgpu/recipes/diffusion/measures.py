@@ -75,22 +75,29 @@ def masked_psnr_db(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_ssim(output: Tensor, target: Tensor, mask: Tensor) -> float:
-    """Return the structural similarity of (1, D, H, W) for a data range of 1, as BraSyn takes it: both are 0
-    outside the mask, beyond the volume's borders too, and the map is averaged inside it.
+    """Return the mean structural similarity inside a mask, for volumes (1, D, H, W) with a data range of 1.
 
-    The window is Wang's Gaussian one of 11 voxels, or of 7 for volumes smaller than 11.
+    As in BraSyn, both volumes are set to 0 outside the mask and padded with 0. The window is Wang's Gaussian
+    one of 11 voxels, or of 7 for volumes smaller than 11.
     """
     window = 11 if output.shape[-1] >= 11 else 7
+    # Crop both to the mask's bounding box. Outside all is 0, so half a window of padding does the same.
     box = generate_spatial_bounding_box(mask)
-    cut = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
-    inside = mask[cut]
-    # Beyond the box all is 0, so that its surroundings need not be looked at but for half a window.
+    crop = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
+    inside = mask[crop]
     padding = (window // 2,) * 6
-    made, true = (functional.pad((one[cut] * inside)[None], padding) for one in (output, target))
-    values, _ = compute_ssim_and_cs(
-        made, true, spatial_dims=3, kernel_size=(window,) * 3, kernel_sigma=(1.5,) * 3, data_range=1.0
+    masked_output, masked_target = (
+        functional.pad((volume[crop] * inside)[None], padding) for volume in (output, target)
     )
-    return float(values[0][inside].mean())
+    similarity, _ = compute_ssim_and_cs(
+        masked_output,
+        masked_target,
+        spatial_dims=3,
+        kernel_size=(window,) * 3,
+        kernel_sigma=(1.5,) * 3,
+        data_range=1.0,
+    )
+    return float(similarity[0][inside].mean())
 
 
 def spectrum_distance_db(output: Tensor, target: Tensor) -> float:

@@ -270,7 +270,7 @@ class Diffusion:
         table = {name: mean_over_cases(of_cases) for name, of_cases in rows.items()}
         note = (
             f"On {len(held_out)} held-out cases, over the brain, {config.target} in {len(self.sampler.times)} steps "
-            f"{_beside_the_best(table, rows)}. Values go from -1 to 1, and PSNR and SSIM are for that range; spectrum_db "
+            f"{_compare_with_best(table, rows)}. Values go from -1 to 1, and PSNR and SSIM are for that range; spectrum_db "
             "is how far its frequencies are from the true ones, so that less is better."
             + parts.in_words(config)
         )
@@ -339,7 +339,7 @@ class Diffusion:
         }
 
 
-def _beside_the_best(
+def _compare_with_best(
     table: Mapping[str, Mapping[str, float]], rows: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> str:
     """Say of each measure of the brain how the samples differ from the best baseline.

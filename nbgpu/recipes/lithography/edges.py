@@ -152,7 +152,7 @@ def polygon_sites(
     if field_nm is not None:
         kept = ((places >= 0) & (places < field_nm)).all(axis=1)
         places, normal = places[kept], normal[kept]
-    right, left = (_covered(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
+    right, left = (_are_inside(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
     normal = np.where(right[:, None], -normal, normal)
     kept = right != left
     # Polygons that overlap along an edge have the same sites there.
@@ -307,7 +307,7 @@ def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
     return kept
 
 
-def _covered(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
+def _are_inside(points: np.ndarray, polygons: Sequence[Polygon]) -> np.ndarray:
     """Return which of the points (K, 2) are inside a polygon: a ray from such a point to the right meets the
     polygon's edges an odd number of times."""
     covered = np.zeros(len(points), dtype=bool)

@@ -37,11 +37,11 @@ def rasterised(
     if not polygons:
         return np.zeros(shape, dtype=np.float32)
     if all(is_manhattan(polygon) for polygon in polygons):
-        return _of_rectangles(polygons, origin_nm, shape, pixel_nm)
-    return _of_disjoint(_united(polygons) if len(polygons) > 1 else polygons, origin_nm, shape, pixel_nm)
+        return _cover_rectangles(polygons, origin_nm, shape, pixel_nm)
+    return _cover_disjoint(_united(polygons) if len(polygons) > 1 else polygons, origin_nm, shape, pixel_nm)
 
 
-def _of_rectangles(
+def _cover_rectangles(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
     """Return the covered shares for Manhattan polygons.
@@ -97,7 +97,7 @@ def _united(polygons: Sequence[Polygon]) -> list[Polygon]:
     return [np.asarray(part.points) for part in gdstk.boolean(parts, [], "or", precision=_UNITED_NM)]
 
 
-def _of_disjoint(
+def _cover_disjoint(
     polygons: Sequence[Polygon], origin_nm: tuple[float, float], shape: tuple[int, int], pixel_nm: float
 ) -> np.ndarray:
     """Return the covered shares for polygons that do not overlap, with edges in any direction.

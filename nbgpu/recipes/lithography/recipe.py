@@ -272,15 +272,15 @@ class Lithography:
         other = COMPACT_RESIST if COMPACT_RESIST in table else "mask blurred and squared"
         errors = [_squared_errors(self.measures.inner(outputs[name] - true)) for name in ("network", other)]
         few = verdict.too_few(len(mask), "masks")
-        compares = f"is compared with, in the table ({few})," if few else f"has {_times(*errors)}"
+        compares = f"is compared with, in the table ({few})," if few else f"has {_compare_errors(*errors)}"
         note = f"On {len(mask)} held-out masks the network {compares} "
         if other == COMPACT_RESIST:
             note += (
                 f"SOCS with a compact model of the resist: {num_systems(self.config)} kernels of the lens, which it knows, and "
-                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._in_words(reference)}"
+                f"{num_compact_terms()} weights fitted to {len(fitted['mask'])} training masks. {self._explain_columns(reference)}"
             )
         else:
-            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._in_words(reference)}"
+            note += f"the best blur of the mask ({sigma * self.config.pixel:.0f} nm), squared. {self._explain_columns(reference)}"
         if simulated and not self._learns_resist:
             note += (
                 f" SOCS knows the lens: its {num_systems(self.config)} complex kernels have as many numbers for each pixel as "
@@ -359,7 +359,7 @@ class Lithography:
         ]
         return torch.stack(designs) if designs else masks
 
-    def _in_words(self, reference: Reference) -> str:
+    def _explain_columns(self, reference: Reference) -> str:
         """Return what the columns of the table mean, with their units and numbers of sites."""
         num_sides, num_sites = (sum(map(len, sites)) for sites in (reference.sides, reference.contest))
         return (
@@ -404,16 +404,20 @@ def _squared_errors(difference: Tensor) -> np.ndarray:
     return np.asarray(difference.square().flatten(1).mean(dim=1).double())
 
 
-def _times(network: np.ndarray, other: np.ndarray) -> str:
-    """Return how the network's squared errors, one for each mask, compare with another one's, to be followed
-    by its name."""
-    times = float(other.mean() / max(network.mean(), 1e-12))
+def _compare_errors(network: np.ndarray, other: np.ndarray) -> str:
+    """Compare the network's squared errors with another method's, as a clause to be followed by its name.
+
+    Args:
+        network: the network's mean squared error for each mask, (N,).
+        other: that of the other method, (N,).
+    """
+    ratio = float(other.mean() / max(network.mean(), 1e-12))
     low, high = verdict.ratio_interval(other, network)
     if low <= 1 <= high:
         return f"a squared error that cannot be told ({1 / high:.2g} to {1 / low:.2g} times) from that of"
-    if times > 1:
-        return f"{times:.1f} times (95 % interval {low:.1f} to {high:.1f}) less squared error than"
-    return f"{1 / times:.1f} times (95 % interval {1 / high:.1f} to {1 / low:.1f}) the squared error of"
+    if ratio > 1:
+        return f"{ratio:.1f} times (95 % interval {low:.1f} to {high:.1f}) less squared error than"
+    return f"{1 / ratio:.1f} times (95 % interval {1 / high:.1f} to {1 / low:.1f}) the squared error of"
 
 
 def _item(pair: Pair) -> Item:

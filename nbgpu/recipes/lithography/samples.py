@@ -155,7 +155,7 @@ def optical_diameter_nm(config: LithographyConfig) -> float:
 def margin_of(config: LithographyConfig) -> int:
     """Return how many pixels of the layout surround each tile on every side: an optical diameter, or half of
     the learned kernels where that is more; 0 if the data are not layouts."""
-    if not _drawn(config):
+    if not _layout_paths(config):
         return 0
     return math.ceil(max(optical_diameter_nm(config), (config.kernel_nm or 0) / 2) / config.pixel)
 
@@ -171,9 +171,9 @@ def pairs_of(config: LithographyConfig) -> list[Pair]:
     missing = [path for path in paths if not (path.is_file() or path.is_dir())]
     if missing:
         raise DataError("\n".join(f"{path}: there is no such file or folder" for path in missing))
-    if drawn := _drawn(config):
+    if layouts_named := _layout_paths(config):
         return tiles_of_all(
-            drawn, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
+            layouts_named, config.layer, config.size, config.pixel, margin_of(config), cell=config.cell
         )
     if len(paths) == 1 and paths[0].is_dir():
         return find_lithobench(paths[0], config.size, config.pixel)
@@ -193,8 +193,8 @@ def _is_lithobench(config: LithographyConfig) -> bool:
     return not others and folder.is_dir() and any(path.is_dir() for path in folder.rglob(MASKS))
 
 
-def _drawn(config: LithographyConfig) -> list[Path]:
-    """Return the layouts that the settings name; empty if the data are something else."""
+def _layout_paths(config: LithographyConfig) -> list[Path]:
+    """Return the layout files that the settings name; empty if the data are something else."""
     if config.data == "generated":
         return []
     paths = _paths(config)

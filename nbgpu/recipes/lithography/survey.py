@@ -38,7 +38,7 @@ from nbgpu.recipes.lithography.samples import (
     scalar_warning,
     source_of,
 )
-from nbgpu.recipes.lithography.window import Condition, conditions, process_window, pv_band_nm2
+from nbgpu.recipes.lithography.window import ProcessCondition, conditions, process_window, pv_band_nm2
 
 _OF_TRAINING = {
     "recipe",
@@ -74,7 +74,7 @@ class SurveyConfig(Settings):
 
 def survey(
     config: LithographyConfig, asked: SurveyConfig, rank: int = 0, world_size: int = 1
-) -> list[Condition]:
+) -> list[ProcessCondition]:
     """Return this rank's share of the conditions, evaluated.
 
     A share consists of neighbours, so that conditions with the same focus share one aerial image.
@@ -133,17 +133,17 @@ def _mask(config: LithographyConfig, number: int) -> tuple[Tensor, Tensor]:
     return mask, mask if pair.design is None else load_design(pair.design, config.size, config.pixel)[0]
 
 
-def write(found: Sequence[Condition], folder: Path) -> None:
+def write(found: Sequence[ProcessCondition], folder: Path) -> None:
     """Write window.csv, with a line for each condition, and window.png. Lengths are in nm."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _CSV).open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Condition)])
+        writer = csv.DictWriter(file, [field.name for field in fields(ProcessCondition)])
         writer.writeheader()
         writer.writerows(asdict(condition) for condition in found)
     _draw(found, folder / _PICTURE)
 
 
-def _draw(found: Sequence[Condition], path: Path) -> None:
+def _draw(found: Sequence[ProcessCondition], path: Path) -> None:
     """Plot the widths over focus, with a line for each dose, and the edge placement errors over focus and
     dose, with the number of lost edges."""
     doses, foci = (
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if is_ours:
             dist.init_process_group("gloo")
         parts = exchange.gather([asdict(condition) for condition in found])
-        found = [Condition(**values) for part in parts for values in part]
+        found = [ProcessCondition(**values) for part in parts for values in part]
         if is_ours:
             dist.destroy_process_group()
     if rank == 0:

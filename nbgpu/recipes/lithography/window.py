@@ -30,7 +30,7 @@ _FINER = 4
 
 
 @dataclass(frozen=True)
-class Condition:
+class ProcessCondition:
     """A dose and focus, and measures of what a mask prints under them."""
 
     dose: float
@@ -66,7 +66,7 @@ def process_window(
     *,
     cut_row: int | None = None,
     margin: int = 0,
-) -> list[Condition]:
+) -> list[ProcessCondition]:
     """Return what the mask prints under each (defocus_nm, dose), in the order of `asked`.
 
     Several ranks can each take a part of `conditions`; their results put together are those of a single rank.
@@ -105,7 +105,7 @@ def process_window(
             seen = errors[~np.isnan(errors)]
             printed = without_margin((latent > resist.threshold).float(), margin)
             found.append(
-                Condition(
+                ProcessCondition(
                     dose=dose,
                     defocus_nm=defocus_nm,
                     cd_nm=_middle_width(latent[row], resist.threshold, pixel_nm),
@@ -148,16 +148,20 @@ def band_nm2(largest: Tensor, smallest: Tensor, threshold: float, pixel_nm: floa
     """Return the area in nm^2, over all images (..., H, W) together, that only one of two latent images
     prints."""
     first, second = (
-        without_margin(_covered(latent, threshold), _FINER * margin) for latent in (largest, smallest)
+        without_margin(_printed_shares(latent, threshold), _FINER * margin) for latent in (largest, smallest)
     )
     return float((first - second).abs().sum()) * (pixel_nm / _FINER) ** 2
 
 
-def _covered(latent: Tensor, threshold: float) -> Tensor:
-    """Return the share of each of 4 x 4 cells per pixel that prints, where the image rises evenly within a
-    cell: the band is often narrower than a cell."""
+def _printed_shares(latent: Tensor, threshold: float) -> Tensor:
+    """Return the fraction of each cell that prints, with 4 x 4 cells per pixel: (H, W) -> (4H, 4W).
+
+    A cell at an edge prints in part, because the band is often narrower than a cell. Within a cell the image
+    counts as linear.
+    """
     height, width = (_FINER * length for length in latent.shape[-2:])
     values = refined(latent, height, width)
+    # The change of the image across a cell.
     rise = sum((values.roll(-1, axis) - values.roll(1, axis)).abs() / 2 for axis in (-2, -1))
     assert isinstance(rise, Tensor)
     return (0.5 + (values - threshold) / rise.clamp(min=torch.finfo(values.dtype).tiny)).clamp(0, 1)

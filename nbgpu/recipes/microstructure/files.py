@@ -91,15 +91,15 @@ def _problems(
         yield f"holds {values.dtype}; it takes integers (phases 0 to n - 1) or floats from 0 to 1"
         return
     if oriented and (values.shape[-1:] != (3,) or values.dtype.kind != "f"):
-        yield f"holds no rotation vectors for the OrientationDescriptor: floats with a last axis of 3, not {_words(values)}"
+        yield f"holds no rotation vectors for the OrientationDescriptor: floats with a last axis of 3, not {_format_values(values)}"
         return
     if len(shape) not in (2, 3):
         more = ". A last axis of 3 is for orientations" if values.ndim == 4 and values.shape[-1] == 3 else ""
-        yield f"has {_words(values)}; it takes (H, W) or (D, H, W){more}"
+        yield f"has {_format_values(values)}; it takes (H, W) or (D, H, W){more}"
         return
     if min(shape) < 2 * measure.limit_to:
         yield (
-            f"has {_words(values)}, and each axis needs at least 2 x limit_to = {2 * measure.limit_to} pixels. Lower "
+            f"has {_format_values(values)}, and each axis needs at least 2 x limit_to = {2 * measure.limit_to} pixels. Lower "
             "limit_to"
         )
     if "GramMatrices" in names and measure.limit_to < _MIN_GRAM_LIMIT:
@@ -134,7 +134,7 @@ def _problems_of_phases(values: np.ndarray, names: Sequence[str], multiphase: bo
         yield f"holds {len(present)} phases, which needs multiphase=True"
 
 
-def _words(values: np.ndarray) -> str:
+def _format_values(values: np.ndarray) -> str:
     return f"the shape {values.shape} of {values.dtype}"
 
 

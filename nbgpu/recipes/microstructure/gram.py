@@ -77,7 +77,7 @@ def _layers_of_file(path: str) -> list[Layer]:
     return layers
 
 
-def _convolved(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
+def _convolve(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
     weights, biases = (part.to(x.device) for part in layer)
     half = weights.shape[2] // 2
     mode = "circular" if periodic else "constant"
@@ -97,7 +97,7 @@ def _multi_phase_gram_matrices(x: Tensor, measure: Measure) -> Tensor:
     """Compute the Gram matrices of all layers of the network for (N, P, H, W), as (N, M)."""
     if measure.gram_network == "random":
         layers = _random_layers(x.shape[1])
-        return torch.cat([_gram(_convolved(x, layer, measure.periodic)) for layer in layers], dim=1)
+        return torch.cat([_gram(_convolve(x, layer, measure.periodic)) for layer in layers], dim=1)
     layers = _layers_of_file(measure.gram_network)
     num_taken = layers[0][0].shape[1]
     if x.shape[1] == 1 and num_taken > 1:
@@ -108,7 +108,7 @@ def _multi_phase_gram_matrices(x: Tensor, measure: Measure) -> Tensor:
         )
     grams = []
     for index, layer in enumerate(layers):
-        x = _convolved(avg_pool2d(x, 2) if index else x, layer, measure.periodic)
+        x = _convolve(avg_pool2d(x, 2) if index else x, layer, measure.periodic)
         grams.append(_gram(x))
     return torch.cat(grams, dim=1)
 

@@ -83,22 +83,31 @@ class Loss:
         return self._norm(difference) * factor
 
     def _differences(self, slices: Tensor, direction: int, coarser: int) -> Sequence[Tensor]:
-        """Return the weighted differences (N, M) for each descriptor."""
+        """Return the weighted differences from the target's descriptors, (N, M) for each descriptor.
+
+        Args:
+            slices: slices across one direction, (N, P, H, W).
+            direction: the direction, 0 to 2.
+            coarser: how often the slices were halved, relative to the target.
+        """
         num_slices, num_phases = slices.shape[:2]
         target = self._targets[min(direction, len(self._targets) - 1)]
         levels = self.levels(tuple(slices.shape[2:]), coarser)
         level_weights = 2.0 ** torch.arange(levels, dtype=slices.dtype, device=slices.device)
-        of_phases = torch.ones(num_slices, 1, dtype=slices.dtype, device=slices.device)
+        # A phase counts the more, the less of the slice it fills.
+        weight_of_phases = torch.ones(num_slices, 1, dtype=slices.dtype, device=slices.device)
         if num_phases > 1:
-            of_phases = (1 - slices.mean(dim=(2, 3))).square() + _LEAST_PHASE_WEIGHT
+            weight_of_phases = (1 - slices.mean(dim=(2, 3))).square() + _LEAST_PHASE_WEIGHT
         differences = []
         for name, weight in self._weights.items():
             descriptor = DESCRIPTORS[name]
-            wanted = target[name].to(slices)[:, coarser : coarser + levels]
-            found = described(slices, descriptor, self.measure, levels)
-            phase_weights = of_phases if descriptor.of == "phase" else torch.ones_like(of_phases[:, :1])
+            target_values = target[name].to(slices)[:, coarser : coarser + levels]
+            values = described(slices, descriptor, self.measure, levels)
+            phase_weights = (
+                weight_of_phases if descriptor.of == "phase" else torch.ones_like(weight_of_phases[:, :1])
+            )
             # (N, P', levels, M)
-            difference = (found - wanted[None]).reshape(*found.shape[:3], -1) * (
+            difference = (values - target_values[None]).reshape(*values.shape[:3], -1) * (
                 weight * level_weights[:, None] * phase_weights[:, :, None, None]
             )
             differences.append(difference.flatten(1))

@@ -17,7 +17,7 @@ import torch
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.lifetime import end_with
-from nbgpu.protocol.characterization import BAD_DATA, Characterized, Job, Measurement
+from nbgpu.protocol.characterization import BAD_DATA, CharacterizationJob, Characterized, Measurement
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields
@@ -41,8 +41,10 @@ def main() -> None:
     """
     end_with(int(sys.argv[1]))
     fields = json.load(sys.stdin)
-    job = Job(**fields | {"measurements": [Measurement(**one) for one in fields["measurements"]]})
-    if problems := list(_problems(job)):
+    job = CharacterizationJob(
+        **fields | {"measurements": [Measurement(**one) for one in fields["measurements"]]}
+    )
+    if problems := list(_find_problems(job)):
         sys.stderr.write("\n".join(problems))
         sys.exit(BAD_DATA)
     if job.only_check:
@@ -51,27 +53,28 @@ def main() -> None:
     if job.against is not None:
         against = load_target(MicrostructureConfig(**job.against), job.only_measured)
     for measurement in job.measurements:
-        found = _measured(measurement, job.only_measured, against)
-        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        measured = _measured(measurement, job.only_measured, against)
+        sys.stdout.write(json.dumps(asdict(measured)) + "\n")
         sys.stdout.flush()
 
 
-def _problems(job: Job) -> list[str]:
-    found = []
+def _find_problems(job: CharacterizationJob) -> list[str]:
+    """Return why files cannot be measured, or compared with the reference; empty if there is no problem."""
+    problems = []
     num_phases: dict[str, int] = {}
     for settings in [*([job.against] if job.against else []), *(one.settings for one in job.measurements)]:
         config = MicrostructureConfig(**settings)
         try:
             num_phases[config.data] = _checked(config, job.only_measured)
         except DataError as error:
-            found += str(error).splitlines()
-    of_reference = num_phases.pop(job.against["data"], None) if job.against else None
-    found += [
-        f"{data}: has {_phases(number)}, and {job.against['data']} has {_phases(of_reference)}"
+            problems += str(error).splitlines()
+    num_reference_phases = num_phases.pop(job.against["data"], None) if job.against else None
+    problems += [
+        f"{data}: has {_phases(number)}, and {job.against['data']} has {_phases(num_reference_phases)}"
         for data, number in num_phases.items()
-        if job.against and of_reference is not None and number != of_reference
+        if job.against and num_reference_phases is not None and number != num_reference_phases
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))
 
 
 def _phases(number: int) -> str:
@@ -99,7 +102,7 @@ def _measured(
     everything is."""
     config = MicrostructureConfig(**measurement.settings)
     target = load_target(config, only_measured)
-    found = Characterized(
+    characterized = Characterized(
         config.data,
         target.shape,
         rows_of(target),
@@ -108,11 +111,11 @@ def _measured(
     drawn = io.BytesIO()
     figure_of(target, Path(measurement.stem).name).savefig(drawn, format="png", dpi=_DOTS_PER_INCH)
     write_whole(Path(f"{measurement.stem}.png"), drawn.getvalue())
-    write_whole(Path(f"{measurement.stem}.csv"), csv_of(found))
-    if found.differences:
-        write_whole(Path(f"{measurement.stem}.differences.csv"), csv_of_differences(found))
+    write_whole(Path(f"{measurement.stem}.csv"), csv_of(characterized))
+    if characterized.differences:
+        write_whole(Path(f"{measurement.stem}.differences.csv"), csv_of_differences(characterized))
     save_descriptors(Path(f"{measurement.stem}.npz"), target)
-    return found
+    return characterized
 
 
 if __name__ == "__main__":

@@ -54,23 +54,23 @@ def read_micrograph(path: Path, threshold: float | None, is_oriented: bool) -> M
     values = _without_colours(path, values, is_picture)
     if values.dtype.kind == "f":
         is_grey = bool(np.isfinite(values).all() and values.min() >= 0 and values.max() > 1)
-        return _cut(path, values, threshold) if is_grey else Micrograph(values)
+        return _segment(path, values, threshold) if is_grey else Micrograph(values)
     different = np.unique(values)
     if len(different) == 2 and (is_picture or tuple(different) in _BLACK_AND_WHITE):
         return Micrograph((values == different[1]).astype(np.int64))
     if different[0] >= 0 and (
         len(different) > _MAX_PHASES or (is_picture and different[-1] >= len(different))
     ):
-        return _cut(path, values, threshold)
+        return _segment(path, values, threshold)
     return Micrograph(values)
 
 
 def _read_array(path: Path) -> np.ndarray:
     """Read the array of a .npy file, without unpickling: a .npy file of objects can run arbitrary code."""
     with path.open("rb") as file:
-        begun = file.read(len(_MAGIC))
+        magic = file.read(len(_MAGIC))
     # NumPy takes any other file for a pickle, and its message says how to load one.
-    if begun != _MAGIC and not begun.startswith(_MAGIC_OF_ARCHIVE):
+    if magic != _MAGIC and not magic.startswith(_MAGIC_OF_ARCHIVE):
         raise ValueError("it does not begin as one. Pictures end in .png, .tif or .tiff")
     values = np.load(path, allow_pickle=False)
     if not isinstance(values, np.ndarray):
@@ -107,11 +107,12 @@ def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.nda
     )
 
 
-def _cut(path: Path, values: np.ndarray, threshold: float | None) -> Micrograph:
+def _segment(path: Path, values: np.ndarray, threshold: float | None) -> Micrograph:
+    """Divide grey values into two phases at the threshold; None for Otsu's."""
     chosen = otsu_threshold(values) if threshold is None else threshold
     phases = (values > chosen).astype(np.int64)
-    how = "Otsu's threshold" if threshold is None else "threshold"
-    note = f"{path.name}: grey values cut at {chosen:.4g} ({how}), {phases.mean():.1%} above it"
+    method = "Otsu's threshold" if threshold is None else "threshold"
+    note = f"{path.name}: grey values cut at {chosen:.4g} ({method}), {phases.mean():.1%} above it"
     if not 0 < phases.mean() < 1:
         low, high = values.min(), values.max()
         raise DataError(

@@ -61,29 +61,37 @@ class Objective:
         self._seed = seed
 
     def __call__(self, field: Tensor, coarser: int = 0, step: int = 0) -> tuple[Tensor, Tensor]:
-        """Compute (loss, gradient): a scalar, and a tensor of the shape of the field, (P, H, W) or (P, D, H,
-        W).
+        """Compute the loss and its gradient. A collective with several ranks.
 
         Args:
+            field: the values of each phase, (P, H, W) or (P, D, H, W).
             coarser: how often the field was halved, relative to the target.
             step: determines which slices are drawn if not all are evaluated.
+
+        Returns:
+            A scalar, and a tensor of the shape of the field; both are the same on all ranks.
         """
+        # One stack of slices for each direction, (N, P, ...), and which of the slices are evaluated.
         stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
-        drawn = [self._drawn(len(stack), direction, step) for direction, stack in enumerate(stacks)]
-        seen = [stack if d is None else stack[d] for stack, d in zip(stacks, drawn, strict=True)]
-        own = [self._own_part(stack, direction, coarser) for direction, stack in enumerate(seen)]
-        parts = own if self._world_size == 1 else self._parts_of_all(own, seen)
-        times = [len(stack) / len(some) for stack, some in zip(stacks, seen, strict=True)]
-        loss = torch.cat([part.losses * factor for part, factor in zip(parts, times, strict=True)]).sum()
+        indices = [self._draw_slices(len(stack), direction, step) for direction, stack in enumerate(stacks)]
+        evaluated = [stack if d is None else stack[d] for stack, d in zip(stacks, indices, strict=True)]
+        local_parts = [
+            self._local_part(stack, direction, coarser) for direction, stack in enumerate(evaluated)
+        ]
+        parts = local_parts if self._world_size == 1 else self._gather_parts(local_parts, evaluated)
+        # Slices that are not drawn count as the mean of those that are.
+        scales = [len(stack) / len(some) for stack, some in zip(stacks, evaluated, strict=True)]
+        loss = torch.cat([part.losses * factor for part, factor in zip(parts, scales, strict=True)]).sum()
         if field.ndim == 3:
             return loss, parts[0].gradient[0]
+        # A voxel is in a slice of each direction, so its gradients add up.
         gradient = torch.zeros_like(field)
-        for direction, (part, places, factor) in enumerate(zip(parts, drawn, times, strict=True)):
+        for direction, (part, selected, factor) in enumerate(zip(parts, indices, scales, strict=True)):
             slices = slices_along(gradient, direction)
-            if places is None:
+            if selected is None:
                 slices += part.gradient
             else:
-                slices[places] += part.gradient * factor
+                slices[selected] += part.gradient * factor
         return loss, gradient
 
     def part(self, field: Tensor, shards: Shards, coarser: int = 0) -> tuple[float, Tensor]:
@@ -107,30 +115,32 @@ class Objective:
         )
         losses = []
         for direction, (stack, own_stack) in enumerate(zip(stacks, own_stacks, strict=True)):
-            own = self._own_part(stack, direction, coarser)
-            losses.append(self._joined(own.losses, len(stack)))
+            local = self._local_part(stack, direction, coarser)
+            losses.append(self._gather_losses(local.losses, len(stack)))
             # A volume is divided along its first direction, whose slices each lie on one rank as a whole.
             if self._world_size == 1 or (direction == 0 and field.ndim > 3):
-                own_stack += own.gradient
+                own_stack += local.gradient
                 continue
-            for share, received in self._exchanged(own.gradient, len(stack), shards):
+            for share, received in self._exchange_gradients(local.gradient, len(stack), shards):
                 own_stack[share.start : share.stop] += received
         # Rounded only once, and so the same on every processor: decisions follow from it.
         return math.fsum(torch.cat(losses).tolist()), gradient
 
-    def _joined(self, losses: Tensor, num_slices: int) -> Tensor:
+    def _gather_losses(self, losses: Tensor, num_slices: int) -> Tensor:
         """Return the losses of all slices across one direction, of which each rank has its share."""
-        own = losses.cpu()
+        local = losses.cpu()
         if self._world_size == 1:
-            return own
+            return local
         size = len(share_of(num_slices, 0, self._world_size))
-        padded = own.new_zeros(size)
-        padded[: len(own)] = own
-        received = own.new_empty(self._world_size * size)
+        padded = local.new_zeros(size)
+        padded[: len(local)] = local
+        received = local.new_empty(self._world_size * size)
         all_gather(received, padded)
         return received[:num_slices]
 
-    def _exchanged(self, gradient: Tensor, num_slices: int, shards: Shards) -> Iterator[tuple[range, Tensor]]:
+    def _exchange_gradients(
+        self, gradient: Tensor, num_slices: int, shards: Shards
+    ) -> Iterator[tuple[range, Tensor]]:
         """Give each rank its part of the gradients of this rank's slices; yield, by rank, the slices that it
         had and this rank's part of their gradients.
 
@@ -155,34 +165,34 @@ class Objective:
         for share, numbers in zip(shares, received.to(gradient.device).split(received_sizes), strict=True):
             yield share, numbers.view(len(share), *shape)
 
-    def _drawn(self, num_slices: int, direction: int, step: int) -> Tensor | None:
+    def _draw_slices(self, num_slices: int, direction: int, step: int) -> Tensor | None:
         """Return the indices of the slices to evaluate, None for all; the same on all ranks."""
         if self._num_drawn is None or self._num_drawn >= num_slices:
             return None
         draw = np.random.default_rng((self._seed, step, direction))
         return torch.from_numpy(np.sort(draw.permutation(num_slices)[: self._num_drawn]))
 
-    def _own_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
+    def _local_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
         share = share_of(len(stack), self._rank, self._world_size)
         slices = stack[share.start : share.stop].detach()
         losses, gradient = slices.new_empty(len(slices)), slices.new_empty(slices.shape)
         at_once = max(1, MAX_PIXELS_AT_ONCE // stack[0].numel())
         for begin in range(0, len(slices), at_once):
-            places = slice(begin, begin + at_once)
-            some = slices[places].contiguous().requires_grad_()
+            selected = slice(begin, begin + at_once)
+            some = slices[selected].contiguous().requires_grad_()
             with torch.enable_grad():
                 of_each = self._loss(some, direction, coarser)
-            (gradient[places],) = torch.autograd.grad(of_each.sum(), some)
-            losses[places] = of_each.detach()
+            (gradient[selected],) = torch.autograd.grad(of_each.sum(), some)
+            losses[selected] = of_each.detach()
         return _Part(losses, gradient)
 
-    def _parts_of_all(self, own: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
+    def _gather_parts(self, local_parts: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
         """Return the parts of all ranks, joined by direction. One collective."""
         # Shares may differ in length, but messages may not.
         lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
         sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]
-        message = own[0].losses.new_zeros(sum(sizes))
-        for part, room in zip(own, message.split(sizes), strict=True):
+        message = local_parts[0].losses.new_zeros(sum(sizes))
+        for part, room in zip(local_parts, message.split(sizes), strict=True):
             own_numbers = torch.cat([part.losses[:, None], part.gradient.flatten(1)], dim=1).flatten()
             room[: len(own_numbers)] = own_numbers
         on_host = dist.get_backend() == "gloo"

@@ -57,7 +57,7 @@ def as_given(batch: Batch) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-class _Place(NamedTuple):
+class _SampleIndex(NamedTuple):
     """The place of a sample in an epoch."""
 
     epoch: int
@@ -78,7 +78,7 @@ def identity_of(dataset: Dataset[Any], config: TrainConfig, what: str) -> Identi
     digests = {}
     for index in sorted({0, length // 2, length - 1}) if length else ():
         try:
-            digests[f"sample {index}"] = digest(samples[_Place(0, index)][0])
+            digests[f"sample {index}"] = digest(samples[_SampleIndex(0, index)][0])
         except Exception as error:  # noqa: BLE001 - it is raised with the person's line in the step that takes the sample
             _log.info("sample %d of %s is not compared: %r", index, what, error)
             digests[f"sample {index}"] = ""
@@ -143,7 +143,7 @@ class Reader:
             self._pool.close()
             self._pool = None
 
-    def _read(self, places: Sequence[_Place]) -> Iterator[list[Sample]]:
+    def _read(self, places: Sequence[_SampleIndex]) -> Iterator[list[Sample]]:
         if not self._num_workers:
             return (self._samples[place] for place in places)
         if self._pool is None:
@@ -157,7 +157,7 @@ class Reader:
             )
         return self._pool.samples_of(places)
 
-    def _plan(self, epoch: int) -> list[list[_Place]]:
+    def _plan(self, epoch: int) -> list[list[_SampleIndex]]:
         """Return the places of the samples in each of the rank's batches of an epoch."""
         config = self._config
         rng = np.random.RandomState(np.random.SeedSequence([config.seed, epoch]).generate_state(1))
@@ -165,7 +165,7 @@ class Reader:
         # The last step is filled up with samples from the beginning.
         order = np.resize(rng.permutation(self._num_samples), num_wanted)
         shares = order.reshape(-1, self._world_size, config.batch_size)[:, self._rank]
-        return [[_Place(epoch, int(index)) for index in batch] for batch in shares]
+        return [[_SampleIndex(epoch, int(index)) for index in batch] for batch in shares]
 
 
 class HeldOut:
@@ -177,7 +177,7 @@ class HeldOut:
         own = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
         self._samples = _Samples(dataset, config.seed, what)
         self._batches = [
-            [_Place(0, index) for index in own[first : first + config.batch_size]]
+            [_SampleIndex(0, index) for index in own[first : first + config.batch_size]]
             for first in range(0, len(own), config.batch_size)
         ]
 
@@ -199,7 +199,7 @@ class _Samples(Dataset[list[Sample]]):
         self._seed = seed
         self._what = what
 
-    def __getitem__(self, place: _Place) -> list[Sample]:
+    def __getitem__(self, place: _SampleIndex) -> list[Sample]:
         seeds = np.random.SeedSequence([self._seed, place.epoch, place.sample]).generate_state(4)
         torch_seed, numpy_seed, python_seed, transform_seed = (int(seed) for seed in seeds)
         torch.default_generator.manual_seed(torch_seed)

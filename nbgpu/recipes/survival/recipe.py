@@ -99,7 +99,7 @@ class Survival:
         )
         loaders = loader.loaders(held_out)
         if loader.num_rare_samples is not None:
-            words = _events_in_words(loader.num_rare_samples, loader.num_micro_batches)
+            words = _describe_events(loader.num_rare_samples, loader.num_micro_batches)
             loaders = replace(loaders, summary=(*loaders.summary, words))
         if config.spacing and rank == 0:
             words = cut_in_words(self._patients.items, config)
@@ -294,7 +294,7 @@ class Survival:
             f"voxels {_DENSE_HU} HU above the median": self._linear(
                 training.radiomics[:, _DENSE], held_out.radiomics[:, _DENSE], training
             ),
-            **self._of_radiomics(training, held_out),
+            **self._score_radiomics(training, held_out),
         }
         if self.config.features:
             predictions["features alone"] = self._linear(training.features, held_out.features, training)
@@ -318,7 +318,7 @@ class Survival:
             f"On {len(held_out.numbers)} held-out patients with {num_events} events the C-index is {found:.3f} (95 % "
             f"interval {low:.3f} to {high:.3f}), and that of '{best}' {others[best]:.3f}. {few + '. ' if few else ''}Hazards, groups and baselines were fitted on "
             f"{len(training.numbers)} training patients."
-            + _unknown_in_words(when, observed)
+            + _explain_unknown(when, observed)
             + patients.parts.in_words(self.config)
         )
         return {"table": table, "note": note, "images": self._pictures(training, held_out)}
@@ -339,7 +339,7 @@ class Survival:
         weights = fitted(training, known.times, known.events, self.config.ties)
         return training @ weights, held_out @ weights
 
-    def _of_radiomics(self, training: _Known, held_out: _Known) -> dict[str, tuple[Floats, Floats]]:
+    def _score_radiomics(self, training: _Known, held_out: _Known) -> dict[str, tuple[Floats, Floats]]:
         """Return the scores of Cox's models with all features that are computed by hand, and with their
         products too."""
         mean, deviation = training.radiomics.mean(axis=0), np.maximum(training.radiomics.std(axis=0), 1e-12)
@@ -377,11 +377,11 @@ class Survival:
     def reference_samples(self) -> Sequence[Item]:
         """Return the training patients to whom hazards and risk groups are fitted; none if their data are
         gone, so that a model can be used elsewhere."""
-        if self._why_no_training_patients():
+        if self._explain_no_training_patients():
             return []
         return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
 
-    def _why_no_training_patients(self) -> str:
+    def _explain_no_training_patients(self) -> str:
         try:
             return "" if self._patients else "there are none"
         except DataError as error:
@@ -403,7 +403,7 @@ class Survival:
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """Return each patient's columns, see `risks`, and how well the patients with known outcomes are
         ordered."""
-        if why := self._why_no_training_patients():
+        if why := self._explain_no_training_patients():
             note = (
                 "There are no risk groups, percentiles and probabilities: they compare with the training patients, who cannot "
                 f"be read:\n{why}"
@@ -482,7 +482,7 @@ def _worth(
     return {name: round(float(value), 4) for name, value in worth.items()}
 
 
-def _unknown_in_words(when: Floats, observed: Steps) -> str:
+def _explain_unknown(when: Floats, observed: Steps) -> str:
     """Say at which of the times nothing is known of the predictions, and why; empty if there are none."""
     unknown = when[~metrics.is_known(when, observed)]
     if not len(unknown):
@@ -504,7 +504,7 @@ def _has_event(item: Item) -> bool:
     return has_event
 
 
-def _events_in_words(num_events: int, num_micro_batches: int) -> str:
+def _describe_events(num_events: int, num_micro_batches: int) -> str:
     fewest, rest = divmod(num_events, num_micro_batches)
     if not fewest:
         return (

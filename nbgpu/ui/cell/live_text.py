@@ -120,24 +120,24 @@ class LiveText:
             self._ended = True
             self._rows = ""
             if self._page_is_ready:
-                data, metadata = self._left()
+                data, metadata = self._final_output()
                 update_display(data, metadata=metadata, raw=True, display_id=self._slot)
                 # A page that was reloaded no longer knows the display, and asks for the text itself.
                 self._widget.send({"type": "end"})
             else:
                 # It is not known either whether this page can update a display.
-                self._take_widget_away()
+                self._remove_widget()
                 display(bundle(self._ranks, self._blocks), raw=True)
 
-    def _left(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _final_output(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(self._ranks, self._blocks, self._chosen), slot_metadata(self._slot, self._slot)
 
     def _go_on_in_streams(self) -> None:
-        self._take_widget_away()
+        self._remove_widget()
         self._streams = Streams()
         self._streams.add(self._blocks)
 
-    def _take_widget_away(self) -> None:
+    def _remove_widget(self) -> None:
         update_display({}, raw=True, display_id=self._slot)
         self._widget.close()
 
@@ -157,7 +157,7 @@ class LiveText:
                 case "chosen":
                     self._chosen = str(content.get("value"))
                 case "bundle":
-                    data, metadata = self._left()
+                    data, metadata = self._final_output()
                     self._widget.send({"type": "bundle", "data": data, "metadata": metadata})
                 case "stored":
                     self._widget.close()

@@ -112,13 +112,13 @@ def _validation(history: History) -> list[Chart]:
     drawn = []
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
         ends = [f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in names]
-        curves = [_of_all(history, name, "validation", "dot")]
-        curves += [_of_all(history, end, "95 % interval", "dash") for end in ends]
+        curves = [_chart_of_all_ranks(history, name, "validation", "dot")]
+        curves += [_chart_of_all_ranks(history, end, "95 % interval", "dash") for end in ends]
         drawn.append(Chart(f"Validation: {readable(name)}", curves, _BETWEEN_ENDS if ends else ""))
     return drawn
 
 
-def _of_all(history: History, name: str, label: str, style: str) -> Curve:
+def _chart_of_all_ranks(history: History, name: str, label: str, style: str) -> Curve:
     return _curve(None, label, next(iter(history.ranks_of(name).values())), style)
 
 

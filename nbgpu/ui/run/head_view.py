@@ -154,12 +154,12 @@ def _mean_over_ranks(by_rank: Mapping[int, Series]) -> list[tuple[int, float]]:
 def _row(label: str, points: Sequence[tuple[int, float]]) -> list[object]:
     """The last, the lowest and the highest of some values, each with its step."""
     finite = [(value, step) for step, value in points if math.isfinite(value)]
-    low, high = (_at(*min(finite)), _at(*max(finite))) if finite else ("", "")
+    low, high = (_format_at_step(*min(finite)), _format_at_step(*max(finite))) if finite else ("", "")
     step, value = points[-1]
-    return [label, _at(value, step), low, high]
+    return [label, _format_at_step(value, step), low, high]
 
 
-def _at(value: float, step: int) -> str:
+def _format_at_step(value: float, step: int) -> str:
     return f"{value:.4g} (step {step})"
 
 

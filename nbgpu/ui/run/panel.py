@@ -110,11 +110,11 @@ class Follower:
 
     def _take(self, last: bool) -> None:
         with self.lock:
-            news, marks = self._catch_up()
+            news, marks = self._new_points()
             self._feed(news, marks, last)
         self._after()
 
-    def _catch_up(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
+    def _new_points(self) -> tuple[dict[SeriesKey, Series], list[Event]]:
         """Return the new points and marks. The first time, they are as much of the past as the history
         keeps."""
         news: dict[SeriesKey, Series] = {}
@@ -178,7 +178,7 @@ class Panel(anywidget.AnyWidget):
         self._last_state = ""
         self._shown_state = ""
         self._gone = False
-        self._follower = Follower(run, TICK_S, self._tell, after=self._tell_state)
+        self._follower = Follower(run, TICK_S, self._tell, after=self._notify_state)
         self._lock = self._follower.lock
         can_be_asked = has_subshells()
         super().__init__(
@@ -220,7 +220,7 @@ class Panel(anywidget.AnyWidget):
         if last:
             self._leave_picture()
 
-    def _tell_state(self) -> None:
+    def _notify_state(self) -> None:
         """Call `on_state` if the state has changed."""
         if self._shown_state != self._last_state:
             self._shown_state = self._last_state

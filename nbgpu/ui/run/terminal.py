@@ -39,13 +39,13 @@ _RATE = 6
 _GIB = 2.0**30
 
 
-def follow(run: Run, console: Console, known: Sequence[str] = ()) -> None:
+def follow(run: Run, console: Console, printed: Sequence[str] = ()) -> None:
     """Show a run until it is over. Ctrl-C stops the run, and a second one leaves at once.
 
     Args:
-        known: sentences about the data that have been printed already.
+        printed: sentences about the data that have been printed already.
     """
-    screen = _Screen(run, console, known)
+    screen = _Screen(run, console, printed)
     if not console.is_terminal:
         _wait(run, screen, lambda: None)
         say(console, screen.summary())
@@ -80,10 +80,10 @@ def _wait(run: Run, screen: _Screen, draw: Any) -> None:
 class _Screen:
     """The state of a run on the screen, and the part of it that has been printed."""
 
-    def __init__(self, run: Run, console: Console, known: Sequence[str]) -> None:
+    def __init__(self, run: Run, console: Console, printed: Sequence[str]) -> None:
         self.console = console
         self._run = run
-        self._known_of_data = set(known)
+        self._known_of_data = set(printed)
         self._history = History()
         self._cursor = START
         # These notes were printed when the run was made.

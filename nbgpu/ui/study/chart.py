@@ -39,7 +39,7 @@ class Studied(Protocol):
 
 
 @dataclass(frozen=True)
-class Chart:
+class StudyChart:
     """What the charts of a study show."""
 
     title: str
@@ -67,7 +67,7 @@ class Chart:
     """By part of a step, for each point in `x`."""
 
 
-def chart(study: Studied) -> Chart:
+def chart(study: Studied) -> StudyChart:
     """Return what the charts show at this moment."""
     plan, summary = study.plan, study.summary()
     found = [each for each in summary if isinstance(each, PointSummary)]
@@ -91,7 +91,7 @@ def chart(study: Studied) -> Chart:
         x = [each.value if are_numbers else str(each.value) for each in found]
     is_logarithmic = is_by_size or (are_numbers and not is_ranks and _spread(x) > _LARGEST_LINEAR_SPREAD)
     names = [name for name in PARTS if any(name in each.parts_s for each in found)]
-    return Chart(
+    return StudyChart(
         title=title,
         parts_title=f"Parts of a step by {plan.vary}, measured{_over(plan)}",
         x_title="number of parameters" if is_by_size else plan.vary,

@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from nbgpu.client.runs.ending import Ending
+from nbgpu.client.runs.ending import Completion
 
 
 @pytest.mark.parametrize("num_interrupts", [1, 2])
 def test_an_interrupt_is_raised_when_the_end_has_come_and_a_second_one_stops_again(
     num_interrupts: int,
 ) -> None:
-    ending: Ending[str] = Ending("the work", logging.getLogger("test"))
+    ending: Completion[str] = Completion("the work", logging.getLogger("test"))
     stops: list[bool] = []
 
     def interrupt() -> None:

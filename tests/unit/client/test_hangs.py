@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from nbgpu.client.faults.hangs import HangWatch, Place, notice
+from nbgpu.client.faults.hangs import HangWatch, RankActivity, notice
 from nbgpu.protocol.records import MainThreadState
 
 
-def _waits(collective: str, line: int, for_s: float) -> Place:
-    return Place(MainThreadState("cell", line=line, source="...", collective=collective), for_s)
+def _waits(collective: str, line: int, for_s: float) -> RankActivity:
+    return RankActivity(MainThreadState("cell", line=line, source="...", collective=collective), for_s)
 
 
-def _works(line: int, source: str) -> Place:
-    return Place(MainThreadState("cell", line=line, source=source), 100)
+def _works(line: int, source: str) -> RankActivity:
+    return RankActivity(MainThreadState("cell", line=line, source=source), 100)
 
 
-def _result(for_s: float) -> Place:
-    return Place(
+def _result(for_s: float) -> RankActivity:
+    return RankActivity(
         MainThreadState("run", step=9, within="result, recipe.py line 3", busy_with="working out the result"),
         for_s,
     )
 
 
-FINISHED = Place(instead="has finished the cell")
+FINISHED = RankActivity(instead="has finished the cell")
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ FINISHED = Place(instead="has finished the cell")
         ([_waits("barrier", 1, 7), _waits("barrier", 1, 8)], "all ranks wait in barrier, cell line 1, for 7 s"),
         ([_waits("barrier", 1, 7), _waits("barrier", 1, 1)], ""),
         ([_waits("barrier", 1, 7)], "rank 0 waits in barrier, cell line 1, for 7 s"),
-        ([_waits("barrier", 1, 7), Place()], "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 has not answered yet"),
+        ([_waits("barrier", 1, 7), RankActivity()], "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 has not answered yet"),
         (
-            [_waits("barrier", 1, 7), Place(MainThreadState("idle"), 7)],
+            [_waits("barrier", 1, 7), RankActivity(MainThreadState("idle"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is idle",
         ),
         (
-            [_waits("barrier", 1, 7), Place(MainThreadState("call"), 7)],
+            [_waits("barrier", 1, 7), RankActivity(MainThreadState("call"), 7)],
             "rank 0 waits in barrier, cell line 1, for 7 s; rank 1 is busy",
         ),
         (
@@ -77,15 +77,15 @@ FINISHED = Place(instead="has finished the cell")
         ),
         ([_waits("barrier", 1, 4), FINISHED], ""),
         ([_works(2, "load()"), FINISHED], ""),
-        ([Place(instead="does not answer for 9 s"), FINISHED], ""),
+        ([RankActivity(instead="does not answer for 9 s"), FINISHED], ""),
     ],
 )  # fmt: skip
-def test_who_waits_where_and_who_does_not(places: list[Place], said: str) -> None:
+def test_who_waits_where_and_who_does_not(places: list[RankActivity], said: str) -> None:
     assert notice(dict(enumerate(places)), after_s=5) == said
 
 
-@pytest.mark.parametrize("slow", [_result(1), _works(2, "load()"), Place(MainThreadState("call"), 70)])
-def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: Place) -> None:
+@pytest.mark.parametrize("slow", [_result(1), _works(2, "load()"), RankActivity(MainThreadState("call"), 70)])
+def test_waiting_for_a_rank_that_was_busy_just_now_is_no_hang(slow: RankActivity) -> None:
     places = {0: _waits("barrier", 1, 70), 1: slow}
     assert not notice(places, after_s=5, since_busy_s=0)
     assert not notice(places, after_s=5, since_busy_s=4.9)

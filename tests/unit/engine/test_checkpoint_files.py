@@ -163,7 +163,7 @@ def test_a_pickle_with_a_manifest_that_agrees_is_not_executed_either(tmp_path: P
         contents = {file: (path / file).read_bytes() for file in checkpoint_files.FILES}
         seals = {file: checkpoint_files.sealed(content) for file, content in contents.items()}
         (path / checkpoint_files.MANIFEST).write_text(
-            checkpoint_files.text(checkpoint_files.Manifest(5, 0.0, seals))
+            checkpoint_files.text(checkpoint_files.CheckpointManifest(5, 0.0, seals))
         )
         with pytest.raises(RunError, match=rf"\({name}: is no"):
             checkpoint.load(path)

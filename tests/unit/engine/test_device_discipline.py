@@ -72,7 +72,7 @@ def test_the_end_of_a_step(place: torch.device) -> None:
             pass
         Readings({"loss": torch.zeros((), device=GPU), **norms})
         Readings(inputs)
-        assert {each.device for each in (*state.model.parameters(), *state.averages)} == {place}
+        assert {each.device for each in (*state.model.parameters(), *state.average_tensors)} == {place}
         assert {buffer.device for buffer in state.model.buffers()} == {GPU}
 
 
@@ -86,7 +86,9 @@ def test_a_checkpoint_is_gathered_in_host_memory_and_loaded_where_it_was(place: 
         copies = {id(tensor): whole.next().detach().cpu() for tensor in list(whole._left)}
         state.load({name: copies[id(tensor)] for name, tensor in named.items()}, about)
         moments = [each["exp_avg"] for each in state.optimizer.state.values()]
-        assert {each.device for each in (*state.model.parameters(), *state.averages, *moments)} == {place}
+        assert {each.device for each in (*state.model.parameters(), *state.average_tensors, *moments)} == {
+            place
+        }
         assert {buffer.device for buffer in state.model.buffers()} == {GPU}
 
 
@@ -126,4 +128,4 @@ def test_variables_are_pulled_saved_and_compared_by_way_of_host_memory() -> None
         assert [tensors.in_storage(form, storage, GPU).device for form in forms] == [GPU, GPU]
         assert table._fingerprint_of_tensors([base], math.inf)
         assert identity.digest({"image": base})
-        assert histograms._some(base).shape == (5000,)
+        assert histograms._subsample(base).shape == (5000,)

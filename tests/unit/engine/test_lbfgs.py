@@ -15,7 +15,7 @@ from warm_start import on_ranks
 
 from nbgpu.engine.group import group
 from nbgpu.engine.group.group import Membership
-from nbgpu.engine.memory.traced import traced
+from nbgpu.engine.memory.trace import trace_memory
 from nbgpu.engine.workload.descent import descend
 from nbgpu.engine.workload.lbfgs import Lbfgs, held_bytes
 from nbgpu.engine.workload.line_search import Trial, strong_wolfe
@@ -186,7 +186,7 @@ def _continued(shards: Shards) -> dict[str, Any]:
 def _peak(shards: Shards) -> int:
     """The bytes that the tensors of a search take at most, with all of its pairs in use."""
     start = _start(*SHAPE_OF_LARGE, seed=1)
-    with traced(CPU) as found:
+    with trace_memory(CPU) as trace:
         search = Lbfgs(shards, NUM_PAIRS_OF_LARGE, CPU)
         held: list[Tensor] = []
 
@@ -195,7 +195,7 @@ def _peak(shards: Shards) -> int:
             held[:] = [whole]
 
         search.minimise(_bowl(shards), start, NUM_PAIRS_OF_LARGE + 1, keep, 0)
-    return found.tape.peak_bytes
+    return trace.log.peak_bytes
 
 
 def _microstructure(shape: tuple[int, ...], rank: int, world_size: int) -> list[tuple[Tensor, float]]:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from nbgpu.engine.training.progress import Progress
+from nbgpu.engine.training.progress import BestMetricTracker
 from nbgpu.errors import RunError
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 
-def progress(**settings: Any) -> Progress:
-    return Progress(AutoencoderConfig.checked(**{"best_metric": "loss", **settings}))
+def progress(**settings: Any) -> BestMetricTracker:
+    return BestMetricTracker(AutoencoderConfig.checked(**{"best_metric": "loss", **settings}))
 
 
-def follow(following: Progress, *values: float) -> list[tuple[int | None, bool]]:
+def follow(following: BestMetricTracker, *values: float) -> list[tuple[int | None, bool]]:
     """(step of the best, whether it is time to stop) after each validation; they are at the steps 1, 2, 3
     ..."""
     told = []

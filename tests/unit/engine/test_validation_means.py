@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nbgpu.config import train_config
-from nbgpu.engine.training.validation import _own_share
+from nbgpu.engine.training.validation import _local_sums
 
 
 def test_a_smaller_last_batch_counts_by_its_samples() -> None:
@@ -22,4 +22,4 @@ def test_a_smaller_last_batch_counts_by_its_samples() -> None:
     step_batches: Any = SimpleNamespace(loaders=SimpleNamespace(val=batches), to_device=to_device)
     state: Any = SimpleNamespace(model=None)
     config = train_config("autoencoder", data="phantoms", batch_size=2)
-    assert _own_share(recipe, state, step_batches, config, torch.device("cpu")) == ({"loss": 10.0}, 5)
+    assert _local_sums(recipe, state, step_batches, config, torch.device("cpu")) == ({"loss": 10.0}, 5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nbgpu.performance.cell_steps import cell_as_steps
-from nbgpu.performance.clocks import Clocks, Comparison
-from nbgpu.performance.rank_steps import RankStep, critical_path, waits
+from nbgpu.performance.clocks import ClockComparison, Clocks
+from nbgpu.performance.rank_steps import RankStep, blocked_spans, critical_path
 
 
 def collective(
@@ -75,7 +75,7 @@ def test_ddp_waits_for_its_buckets_in_the_backward_pass() -> None:
         ("exchange", "all_reduce", 3, 5),
         ("exchange", "all_reduce", 4, 6),
     ]
-    assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in waits(ranks)] == [
+    assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in blocked_spans(ranks)] == [
         (0, "waiting", 4, 5),
         (0, "transfer", 5, 6),
         (1, "transfer", 5, 6),
@@ -95,7 +95,7 @@ def test_a_rank_that_gave_its_data_early_computes_until_it_waits() -> None:
     early = notes([("other", 0.0)], 10.0, waited("all_reduce", 1, came_s=1, since_s=5, until_s=8))
     late = notes([("other", 0.0)], 9.0, waited("all_reduce", 1, came_s=7, since_s=7, until_s=8))
     ranks = cell_as_steps(1, {0: early, 1: late}, Clocks())
-    assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in waits(ranks)] == [
+    assert [(s.rank, s.kind, s.begin_s, s.end_s) for s in blocked_spans(ranks)] == [
         (0, "waiting", 5, 7),
         (0, "transfer", 7, 8),
         (1, "transfer", 7, 8),
@@ -116,7 +116,7 @@ def test_what_cannot_be_compared_is_neither_waiting_nor_transfer() -> None:
     first = notes([("other", 0.0)], 10.0, waited("broadcast", 1, 1, 1, 2), failed)
     second = notes([("other", 0.0)], 5.0, waited("broadcast", 1, 4, 4, 4.5))
     ranks = cell_as_steps(1, {0: first, 1: second}, Clocks())
-    assert list(waits(ranks)) == []
+    assert list(blocked_spans(ranks)) == []
     assert work(ranks[0]) == [
         ("other", 0, 1),
         ("blocked", 1, 2),
@@ -148,7 +148,7 @@ def test_what_one_rank_has_forgotten_is_shown_of_none() -> None:
 def test_clocks_are_brought_together() -> None:
     own = notes([("other", 0.0)], 5.0, waited("barrier", 1, 1, 1, 2))
     ahead = notes([("other", 100.0)], 105.0, waited("barrier", 1, 101, 101, 102))
-    ranks = cell_as_steps(1, {0: own, 1: ahead}, Clocks([Comparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
+    ranks = cell_as_steps(1, {0: own, 1: ahead}, Clocks([ClockComparison(0.0, [0.0, -100.0], [0.0, 0.001])]))
     assert work(ranks[0]) == work(ranks[1])
     assert [len(rank.blocked) for rank in ranks] == [1, 1]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nbgpu.performance.memory import NAMES, MeasuredMemory, Memory, PredictedMemory, Predictions
+from nbgpu.performance.memory import NAMES, MeasuredMemory, Memory, PredictedMemory, PredictedMemoryTable
 
 MIB = 2**20
 TENSORS = dict.fromkeys(NAMES, 0) | {"parameters": 10 * MIB, "activations": 30 * MIB}
@@ -62,10 +62,10 @@ def test_pictures_say_what_was_measured_and_what_was_not() -> None:
 def test_bars_are_named_by_what_differs() -> None:
     tensors = {**dict.fromkeys(NAMES, 0), "parameters": MIB}
     rows = [PredictedMemory({"ranks": 2, "batch_size": size}, tensors, "") for size in (2, 4)]
-    figure = Predictions("a recipe", rows).figure()
+    figure = PredictedMemoryTable("a recipe", rows).figure()
     assert list(figure.data[0].x) == ["batch_size=2", "batch_size=4"]
     assert figure.layout.title.text.endswith("; here ranks=2")
-    alone = Predictions("a recipe", rows[:1]).figure()
+    alone = PredictedMemoryTable("a recipe", rows[:1]).figure()
     assert list(alone.data[0].x) == ["ranks=2<br>batch_size=2"]
     # A category has its colour whatever else there is.
     of = {trace.name: trace.marker.color for trace in memory().figure().data}

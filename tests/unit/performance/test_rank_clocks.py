@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nbgpu.performance.clocks import Clocks, Comparison
+from nbgpu.performance.clocks import ClockComparison, Clocks
 from nbgpu.protocol.records import Event
 
-FIRST = Comparison(1000.0, (0.0, 50.0), (0.0, 2e-5))
-LAST = Comparison(2000.0, (0.0, 50.001), (0.0, 3e-5))
+FIRST = ClockComparison(1000.0, (0.0, 50.0), (0.0, 2e-5))
+LAST = ClockComparison(2000.0, (0.0, 50.001), (0.0, 3e-5))
 
 
 def test_ranks_of_one_host_need_no_comparison() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.performance.rank_steps import RankStep, critical_path, from_moments, from_parts, waits
+from nbgpu.performance.rank_steps import RankStep, blocked_spans, critical_path, from_moments, from_parts
 
 
 def moments(forward_s: float, arrived_s: float) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_a_rank_computes_until_its_last_bucket_is_ready() -> None:
 
 
 def test_a_rank_waits_for_the_last_one_and_then_for_the_transfer() -> None:
-    found = [(s.rank, s.kind, s.begin_s, s.end_s) for s in waits(two_ranks())]
+    found = [(s.rank, s.kind, s.begin_s, s.end_s) for s in blocked_spans(two_ranks())]
     assert found == [
         (0, "waiting", 106, 107),
         (0, "transfer", 107, 107.5),
@@ -95,7 +95,7 @@ def test_a_single_rank_waits_for_nobody() -> None:
     marks = [["data", 0.0], ["forward", 1.0], ["backward", 2.0], ["optimizer", 4.0], ["other", 5.0]]
     rank = from_moments(1, 0, {"marks": marks, "sent": []})
     assert rank is not None
-    assert list(waits([rank])) == []
+    assert list(blocked_spans([rank])) == []
     assert [s.kind for s in critical_path([rank])] == ["data", "forward", "backward", "optimizer"]
 
 

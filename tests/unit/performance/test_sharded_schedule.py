@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nbgpu.performance.schedule import line
-from nbgpu.performance.sharded import Block, play
+from nbgpu.performance.sharded import ShardedBlock, play
 
 LATENCY_S, BYTES_PER_S = 0.001, 1e6
 LINE = line(LATENCY_S, BYTES_PER_S)
 ONE_S = LATENCY_S + 0.004  # for 4000 bytes
-BLOCKS = [Block(4000, 0.010)] * 3
+BLOCKS = [ShardedBlock(4000, 0.010)] * 3
 FORWARD_S, BACKWARD_S = 0.030, 0.060
 
 

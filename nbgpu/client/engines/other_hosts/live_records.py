@@ -57,7 +57,7 @@ class LiveRecords:
             for host in [host for host, (reply, _) in asked.items() if reply.wait(0) or not host.is_there]:
                 reply, ranks = asked.pop(host)
                 if reply.wait(0) and reply.successful():
-                    self._take(ranks, reply.get())
+                    self._append(ranks, reply.get())
                 due_mono_s[host] = time.monotonic() + _PERIOD_S
             for host, ranks in self._ranks_of().items():
                 is_due = time.monotonic() >= due_mono_s.get(host, 0.0)
@@ -71,6 +71,6 @@ class LiveRecords:
                 except ConnectionError:
                     continue  # whoever watches over the ranks says so
 
-    def _take(self, ranks: Sequence[int], new: Mapping[str, bytes]) -> None:
+    def _append(self, ranks: Sequence[int], new: Mapping[str, bytes]) -> None:
         for rank in ranks:
             self._reader.hear(rank, new.get(str(record_path(self._folder, rank)), b""))

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
-from nbgpu.host.endings import Ending
+from nbgpu.host.endings import ExitStatus
 from nbgpu.host.logs import Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
@@ -69,7 +69,7 @@ class OtherHost:
         """The engines' numbers by pid."""
         self._came: set[int] = set()
         """Processes whose engines have registered."""
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, ExitStatus] = {}
 
     @cached_property
     def _view(self) -> Any:
@@ -82,7 +82,7 @@ class OtherHost:
         engine. The processes of this one count as ended there."""
         host = OtherHost(self._client, engine, description, name, self._numbers)
         host._number_of = dict(self._number_of)
-        host._endings = {pid: self._endings.get(pid, Ending(None)) for pid in self._number_of}
+        host._endings = {pid: self._endings.get(pid, ExitStatus(None)) for pid in self._number_of}
         return host
 
     @property
@@ -192,23 +192,23 @@ class OtherHost:
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:
         """Have the imports done that later engines need to train, and return at once."""
-        self._tell_if_there("prepare_to_train", list(recipes))
+        self._send_if_connected("prepare_to_train", list(recipes))
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
         """Send a signal to engines; one that has ended gets none."""
         living = [pid for pid in pids if pid not in self._endings]
         if living:
-            self._tell_if_there("send_signal", living, int(number))
+            self._send_if_connected("send_signal", living, int(number))
 
     def interrupt(self, pids: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in engines, and end the programs that they run."""
-        self._tell_if_there("interrupt", list(pids))
+        self._send_if_connected("interrupt", list(pids))
 
     def give_up(self, pids: Iterable[int], generation: int) -> None:
         """Tell ranks that a generation of their group is given up, and return at once."""
-        self._tell_if_there("give_up", list(pids), generation)
+        self._send_if_connected("give_up", list(pids), generation)
 
-    def _tell_if_there(self, method: str, *args: Any) -> None:
+    def _send_if_connected(self, method: str, *args: Any) -> None:
         if self.is_there:
             self.tell(Call.CALL_ON_HOST, method, *args)
 
@@ -223,7 +223,7 @@ class OtherHost:
         """Make an object for frequent looks at a process."""
         return _Glance(self, pid)
 
-    def how_ended(self, pid: int) -> Ending | None:
+    def how_ended(self, pid: int) -> ExitStatus | None:
         """How an engine ended; None while it lives."""
         if pid in self._endings:
             return self._endings[pid]
@@ -233,10 +233,10 @@ class OtherHost:
         try:
             found = self._ask("how_ended", pid)
         except OSError:
-            found = Ending(None)
+            found = ExitStatus(None)
         if found is None:
             return None
-        self._endings[pid] = ending = Ending(*found)
+        self._endings[pid] = ending = ExitStatus(*found)
         return ending
 
     def num_ended(self) -> int:
@@ -382,18 +382,18 @@ class _Questions:
         self._may_be_open = False
         # The first rank may ask at once. Where the host is lost, the cell says so.
         with suppress(OSError):
-            host.answer(self._tell("open"))
+            host.answer(self._send("open"))
 
-    def _tell(self, method: str, *args: Any) -> Any:
+    def _send(self, method: str, *args: Any) -> Any:
         return self._host.tell(Call.QUESTIONS_ON_HOST, method, *args)
 
     def look(self, soon: bool = False) -> dict[int, Question]:
         """Return the open questions as they were a moment ago."""
         self._is_new = self._is_new or soon
         give_up_s = time.monotonic() + _QUESTION_PATIENCE_S
-        self._take_answer(0)
+        self._receive_answer(0)
         while self._ask_if_due() and self._is_new:
-            self._take_answer(give_up_s - time.monotonic())
+            self._receive_answer(give_up_s - time.monotonic())
             if time.monotonic() > give_up_s:
                 break
         return self._open
@@ -407,11 +407,11 @@ class _Questions:
         is_due = self._is_new or self._open or now_s - self._looked_mono_s > _QUESTIONS_PERIOD_S
         if self._asked is None and is_due and self._host.is_there:
             self._looked_mono_s = now_s
-            self._asked, self._asks_for_new = self._tell("look"), self._is_new
+            self._asked, self._asks_for_new = self._send("look"), self._is_new
             self._may_be_open = self._may_be_open or self._is_new
         return self._asked is not None
 
-    def _take_answer(self, patience_s: float) -> None:
+    def _receive_answer(self, patience_s: float) -> None:
         if self._asked is None or not self._asked.wait(max(0.0, patience_s)):
             return
         asked, self._asked = self._asked, None
@@ -424,13 +424,13 @@ class _Questions:
         """Answer a question."""
         if self._open.pop(number, None) is not None and self._host.is_there:
             self._answered.add(number)
-            self._tell("answer", number, text)
+            self._send("answer", number, text)
 
     def refuse(self) -> None:
         """End the open questions, with an EOFError on their ranks."""
         if (self._may_be_open or self._open) and self._host.is_there:
             # A question of the next cell may not be refused.
-            self._tell("refuse").wait(_REFUSAL_PATIENCE_S)
+            self._send("refuse").wait(_REFUSAL_PATIENCE_S)
         self._asked, self._open = None, {}
         self._may_be_open = self._is_new = False
 
@@ -438,4 +438,4 @@ class _Questions:
         """Take no more questions; afterwards a question is an error on its rank."""
         self._asked, self._open = None, {}
         if self._host.is_there:
-            self._tell("close").wait(_REFUSAL_PATIENCE_S)
+            self._send("close").wait(_REFUSAL_PATIENCE_S)

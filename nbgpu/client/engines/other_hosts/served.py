@@ -1,9 +1,10 @@
-"""A folder of this host in which ranks of other hosts write that do not see it.
+"""A folder of this host for ranks of other hosts that do not see it.
 
 Each such host has a copy of the folder (host/served_folder.py). A thread brings here what the ranks write
 there, in pieces that take a fraction of a second each, so that Stop and other calls of the host do not wait.
 A checkpoint gets its name here once all of it has come. No host is asked for more before its last answer has
-come: a slow one delays itself alone.
+come: a slow one delays itself alone. Nothing is deleted here because it is missing there: a host that ends
+removes its copy, and that must not look like the removal of checkpoints.
 """
 
 from __future__ import annotations
@@ -247,9 +248,9 @@ class Served:
             self._files.give_up()
         for source in self._sources:
             if not source.is_done:
-                self._tell(
+                self._report_problem(
                     source,
-                    f"{self.folder} is not complete: {self._left_on(source)} host {source.host.name} did not come here",
+                    f"{self.folder} is not complete: {self._unsent_on(source)} host {source.host.name} did not come here",
                 )
 
     def finish_or_stop(self) -> None:
@@ -273,14 +274,14 @@ class Served:
         if not late:
             return ""
         each = " and ".join(
-            f"{self._left_on(source)} host {source.host.name}"
+            f"{self._unsent_on(source)} host {source.host.name}"
             + (f" ({source.problem})" if source.problem else "")
             for source in late
         )
         return f"the ranks have ended, and files of {self.folder.name} are on their way here: {each}. Stop gives them up"
 
     @staticmethod
-    def _left_on(source: _Source) -> str:
+    def _unsent_on(source: _Source) -> str:
         left_bytes = source.num_bytes_left
         return f"{in_words(left_bytes)} from" if left_bytes else "the last of"
 
@@ -295,7 +296,7 @@ class Served:
         while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
             for source in self._sources:
                 if not source.is_done:
-                    self._attend_to(source)
+                    self._poll(source)
             self._relay_lines()
             waits_for = next((each.asked for each in self._sources if each.asked is not None), self._put)
             if waits_for is not None:
@@ -305,7 +306,7 @@ class Served:
                 pause_s = min(_PERIOD_S, max(0.0, due_mono_s - time.monotonic()))
                 (self._gives_up if self._closing.is_set() else self._closing).wait(pause_s)
 
-    def _attend_to(self, source: _Source) -> None:
+    def _poll(self, source: _Source) -> None:
         """Ask a host for news if it is time to, or take its answer if that has come."""
         now_mono_s = time.monotonic()
         try:
@@ -327,7 +328,7 @@ class Served:
             changes = Changes(*source.host.answer(asked))
         except OSError as error:
             source.is_done, source.asked = True, None
-            self._tell(
+            self._report_problem(
                 source,
                 f"{error}: what its ranks wrote after {time.strftime('%H:%M:%S', time.localtime(source.heard_s))} is not "
                 f"in {self.folder}",
@@ -390,10 +391,12 @@ class Served:
             source.have[f"{name}/{MANIFEST}"] = 0
         if failure is not None:
             what = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
-            self._tell(source, f"{what}. It came from host {source.host.name}. Make room: it is tried again")
+            self._report_problem(
+                source, f"{what}. It came from host {source.host.name}. Make room: it is tried again"
+            )
         return failure is None
 
-    def _tell(self, source: _Source, problem: str) -> None:
+    def _report_problem(self, source: _Source, problem: str) -> None:
         if problem != source.problem:
             source.problem = problem
             self._told.append(problem)

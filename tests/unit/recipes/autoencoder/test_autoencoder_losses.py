@@ -183,7 +183,7 @@ def test_the_model_learns_against_the_discriminator_and_each_keeps_to_its_weight
     for _ in range(20):
         rival.set_lr(1.0)
         rival.optimizer.step()
-        rival.forget_gradients()
+        rival.zero_grad()
         rival.loss_of_model(model, {"image": image})
         after = float(rival.learn(NO_SCALER))
     assert after < before / 2

@@ -21,7 +21,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder import inference, prediction
 from nbgpu.recipes.autoencoder.inference import encode_volumes
 from nbgpu.recipes.autoencoder.prediction import encoded
-from nbgpu.recipes.autoencoder.reading import Reader
+from nbgpu.recipes.autoencoder.reading import VolumeReader
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def test_what_is_trained_on_is_monais_spacing_of_the_file(tmp_path: Path) -> Non
 
 def test_left_out_it_is_that_of_each_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii.gz", (20, 16, 10))
-    assert torch.equal(Reader().read(path, "a"), load_volume(path))
+    assert torch.equal(VolumeReader().read(path, "a"), load_volume(path))
 
 
 def test_a_volume_that_becomes_smaller_than_the_patch_is_told_by_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES
-from nbgpu.recipes.diffusion.recipe import Diffusion, _beside_the_best
+from nbgpu.recipes.diffusion.recipe import Diffusion, _compare_with_best
 from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.sampling import sample_share
 
@@ -236,7 +236,7 @@ def test_each_verdict_stands_beside_its_interval() -> None:
         name: {measure: sum(case[measure] for case in cases) / len(cases) for measure in cases[0]}
         for name, cases in rows.items()
     }
-    better, worse, open_ = re.split(", (?!9)| and ", _beside_the_best(table, rows))
+    better, worse, open_ = re.split(", (?!9)| and ", _compare_with_best(table, rows))
     assert better == "is 1.0 dB better in PSNR than 'mean image' (95 % interval +1.0 to +1.0)"
     assert worse == "0.250 worse in SSIM than 'mean image' (95 % interval -0.250 to -0.250)"
     assert re.fullmatch(

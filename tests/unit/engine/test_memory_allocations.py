@@ -6,37 +6,37 @@ import pytest
 import torch
 
 from nbgpu.engine.dry_run.conv_scratch import scratch_bytes
-from nbgpu.engine.memory.tape import Tape
-from nbgpu.engine.memory.traced import traced
+from nbgpu.engine.memory.allocations import AllocationLog
+from nbgpu.engine.memory.trace import trace_memory
 
 CPU = torch.device("cpu")
 
 
 def test_the_parts_at_the_peak_add_up() -> None:
-    tape = Tape()
-    tape.take(1, 100)
-    tape.take(2, 30)
-    tape.give_back(2)
-    tape.take(2, 50)  # the same address, for something else
-    tape.claim("gradients", [2])
-    tape.claim("optimizer", [2, 7])
-    tape.for_a_moment(20)
-    tape.give_back(2)
-    tape.take(3, 60)
-    tape.claim("parameters", [1])
-    assert tape.peak_bytes == 170
-    parts = {name: num_bytes for name, num_bytes in tape.parts_at_peak().items() if num_bytes}
+    log = AllocationLog()
+    log.allocate(1, 100)
+    log.allocate(2, 30)
+    log.free(2)
+    log.allocate(2, 50)  # the same address, for something else
+    log.label("gradients", [2])
+    log.label("optimizer", [2, 7])
+    log.allocate_scratch(20)
+    log.free(2)
+    log.allocate(3, 60)
+    log.label("parameters", [1])
+    assert log.peak_bytes == 170
+    parts = {name: num_bytes for name, num_bytes in log.bytes_at_peak().items() if num_bytes}
     assert parts == {"parameters": 100, "gradients": 50, "scratch": 20}
 
 
 def test_what_is_held_when_a_claim_is_made_is_all_that_it_covers() -> None:
-    tape = Tape()
-    tape.take(1, 10)
-    tape.take(2, 20)
-    tape.claim("parameters", [1])
-    tape.claim_others("buckets")
-    tape.take(3, 30)
-    assert {k: v for k, v in tape.parts_at_peak().items() if v} == {
+    log = AllocationLog()
+    log.allocate(1, 10)
+    log.allocate(2, 20)
+    log.label("parameters", [1])
+    log.label_others("buckets")
+    log.allocate(3, 30)
+    assert {k: v for k, v in log.bytes_at_peak().items() if v} == {
         "parameters": 10,
         "buckets": 20,
         "activations": 30,
@@ -55,10 +55,10 @@ def test_the_scratch_of_a_convolution_is_what_its_kernel_takes(
     result = torch.ops.aten.convolution(image, weight, None, *shape)
     args = (torch.ones_like(result), image, weight, None, *shape, [True, True, False])
     backward = torch.ops.aten.convolution_backward.default
-    with traced(CPU) as found:
+    with trace_memory(CPU) as trace:
         results = backward(*args)
     kept_bytes = sum(tensor.nbytes for tensor in results if tensor is not None)
-    scratch = found.tape.peak_bytes - kept_bytes
-    assert found.tape.parts_at_peak()["scratch"] > 0
+    scratch = trace.log.peak_bytes - kept_bytes
+    assert trace.log.bytes_at_peak()["scratch"] > 0
     if torch.backends.mkldnn.is_available():
         assert scratch_bytes(backward, args, results) == pytest.approx(scratch, rel=0.1)
