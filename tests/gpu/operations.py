@@ -46,10 +46,11 @@ def _passes(recipe: str, settings: Mapping[str, Any], device: torch.device) -> C
     from nbgpu.config import train_config
     from nbgpu.engine.model import build, precision
     from nbgpu.engine.workload import by_name
+    from nbgpu.engine.workload.problem import Problem
 
     config = train_config(recipe, **settings)
     work: Any = by_name.load(config)
-    if hasattr(work, "evaluate"):  # a search has no network
+    if isinstance(work, Problem):  # a search has no network
         work.load()
         last_stage = len(work.num_steps) - 1
         field = work.begin(last_stage, None).to(device)

@@ -162,8 +162,9 @@ def _full_size(name: str) -> Callable[[Place], None]:
                 reserved = cluster.execute("print(torch.cuda.max_memory_reserved())")[0]
                 place.figure("memory, reserved", int(reserved) / 2**30, "GiB")
             parts = run.step_parts().iloc[num_steps // 2 :].median(numeric_only=True).dropna()
-            for part in {"step_s", "data_s", "forward_s", "backward_s", "optimizer_s"} & {*parts.index}:
-                place.figure(f"a step: {part.removesuffix('_s')}", 1e3 * float(parts[part]), "ms")
+            for part in ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s"):
+                if part in parts:  # a search has no such parts
+                    place.figure(f"a step: {part.removesuffix('_s')}", 1e3 * float(parts[part]), "ms")
             cluster.execute(
                 f"import sys; sys.path.insert(1, {str(Path(__file__).parent)!r}); import operations\n"
                 f"counted = operations.of_passes({recipe!r}, {given!r}, device)"
