@@ -262,14 +262,7 @@ for _called, _names in (
 
 
 _TERMINAL = ("cli/training.py", "engine/train.py")
-_FEW_STEPS = {
-    "data": "phantoms",
-    "patch_size": 16,
-    "num_phantoms": 8,
-    "steps": 4,
-    "val_every": 0,
-    "work_out_result": False,
-}
+_FEW_STEPS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "steps": 4, "val_every": 0}
 
 
 @check(
@@ -283,8 +276,9 @@ def from_a_terminal(place: Place) -> None:
     flags = [
         word for name, value in _FEW_STEPS.items() for word in (f"--{name.replace('_', '-')}", str(value))
     ]
+    flags += ["--no-work-out-result", "--amp", "bf16"]
     where = ["--gpus", place.gpus, "--ranks", "1", "--runs-dir", str(place.folder)]
-    done = place.python("-m", "nbgpu.cli", "train", "autoencoder", *flags, "--amp", "bf16", *where)
+    done = place.python("-m", "nbgpu.cli", "train", "autoencoder", *flags, *where)
     assert done.returncode == 0, done.stderr[-2000:]
     place.figure("runs", _num_runs(place))
 
@@ -293,7 +287,7 @@ def from_a_terminal(place: Place) -> None:
 def from_torchrun(place: Place) -> None:
     from nbgpu.config import ClusterConfig, train_config, write_toml
 
-    config = train_config("autoencoder", **_FEW_STEPS, runs_dir=str(place.folder))
+    config = train_config("autoencoder", **_FEW_STEPS, work_out_result=False, runs_dir=str(place.folder))
     write_toml(place.folder / "run.toml", ClusterConfig(gpus=place.gpus), config)
     done = place.python(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
