@@ -139,11 +139,11 @@ soak: $(FOR_DEVELOPMENT) ## bring every fault about twenty times, then random on
 
 # What a GPU shows (docs/gpu.md). It runs with the Python at hand, which has torch: on a borrowed machine there may
 # be no network to set anything up from. make gpu SLICE=2 ONLY="nccl_group nccl_stop" repeats two checks.
-SLICE ?= 1 2 3
+SLICE ?= 1 2 3 4 5 6
 ONLY ?=
 REHEARSE ?=
 
-gpu: ## show on a GPU what was not shown of this code, with the Python at hand, in slices of 200 s: SLICE=1, 2 or 3
+gpu: ## show on a GPU what was not shown of this code, with the Python at hand, in slices of 200 s: SLICE=1 to 6
 	@failed=0; for slice in $(SLICE); do \
 		$(PYTHON) tests/gpu $$slice $(ONLY) $(if $(REHEARSE),--rehearse) || failed=1; done; exit $$failed
 

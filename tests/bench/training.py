@@ -7,6 +7,7 @@ came minutes apart.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -95,8 +96,10 @@ def in_turns(
     num_turns: int = NUM_TURNS,
     turn_s: float = _TURN_S,
     note: Callable[[Mapping[str, Sequence[float]]], None] = lambda _: None,
+    ends_s: float = math.inf,
 ) -> dict[str, list[float]]:
-    """Steps per second of each, turn by turn; `note` is told after each turn what there is so far."""
+    """Steps per second of each, turn by turn; `note` is told after each turn what there is so far. Only the
+    first turn may begin after `ends_s` of the monotonic clock."""
     rates: dict[str, list[float]] = {name: [] for name in starts}
     with ExitStack() as stack:
         # All of them start at the same time, because most of a start is waiting for files.
@@ -104,6 +107,8 @@ def in_turns(
         for name, job in jobs.items():
             job.warm_up(name)
         for turn in range(num_turns):
+            if turn and time.monotonic() > ends_s:
+                break
             # Forth and back, so that neither is always the first.
             for name in list(jobs)[:: -1 if turn % 2 else 1]:
                 rates[name].append(jobs[name].steps_per_second(turn_s))

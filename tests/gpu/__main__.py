@@ -5,7 +5,7 @@
 
 It needs the checkout, the packages that `make gpu-wheels` collects, and no network. Without names a slice
 runs what shown.json lacks, and then what it has of older code. It ends within its seconds, whatever happens:
-each check runs in a process of its own with a timeout of its own, a failure of one never stops the others,
+each check runs in a process of its own and is cut off after 25 s, a failure of one never stops the others,
 and the results are written after each figure. They are in tests/_artifacts/gpu, as slice1.json and
 slice1.log, and in $OUT as well where that is set. `make gpu-pages` adds them to shown.json. `--rehearse` runs
 the checks on CPU ranks, with small sizes.
@@ -31,14 +31,24 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
-from checks import REHEARSAL_PATIENCE, REPOSITORY, Check, about_machine, commit, load, shown, there_is_a_gpu
+from checks import (
+    CUT_OFF_S,
+    REHEARSAL_PATIENCE,
+    REPOSITORY,
+    SLICE_S,
+    Check,
+    about_machine,
+    commit,
+    load,
+    shown,
+    there_is_a_gpu,
+)
 
 ARTIFACTS = REPOSITORY / "tests" / "_artifacts"
-NUM_SLICES = 3
-JOBS = {3: 2}
+NUM_SLICES = 6
+_JOBS = 4
+_JOBS_BY_SLICE = {3: 2}
 """Where it is not 4: NCCL's kernels take the whole GPU while they wait for the other rank."""
-_LEAST_S = 10.0
-"""A check is not begun if less of the slice's time is left."""
 _ENDING_S = 5.0
 """What a check that was stopped gets to end its ranks in."""
 _POLL_PERIOD_S = 0.1
@@ -77,13 +87,17 @@ class Slice:
         """Keep what came of a check, and its log."""
         if record["status"] == "not run" and self._found["checks"][check.name]["status"] != "not run":
             return
-        record["commit"], record["date"] = self._found["commit"], datetime.now(UTC).strftime("%Y-%m-%d")
-        record["code"] = self._code[check.name]
         if record["status"] == "failed":
             record["log"] = log[-6000:]
-        self._found["checks"][check.name] |= record
         with self._log.open("a") as file:
             file.write(f"\n==== {check.name}: {record['status']} after {record['seconds']} s\n{log}\n")
+        self.keep(check, record)
+
+    def keep(self, check: Check, record: dict[str, Any]) -> None:
+        """Keep what is known of a check, which may still run."""
+        record["commit"], record["date"] = self._found["commit"], datetime.now(UTC).strftime("%Y-%m-%d")
+        record["code"] = self._code[check.name]
+        self._found["checks"][check.name] |= record
         self.write()
 
     def write(self) -> None:
@@ -108,8 +122,9 @@ class Running:
         self._folder = Path(tempfile.mkdtemp(prefix="nbgpu-gpu-"))
         self._record = self._folder / "record.json"
         self._began_s = time.monotonic()
-        timeout_s = check.timeout_s * (REHEARSAL_PATIENCE if rehearsal else 1)
-        self._gives_up_s = min(self._began_s + timeout_s, ends_s)
+        self._read: bytes = b""
+        cut_off_s = CUT_OFF_S * (REHEARSAL_PATIENCE if rehearsal else 1)
+        self._gives_up_s = min(self._began_s + cut_off_s, ends_s)
         script = str(Path(__file__).with_name("one_check.py"))
         command = [
             sys.executable,
@@ -126,6 +141,8 @@ class Running:
             "TMPDIR": str(temporary),
             "NBGPU_STATE_DIR": str(self._folder / "state"),
             "NBGPU_CACHE_DIR": str(self._folder / "cache"),
+            # What one check has compiled, or has begun to, the next one need not compile.
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"nbgpu-gpu-compiled-{os.getuid()}")),
             "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)])),
         }
@@ -158,6 +175,15 @@ class Running:
             except subprocess.TimeoutExpired:
                 continue
         self._process.wait()
+
+    def news(self) -> dict[str, Any] | None:
+        """What the check has noted since this was last asked; None for nothing."""
+        content = self._record.read_bytes() if self._record.exists() else b""
+        if content == self._read:
+            return None
+        self._read = content
+        record: dict[str, Any] = json.loads(content)
+        return record
 
     def outcome(self) -> tuple[dict[str, Any], str]:
         """The record and the log of a check that is over."""
@@ -212,9 +238,12 @@ def run(
                     f"[{num_done}/{num_all}] {record['status']:<8} {one.check.name} ({record['seconds']:.0f} s){said}",
                     flush=True,
                 )
-            while left and _may_begin(left[0], running, jobs):
+            for one in running:
+                if news := one.news():
+                    kept.keep(one.check, news)
+            while left and may_begin(left[0], [r.check for r in running], jobs):
                 check = left.pop(0)
-                if time.monotonic() > ends_s - _LEAST_S:
+                if time.monotonic() > ends_s - check.budget_s:
                     num_done += 1
                     record = {
                         "status": "not run",
@@ -243,10 +272,28 @@ def _in_order(checks: Sequence[Check], known: Mapping[str, Mapping[str, Any]]) -
     return sorted(left, key=lambda check: check.name in passed)
 
 
-def _may_begin(check: Check, running: Sequence[Running], jobs: int) -> bool:
-    if check.alone or any(r.check.alone for r in running):
+def may_begin(check: Check, running: Sequence[Check], jobs: int) -> bool:
+    """Whether a check may begin beside those that run."""
+    if check.alone or any(other.alone for other in running):
         return not running
     return len(running) < jobs
+
+
+def num_jobs(number: int) -> int:
+    """How many checks of a slice run side by side."""
+    return _JOBS_BY_SLICE.get(number, _JOBS)
+
+
+def budget_s(checks: Sequence[Check], jobs: int) -> float:
+    """How long checks take together if each takes its budget, begun in this order as `run` begins them."""
+    now_s, left, running = 0.0, list(checks), list[tuple[float, Check]]()
+    while left or running:
+        while left and may_begin(left[0], [check for _, check in running], jobs):
+            check = left.pop(0)
+            running.append((now_s + check.budget_s, check))
+        now_s = min(ends_s for ends_s, _ in running)
+        running = [(ends_s, check) for ends_s, check in running if ends_s > now_s]
+    return now_s
 
 
 def main() -> None:
@@ -263,8 +310,11 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="list the checks")
     given = parser.parse_args()
     if given.list:
-        for check in load().values():
-            print(f"{check.slice}  {check.name:<40} {check.claim}")
+        for number in range(1, NUM_SLICES + 1):
+            checks = [check for check in load().values() if check.slice == number]
+            print(f"slice {number}: {budget_s(checks, num_jobs(number)):.0f} s")
+            for check in checks:
+                print(f"  {check.budget_s:3.0f} s  {check.name:<40} {check.claim}")
         return
     if given.slice is None:
         parser.error(f"name a slice, 1 to {NUM_SLICES}")
@@ -280,8 +330,8 @@ def main() -> None:
             given.slice,
             given.names,
             rehearsal=given.rehearse,
-            seconds=given.seconds or (3600.0 if given.rehearse else 200.0),
-            jobs=given.jobs or JOBS.get(given.slice, 4),
+            seconds=given.seconds or (3600.0 if given.rehearse else SLICE_S),
+            jobs=given.jobs or num_jobs(given.slice),
             folder=folder.resolve(),
             quick=given.quick,
         )

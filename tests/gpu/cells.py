@@ -15,9 +15,10 @@ _STOP = ("client/cells", "client/faults", "engine/ipykernel")
 
 @check(
     "a tensor on the GPU is pulled and pushed bit by bit, beside `clone` and `cpu`",
-    slice=2,
+    slice=1,
     page="benchmarks",
     shows=("client/variables", "engine/variables/transfer.py", "serialization"),
+    budget_s=16,
     alone=True,
     seldom=False,
 )
@@ -101,6 +102,7 @@ def _stop(place: Place, code: str) -> None:
     slice=2,
     page="faults",
     shows=_STOP,
+    budget_s=16,
     alone=True,
     seldom=False,
 )
@@ -117,19 +119,19 @@ def stop_while_kernels_are_launched(place: Place) -> None:
 
 
 @check(
-    "Stop of a cell that waits for a device with twenty seconds of work: it comes back, and variables are kept",
+    "Stop of a cell that waits for a device with ten seconds of work: it comes back, and variables are kept",
     slice=2,
     page="faults",
     shows=_STOP,
+    budget_s=23,
     alone=True,
-    timeout_s=35,
 )
 def stop_in_a_long_kernel_queue(place: Place) -> None:
     # 0.09 s for each product on an H200. The wait for all of them is one call of C, as the decomposition is.
     if place.on_gpu:
         work = (
             "a = torch.randn(32768, 32768, device=device, dtype=torch.bfloat16)\nprint('working', flush=True)\n"
-            "for _ in range(200):\n    b = a @ a\ntorch.cuda.synchronize()"
+            "for _ in range(110):\n    b = a @ a\ntorch.cuda.synchronize()"
         )
     else:
         work = "a = torch.randn(1200, 1200)\nprint('working', flush=True)\nfor _ in range(50):\n    torch.linalg.svd(a)"

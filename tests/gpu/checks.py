@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ MODULES = (
     "memory",
     "nccl",
     "kernels",
+    "graphs",
     "recipes",
     "runs",
     "cells",
@@ -39,6 +41,10 @@ changed, in this order: what is worth most comes first."""
 SHOWN = Path(__file__).with_name("shown.json")
 """What was shown, on which GPU, when and of which code; `make gpu-pages` adds to it."""
 
+CUT_OFF_S = 25.0
+"""A check that takes longer is ended. What takes longer is split into two checks."""
+SLICE_S = 200.0
+"""How long a slice may take, by the budgets of its checks and on the clock."""
 REHEARSAL_PATIENCE = 5
 """How many times as long a rehearsal may take, which has no seconds to lose."""
 
@@ -63,7 +69,8 @@ class Check:
     """The page of docs/ that shows the outcome."""
     shows: tuple[str, ...]
     """The files and folders of nbgpu whose code it shows."""
-    timeout_s: float
+    budget_s: float
+    """What it is expected to take on one H100 with 16 cores, its start included."""
     alone: bool
     """Whether nothing else may run beside it, because it measures time or the device's memory."""
     seldom: bool
@@ -94,7 +101,7 @@ def check(
     slice: int,
     page: Page,
     shows: Sequence[str],
-    timeout_s: float = 25.0,
+    budget_s: float,
     alone: bool = False,
     seldom: bool = True,
     name: str = "",
@@ -104,7 +111,8 @@ def check(
     def declared(function: Callable[[Place], None]) -> Callable[[Place], None]:
         called = name or function.__name__
         assert called not in CHECKS, f"two checks are called {called}"
-        CHECKS[called] = Check(called, claim, function, slice, page, tuple(shows), timeout_s, alone, seldom)
+        assert budget_s < CUT_OFF_S, f"{called} would be cut off: split it"
+        CHECKS[called] = Check(called, claim, function, slice, page, tuple(shows), budget_s, alone, seldom)
         return function
 
     return declared
@@ -139,11 +147,17 @@ class Place:
         self.folder = folder
         self.figures: dict[str, dict[str, Any]] = {}
         self._keep = keep
+        self._began_s = time.monotonic()
 
     @property
     def gpus(self) -> str:
         """The `gpus` of a cluster here."""
         return "0" if self.on_gpu else "none"
+
+    @property
+    def ends_s(self) -> float:
+        """When the check is cut off, by the monotonic clock."""
+        return self._began_s + self.bound_s(CUT_OFF_S)
 
     @property
     def device(self) -> str:

@@ -13,9 +13,10 @@ from checks import Place, check, nvidia_smi
 
 @check(
     "`nbgpu doctor` finds nothing that does not work",
-    slice=2,
+    slice=6,
     page="devices",
     shows=("host", "machine/gpus", "machine/devices.py"),
+    budget_s=21,
     seldom=False,
 )
 def doctor(place: Place) -> None:
@@ -35,9 +36,10 @@ def doctor(place: Place) -> None:
 
 @check(
     "the picker of devices offers the GPU, by name and UUID",
-    slice=2,
+    slice=6,
     page="devices",
     shows=("ui/devices", "machine/gpus"),
+    budget_s=6,
     seldom=False,
 )
 def picker(place: Place) -> None:
@@ -69,10 +71,10 @@ def picker(place: Place) -> None:
 
 @check(
     "utilization and memory in a run's records are those of nvidia-smi",
-    slice=2,
+    slice=6,
     page="devices",
     shows=("machine/gpus", "run_folder/recorder.py"),
-    timeout_s=35,
+    budget_s=22,
     alone=True,
     seldom=False,
 )
@@ -81,8 +83,8 @@ def records_equal_nvidia_smi(place: Place) -> None:
 
     settings: dict[str, Any] = {
         "data": "phantoms",
-        "patch_size": place.size(96, 16),
-        "num_phantoms": 16,
+        "patch_size": place.size(64, 16),
+        "num_phantoms": 8,
         "batch_size": place.size(8, 2),
         "channels": place.size((32, 64), (8, 16)),
         "steps": 1_000_000,
@@ -103,7 +105,7 @@ def records_equal_nvidia_smi(place: Place) -> None:
         run = cluster.train("autoencoder", **settings)
         _until_trained(run, steps=10)
         ours, theirs = [], []
-        for _ in range(place.size(20, 10)):
+        for _ in range(8):
             time.sleep(0.25)
             theirs.append(measured())
             ours.append(dict(run.statuses()[0].values))
@@ -186,6 +188,7 @@ def seconds_of(work: Any, device: str, num_repeats: int = 10) -> float:
     slice=1,
     page="benchmarks",
     shows=(),
+    budget_s=6,
     alone=True,
     seldom=False,
 )

@@ -40,6 +40,7 @@ def _memory_limit(place: Place) -> dict[str, Any]:
     slice=2,
     page="faults",
     shows=_MEMORY,
+    budget_s=10,
     alone=True,
     seldom=False,
 )
@@ -76,8 +77,8 @@ def out_of_memory_in_a_cell(place: Place) -> None:
     slice=2,
     page="faults",
     shows=_MEMORY,
+    budget_s=24,
     alone=True,
-    timeout_s=35,
 )
 def out_of_memory_in_a_run(place: Place) -> None:
     import re
@@ -128,8 +129,8 @@ def _planned(place: Place) -> dict[str, Any]:
     slice=2,
     page="devices",
     shows=("engine/dry_run/batch_size.py", "engine/dry_run/steps.py", "engine/memory/limit.py"),
+    budget_s=22,
     alone=True,
-    timeout_s=35,
 )
 def largest_batch(place: Place) -> None:
     limit = place.size("4GiB", "1GiB")
@@ -153,6 +154,7 @@ def largest_batch(place: Place) -> None:
     slice=2,
     page="devices",
     shows=("engine/dry_run", "engine/memory/allocations.py", "engine/memory/trace.py"),
+    budget_s=20,
     alone=True,
 )
 def plan(place: Place) -> None:
@@ -176,8 +178,8 @@ def plan(place: Place) -> None:
     slice=2,
     page="faults",
     shows=KILLED,
+    budget_s=24,
     alone=True,
-    timeout_s=35,
 )
 def killed_rank_in_a_run(place: Place) -> None:
     with place.cluster(ranks=2, backend="gloo") as cluster:
@@ -228,6 +230,7 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
     slice=2,
     page="devices",
     shows=("client/engines/lifetimes.py", "client/cluster", "host/signalling.py"),
+    budget_s=12,
     alone=True,
     seldom=False,
 )

@@ -87,30 +87,30 @@ for _name in (*SMALL, "own"):
     _shown = (f"recipes/{_name}", "engine/training")
     check(
         f"{_name}: a short training in bf16 lowers the loss",
-        slice=2,
+        slice=5,
         page="training",
         shows=_shown,
-        timeout_s=35,
+        budget_s=22,
         name=f"recipe_{_name}",
     )(_training(_name))
     # A search has no smoke test.
     if _name != "microstructure":
         check(
             f"{_name}: the smoke test passes in bf16",
-            slice=2,
+            slice=5,
             page="training",
             shows=_shown,
-            timeout_s=35,
+            budget_s=18,
             name=f"smoke_test_{_name}",
         )(_smoke_test(_name))
 
 
 @check(
     "a trained model predicts new volumes on the GPU as it does on the CPU",
-    slice=2,
+    slice=5,
     page="training",
     shows=("recipes/prediction.py", "recipes/autoencoder", "engine/workload"),
-    timeout_s=35,
+    budget_s=24,
 )
 def predictions(place: Place) -> None:
     import nibabel
@@ -119,14 +119,14 @@ def predictions(place: Place) -> None:
     import nbgpu
     from nbgpu.recipes.phantoms import phantom
 
-    for number in range(4):
+    for number in range(2):
         voxels = phantom(16, 5, number)[0].numpy()
         nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), Path(place.folder, f"case-{number}.nii.gz"))
     data = Path(place.folder, "data")
     data.mkdir()
     for path in list(place.folder.glob("case-*")):
         path.rename(data / path.name)
-    settings = {**SMALL["autoencoder"], "steps": 20, "runs_dir": str(place.folder / "runs")}
+    settings = {**SMALL["autoencoder"], "steps": 8, "runs_dir": str(place.folder / "runs")}
     with place.cluster() as cluster:
         run = cluster.train("autoencoder", **settings, work_out_result=False).wait(place.bound_s(30))
         cluster.predict(run, data, place.folder / "here")

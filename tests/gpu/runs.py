@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from checks import REPOSITORY, Place, Skipped, check
 
 _NUM_STEPS = 6
 _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "kernels": {
-        "tf32 off": {"tf32": False},
+    "tf32": {"tf32 off": {"tf32": False}},
+    "cudnn": {
         "cudnn benchmark": {"cudnn": "benchmark"},
         "cudnn deterministic": {"cudnn": "deterministic"},
     },
@@ -21,17 +21,14 @@ _VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "activations computed again": {"checkpoint_activations": True},
         "channels last": {"channels_last": True},
     },
-    "strategies": {
-        "strategy single": {"strategy": "single"},
-        "fsdp": {"strategy": "fsdp"},
-        "fsdp, CPU offload": {"strategy": "fsdp", "cpu_offload": True},
-    },
+    "strategies": {"strategy single": {"strategy": "single"}, "fsdp": {"strategy": "fsdp"}},
+    "offload": {"fsdp, CPU offload": {"strategy": "fsdp", "cpu_offload": True}},
     "data": {
         "transforms on the GPU": {"transforms_on": "gpu"},
         "pageable batches": {"pin_memory": "off", "non_blocking": False},
     },
 }
-"""By what they are about: the settings by their names."""
+"""By what they are about: the settings by their names. A check has three runs at most."""
 _OTHER_NOISE = {"channels last", "amp bf16", "amp fp16, with GradScaler", "compiled"}
 """Where the autoencoder's noise is drawn in another order or type. The first loss, which hardly depends on
 it, is nearly the same, and the others are not."""
@@ -84,11 +81,11 @@ def _require_like(place: Place, name: str, run: Any, expected: list[float]) -> N
 def _variants(settings_by_name: Mapping[str, dict[str, Any]]) -> Callable[[Place], None]:
     def train(place: Place) -> None:
         wrong = []
+        if not place.on_gpu and any(given.keys() & _ONLY_ON_A_GPU for given in settings_by_name.values()):
+            raise Skipped("CPU ranks have nothing to offload")
         with place.cluster() as cluster:
             expected = losses_of(cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(30)))
             for name, settings in settings_by_name.items():
-                if not place.on_gpu and settings.keys() & _ONLY_ON_A_GPU:
-                    continue
                 try:
                     # The recorder measures about once a second, which may be after these few steps.
                     cluster.execute("torch.cuda.is_available() and torch.cuda.reset_peak_memory_stats()")
@@ -107,20 +104,21 @@ def _variants(settings_by_name: Mapping[str, dict[str, Any]]) -> Callable[[Place
 
 for _about, _by_name in _VARIANTS.items():
     check(
-        f"{', '.join(_by_name)}: each trains with the losses of the defaults",
-        slice=2,
+        f"{', '.join(_by_name)}: {'each ' * (len(_by_name) > 1)}trains with the losses of the defaults",
+        slice=5,
         page="training",
         shows=("engine/model", "engine/training", "engine/data/batches.py"),
-        timeout_s=35,
+        budget_s=10.0 + 4 * (1 + len(_by_name)),
         name=f"settings_{_about}",
     )(_variants(_by_name))
 
 
 @check(
     "two runs with cudnn='deterministic' are equal to the last bit",
-    slice=2,
+    slice=5,
     page="training",
     shows=("engine/model", "engine/training"),
+    budget_s=18,
 )
 def deterministic_runs_are_equal(place: Place) -> None:
     from nbgpu.run_folder import checkpoint_files
@@ -138,23 +136,48 @@ def deterministic_runs_are_equal(place: Place) -> None:
     assert weights[0] == weights[1], "the weights differ"
 
 
-@check(
-    "a compiled model has the losses of one that is not",
-    slice=1,
-    page="training",
-    shows=("engine/model/build.py",),
-    timeout_s=60,
-)
-def compiled_model(place: Place) -> None:
+def _require_compiler() -> None:
     import shutil
 
     if not (shutil.which("c++") or shutil.which("g++") or shutil.which("gcc")):
         raise Skipped("torch.compile needs a C++ compiler")
+
+
+@check(
+    "a compiled model trains",
+    slice=4,
+    page="training",
+    shows=("engine/model/build.py",),
+    budget_s=24,
+)
+def compiled_model(place: Place) -> None:
+    """The next check finds what this one compiles in a folder that they share, even if it is cut off."""
+    _require_compiler()
+    with place.cluster() as cluster:
+        run = cluster.train("autoencoder", **_compiled(place)).wait(place.bound_s(40))
+        place.figure("the first step, which compiles", float(run.step_parts()["step_s"].max()), "s")
+
+
+@check(
+    "a compiled model has the losses of one that is not",
+    slice=4,
+    page="training",
+    shows=("engine/model/build.py",),
+    budget_s=22,
+    # After the one before, which has compiled the model.
+    alone=True,
+)
+def losses_of_a_compiled_model(place: Place) -> None:
+    _require_compiler()
     with place.cluster() as cluster:
         plain = cluster.train("autoencoder", **_settings(place)).wait(place.bound_s(30))
-        compiled = cluster.train("autoencoder", **_settings(place, compile=True)).wait(place.bound_s(50))
         _require_like(place, "not compiled", plain, losses_of(plain))
+        compiled = cluster.train("autoencoder", **_compiled(place)).wait(place.bound_s(40))
         _require_like(place, "compiled", compiled, losses_of(plain))
+
+
+def _compiled(place: Place) -> dict[str, Any]:
+    return _settings(place, compile=True)
 
 
 _EQUIVALENCE: dict[str, tuple[dict[str, Any], str]] = {
@@ -162,7 +185,7 @@ _EQUIVALENCE: dict[str, tuple[dict[str, Any], str]] = {
     "accumulated": ({"batch_size": 2, "accumulate": 2}, "group"),
     "recomputed": ({"batch_size": 4, "checkpoint_activations": True, "static_graph": True}, "group"),
     "channels last": ({"batch_size": 4, "channels_last": True, "gradient_as_bucket_view": False}, "group"),
-    "batch": ({"batch_size": 4, "sync_batchnorm": True}, "batch"),
+    "synchronized batch norm": ({"batch_size": 4, "sync_batchnorm": True}, "batch"),
     "adam": ({"batch_size": 4, "optimizer": "adam", "clip_value": 0.05}, "adam"),
     "sgd": ({"batch_size": 4, "optimizer": "sgd"}, "sgd"),
     "contest": ({"batch_size": 4, "clip_value": 0.05}, "contest"),
@@ -219,16 +242,23 @@ def compare_with_one_rank(
     assert not wrong, "; ".join(wrong)
 
 
-@check(
-    "two ranks with ddp lose what one does, in float64 over twenty steps",
-    slice=2,
-    page="training",
-    shows=("engine/training", "engine/model"),
-    timeout_s=35,
-    seldom=False,
-)
-def equivalence(place: Place) -> None:
-    compare_with_one_rank(place, _EQUIVALENCE)
+def _equivalence(names: Sequence[str]) -> Callable[[Place], None]:
+    return lambda place: compare_with_one_rank(place, {name: _EQUIVALENCE[name] for name in names})
+
+
+for _called, _names in (
+    ("equivalence", ("ddp", "accumulated", "recomputed", "channels last")),
+    ("equivalence_of_optimizers", ("synchronized batch norm", "adam", "sgd", "contest")),
+):
+    check(
+        f"two ranks with ddp lose what one does, in float64 over twenty steps: {', '.join(_names)}",
+        slice=5,
+        page="training",
+        shows=("engine/training", "engine/model"),
+        budget_s=22,
+        seldom=False,
+        name=_called,
+    )(_equivalence(_names))
 
 
 _TERMINAL = ("cli/training.py", "engine/train.py")
@@ -236,23 +266,28 @@ _FEW_STEPS = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "steps": 
 
 
 @check(
-    "`nbgpu train` trains on the GPU from a terminal", slice=2, page="training", shows=_TERMINAL, timeout_s=35
+    "`nbgpu train` trains on the GPU from a terminal",
+    slice=5,
+    page="training",
+    shows=_TERMINAL,
+    budget_s=22,
 )
 def from_a_terminal(place: Place) -> None:
     flags = [
         word for name, value in _FEW_STEPS.items() for word in (f"--{name.replace('_', '-')}", str(value))
     ]
+    flags += ["--no-work-out-result", "--amp", "bf16"]
     where = ["--gpus", place.gpus, "--ranks", "1", "--runs-dir", str(place.folder)]
-    done = place.python("-m", "nbgpu.cli", "train", "autoencoder", *flags, "--amp", "bf16", *where)
+    done = place.python("-m", "nbgpu.cli", "train", "autoencoder", *flags, *where)
     assert done.returncode == 0, done.stderr[-2000:]
     place.figure("runs", _num_runs(place))
 
 
-@check("torchrun trains on the GPU from a run.toml", slice=2, page="training", shows=_TERMINAL, timeout_s=35)
+@check("torchrun trains on the GPU from a run.toml", slice=5, page="training", shows=_TERMINAL, budget_s=20)
 def from_torchrun(place: Place) -> None:
     from nbgpu.config import ClusterConfig, train_config, write_toml
 
-    config = train_config("autoencoder", **_FEW_STEPS, runs_dir=str(place.folder))
+    config = train_config("autoencoder", **_FEW_STEPS, work_out_result=False, runs_dir=str(place.folder))
     write_toml(place.folder / "run.toml", ClusterConfig(gpus=place.gpus), config)
     done = place.python(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),

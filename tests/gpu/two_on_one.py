@@ -12,6 +12,7 @@ from checks import Place, check
     slice=2,
     page="devices",
     shows=("engine/group", "machine/transports.py"),
+    budget_s=15,
     seldom=False,
 )
 def two_ranks_with_gloo(place: Place) -> None:
@@ -40,6 +41,7 @@ def two_ranks_with_gloo(place: Place) -> None:
     slice=2,
     page="devices",
     shows=("engine/memory/limit.py", "machine/devices.py"),
+    budget_s=12,
     seldom=False,
 )
 def memory_shares(place: Place) -> None:
@@ -72,6 +74,7 @@ def memory_shares(place: Place) -> None:
     slice=2,
     page="devices",
     shows=("ui/run", "run_folder/recorder.py"),
+    budget_s=20,
     seldom=False,
 )
 def panel_with_two_ranks_on_one_device(place: Place) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 GPU = torch.device("cuda", 0)
 
@@ -37,6 +38,22 @@ class _OneDeviceInLists(TorchDispatchMode):
             devices = {tensor.device for tensor in args[0]}
             assert len(devices) == 1, f"{function} gets tensors on {devices}"
         return function(*args, **(kwargs or {}))
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where a copy would have the host wait for the GPU, which no CUDA graph can capture either. Where
+    it would wait for a value, FakeTensorMode raises, which has none."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if function.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            is_blocking = not (kwargs or {}).get("non_blocking", args[2:] == (True,))
+            between = {tensor.device.type for tensor in tensors} == {"cpu", "cuda"}
+            assert not (between and is_blocking), f"{function} between host and GPU waits"
+        return result
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,9 +146,47 @@ def test_a_slice_runs_what_was_never_shown_and_then_what_has_changed_since(gener
 
 def test_each_slice_has_checks_that_name_the_code_they_show(generate: ModuleType) -> None:
     checks = generate.checks.load().values()
-    assert {check.slice for check in checks} == {1, 2, 3}
+    assert {check.slice for check in checks} == set(range(1, module("tests/gpu/__main__.py").NUM_SLICES + 1))
     assert all(len(check.code) == 16 for check in checks)
-    # A minute on a GPU is dear. What cannot be split has longer.
-    longer = {check.name for check in checks if check.timeout_s > 35}
-    assert longer == {"notebook_00_first_run", "notebook_01_distributed_cells", "compiled_model"}
     assert {check.name for check in checks if not check.shows} == {"ceilings"}
+
+
+def test_the_budgets_of_a_slice_fit_into_it_as_its_checks_are_begun(generate: ModuleType) -> None:
+    """docs/gpu.md has the table."""
+    runner = module("tests/gpu/__main__.py")
+    page = (REPOSITORY / "docs" / "gpu.md").read_text()
+    for number in range(1, runner.NUM_SLICES + 1):
+        checks = [check for check in generate.checks.load().values() if check.slice == number]
+        assert all(check.budget_s < generate.checks.CUT_OFF_S for check in checks)
+        seconds = runner.budget_s(checks, runner.num_jobs(number))
+        assert seconds <= generate.checks.SLICE_S
+        assert f"| {number} | {len(checks)} | {seconds:.0f} s |" in page
+
+
+def test_budgets_are_added_up_as_checks_are_begun(generate: ModuleType) -> None:
+    runner = module("tests/gpu/__main__.py")
+
+    def checks(*budgets: tuple[float, bool]) -> list[Any]:
+        return [SimpleNamespace(budget_s=seconds, alone=alone) for seconds, alone in budgets]
+
+    assert runner.budget_s([], 4) == 0
+    assert runner.budget_s(checks((10, False), (20, False)), 4) == 20
+    assert runner.budget_s(checks((10, False), (20, False), (5, False)), 2) == 20
+    assert runner.budget_s(checks((10, False), (20, False), (15, False)), 2) == 25
+    # One that runs alone waits for those before it, and those after it wait for it.
+    assert runner.budget_s(checks((10, False), (20, True), (5, False), (5, False)), 4) == 35
+
+
+@pytest.mark.parametrize("budget_s", [24.0, 25.0, 60.0])
+def test_a_check_that_would_be_cut_off_cannot_be_declared(generate: ModuleType, budget_s: float) -> None:
+    declare = generate.checks.check(
+        "it ends", slice=1, page="faults", shows=(), budget_s=budget_s, name=f"takes_{budget_s:.0f}"
+    )
+    try:
+        if budget_s < generate.checks.CUT_OFF_S:
+            declare(print)
+        else:
+            with pytest.raises(AssertionError, match="split it"):
+                declare(print)
+    finally:
+        generate.checks.CHECKS.pop(f"takes_{budget_s:.0f}", None)

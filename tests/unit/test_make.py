@@ -88,7 +88,7 @@ def test_the_checks_for_a_gpu_take_the_python_at_hand_and_set_nothing_up(tmp_pat
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
     at_hand = (f"VENV={tmp_path / 'venv'}", f"PYTHON={python}")
-    assert _make("gpu", *at_hand).stdout.splitlines() == [f"tests/gpu {number}" for number in (1, 2, 3)]
+    assert _make("gpu", *at_hand).stdout.splitlines() == [f"tests/gpu {number}" for number in range(1, 7)]
     assert _make("gpu", *at_hand, "SLICE=2", "ONLY=nccl_group nccl_stop", "REHEARSE=1").stdout == (
         "tests/gpu 2 nccl_group nccl_stop --rehearse\n"
     )

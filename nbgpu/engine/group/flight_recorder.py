@@ -60,4 +60,7 @@ def keep_nccl_from_ending_the_process() -> None:
     os.environ.setdefault(
         "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"
     )  # torch's own file would be a pickle; ours is JSON
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    # Before torch 2.9, in which gloo has a recorder too, the variable has NCCL's name; without it torch 2.6
+    # records nothing, and no collective over NCCL would ever be given up.
+    size = "TORCH_FR_BUFFER_SIZE" if torch_private.records_gloo() else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    os.environ.setdefault(size, "2000")

@@ -56,6 +56,8 @@ class Diffusion:
     def __init__(self, config: DiffusionConfig) -> None:
         self.config = config
         self.sampler = Sampler(config)
+        self._times: dict[torch.device, Tensor] = {}
+        """The times that the network is trained for, on each device on which they were wanted."""
 
     # ---- data ----
 
@@ -175,9 +177,11 @@ class Diffusion:
         """Return `loss`, the mean squared error of the prediction at random times."""
         config, clean = self.config, batch["target"]
         device, count = clean.device, len(clean)
-        times = torch.arange(config.num_times, device=device)
-        if config.train_times == "sampled":
-            times = torch.tensor(self.sampler.times.tolist(), device=device)
+        if device not in self._times:
+            sampled = config.train_times == "sampled"
+            times = self.sampler.times if sampled else torch.arange(config.num_times)
+            self._times[device] = times.to(device)
+        times = self._times[device]
         if config.antithetic:
             t = times[antithetic(count, len(times), randomness.place(), device)]
         else:

@@ -76,7 +76,10 @@ def antithetic(
         (drawn,) = np.random.SeedSequence([*place.seed, sample // 2]).generate_state(1, np.uint64)
         point = int(drawn) % num_points
         found.append(num_points - 1 - point if sample % 2 else point)
-    return torch.tensor(found, device=device)
+    # From pinned memory: any other copy waits until the GPU has done all that it was given before.
+    is_on_gpu = torch.device(device).type == "cuda"
+    indices = torch.empty(num_samples, dtype=torch.int64, pin_memory=is_on_gpu)
+    return indices.copy_(torch.tensor(found)).to(device, non_blocking=True)
 
 
 class Noise:

@@ -5,6 +5,7 @@ Over real ranks: tests/faults/cells/test_late_collectives.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from packaging.version import Version
 
-from nbgpu.engine.group import collective_timeout, torch_private
+from nbgpu.engine.group import collective_timeout, flight_recorder, torch_private
 from nbgpu.engine.group.torch_private import CollectiveInFlight
 
 TIMEOUT_S = 8.0
@@ -139,3 +141,14 @@ def test_nccl_groups_are_aborted_together_where_nccl_can(
     calls.clear()
     torch_private.abort_nccl([group(2)])
     assert calls == ["abort 2"]
+
+
+def test_the_recorder_of_nccl_is_on_in_every_version_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test-oldest` runs this with torch 2.6, whose recorder is off unless a variable says how much it
+    keeps, and which knows the older name only."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    monkeypatch.setattr(os, "environ", {})
+    flight_recorder.keep_nccl_from_ending_the_process()
+    wanted = names[Version(torch.__version__) < Version("2.9")]
+    # With both, a newer torch warns of the older one.
+    assert [name for name in names if os.environ.get(name)] == [wanted]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from fake_gpu import GPU, fake_gpu
+from fake_gpu import GPU, NoWaiting, fake_gpu
 from torch import nn
 
 from nbgpu.config import train_config
@@ -114,6 +114,29 @@ def test_a_diffusion_model_learns_and_predicts() -> None:
         batch = {name: tensor.to(GPU) for name, tensor in example.items()}
         made = loaded.sampler(model.eval(), batch["condition"], [0, 1])
         assert {each.device for each in (made, *loaded.loss(model, batch).values())} == {GPU}
+
+
+@pytest.mark.parametrize("recipe", ["autoencoder", "diffusion", "survival", "lithography"])
+def test_a_step_never_waits_for_the_gpu(recipe: str) -> None:
+    loaded = by_name.load(train_config(recipe))
+    example, model = loaded.example(2), loaded.build_model()
+    with fake_gpu():
+        to_gpu(model)
+        batch = {name: tensor.to(GPU) for name, tensor in example.items()}
+        loaded.loss(model, batch)  # what is kept on the device gets there
+        with NoWaiting():
+            loaded.loss(model, batch)
+
+
+def test_waiting_for_the_gpu_is_seen() -> None:
+    with fake_gpu():
+        on_gpu = torch.ones(2, device=GPU)
+        with NoWaiting():
+            torch.ones(2).to(GPU, non_blocking=True)
+            with pytest.raises(AssertionError, match="between host and GPU waits"):
+                torch.ones(2).to(GPU)
+            with pytest.raises(AssertionError, match="between host and GPU waits"):
+                torch.ones(2).copy_(on_gpu)
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
