@@ -65,7 +65,8 @@ def send_what_waits() -> None:
     """Send what the rank and its children have written so far."""
     if _children is not None:
         _children.drain()
-        _children.flush()
+        for stream in _children.streams.values():
+            stream.flush()
 
 
 @dataclass
@@ -86,7 +87,7 @@ class _ForkedChildren:
 
     def __init__(self, shell: Any, streams: dict[str, Any]) -> None:
         self._shell = shell
-        self._streams = streams
+        self.streams = streams
         self._writes = {name: stream.write for name, stream in streams.items()}
         self._thread = streams["stdout"].pub_thread
         self._rank_pid = os.getpid()
@@ -139,7 +140,7 @@ class _ForkedChildren:
             other.close()
         self._children.clear()
         lock = threading.RLock()
-        for name, stream in self._streams.items():
+        for name, stream in self.streams.items():
             stream.write = _write_to(to_rank, name, lock)
             stream.flush = lambda: None
         self._shell.display_pub.publish = _print_plain
@@ -193,11 +194,6 @@ class _ForkedChildren:
             for from_child in list(self._children):
                 poll.register(from_child, select.POLLIN)
             return bool(poll.poll(0))
-
-    def flush(self) -> None:
-        """Send what waits in the rank's streams."""
-        for stream in self._streams.values():
-            stream.flush()
 
     def drain(self) -> None:
         """Write what children have printed so far."""

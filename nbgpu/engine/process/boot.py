@@ -33,8 +33,6 @@ from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
 from nbgpu.protocol.records import Device, GivenUp
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
     from nbgpu.engine.group.group import Membership
     from nbgpu.engine.group.meeting import Store
 
@@ -211,19 +209,19 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     import torch.distributed as dist
 
     from nbgpu.engine.group import group, own_groups, simulated_link
-    from nbgpu.engine.ipykernel import remains
+    from nbgpu.engine.ipykernel import remains, shell
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import ask
 
     global _taken
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
-    variables = _shell().user_ns
+    variables = shell.current().user_ns
     of_libraries = []
     is_resized = _taken is not None and _taken.world_size != new_seat.world_size
     if _taken is not None and _taken != new_seat:
         why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
-        resizing.follow(_taken, new_seat, _shell())
+        resizing.follow(_taken, new_seat, shell.current())
         if is_resized:
             of_libraries = library_objects.how_to_make_again(variables)
         _taken = new_seat
@@ -290,13 +288,14 @@ def _take(seat: Seat) -> Seat:
         assert _taken == seat, f"this engine is rank {_taken.rank} already"
         return seat
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
+    from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
     _taken = seat
     # Before torch is used, because CUDA, NCCL and gloo read it once.
     _settle_variables(seat)
     for install in INSTALLERS:
-        install(seat, _shell())
+        install(seat, shell.current())
     return seat
 
 
@@ -322,11 +321,3 @@ def _membership(seat: Seat) -> Membership:
         timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )
-
-
-def _shell() -> InteractiveShell:
-    from IPython.core.getipython import get_ipython
-
-    shell = get_ipython()
-    assert shell is not None, "an engine has an IPython shell"
-    return shell
