@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from inspect import isfunction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 
+import nbgpu
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.ipykernel import publishing
 from nbgpu.engine.ipykernel.kernel import RankKernel
@@ -81,3 +84,13 @@ def test_each_method_of_a_ranks_kernel_overrides_one_of_ipyparallels() -> None:
     methods = {name for name, value in vars(RankKernel).items() if isfunction(value)}
     assert "_publish_status" in methods
     assert {name for name in methods if not hasattr(IPythonParallelKernel, name)} == set()
+
+
+def test_nothing_else_replaces_a_method_of_a_ranks_kernel() -> None:
+    """Its overrides stand in `RankKernel`, in an order that one reads."""
+    engine = Path(nbgpu.__file__).parent / "engine"
+    sources = {path.name: path.read_text() for path in engine.rglob("*.py")}
+    assert "kernel.py" in sources
+    assert {
+        name for name, source in sources.items() if re.search(r"\bkernel\.\w+(, .*)? = ", source)
+    } == set()
