@@ -16,7 +16,7 @@ TESTS = Path(__file__).resolve().parents[1]
 ON_THE_RANKS = """%%distributed --ranks 0
 import sys
 own = get_ipython().kernel
-print('_publish_status' in vars(own), 'flush' in vars(sys.stdout), 'should_run_async' in vars(get_ipython()))"""
+print(own._outputs is not None, 'flush' in vars(sys.stdout), 'should_run_async' in vars(get_ipython()))"""
 
 IN_THE_NOTEBOOK = """
 import sys

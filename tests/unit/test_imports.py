@@ -227,8 +227,9 @@ def _room(module: str) -> str | None:
 def _is_wrong(found: Import) -> bool:
     if found.imported == "/ipyparallel":
         # How ranks are reached is known in two rooms, and all others wait for replies. A third uses
-        # ipyparallel's launchers.
-        return _room(found.importer) not in {"client.engines", "engine.process", "client.launchers"}
+        # ipyparallel's launchers, and a fourth derives a rank's kernel from that of its engines.
+        knowing = {"client.engines", "engine.process", "client.launchers", "engine.ipykernel"}
+        return _room(found.importer) not in knowing
     if found.imported.startswith("/"):
         # That a tensor is one may be said where torch is never loaded.
         is_torch = not found.for_types and found.imported in {"/torch", "/monai", "/torchvision"}

@@ -326,6 +326,7 @@ def used() -> dict[str, list[str]]:
 
 
 OF_ITS_SUBCLASSES = {
+    "_abort_queues",
     "_config",
     "_connect",
     "_context",
@@ -333,9 +334,11 @@ OF_ITS_SUBCLASSES = {
     "_futures",
     "_handle_execute_reply",
     "_make_io_loop",
+    "_publish_execute_input",
+    "_publish_status",
 }
-"""Names that nbgpu's own subclass of ipyparallel's Client redefines, or that other classes of nbgpu have,
-too."""
+"""Names that nbgpu's own subclasses of ipyparallel's Client and kernel redefine, or that other classes of
+nbgpu have, too."""
 
 
 @pytest.mark.slow

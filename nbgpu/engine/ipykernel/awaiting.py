@@ -18,6 +18,14 @@ _cell: asyncio.Task[Any] | None = None
 _was_interrupted = False
 
 
+def install(shell: Any) -> None:
+    """Have IPython compile only those cells to find out whether they await something that may do so."""
+    should_run_async = shell.should_run_async
+    shell.should_run_async = lambda raw_cell, **options: (
+        may_await(options.get("transformed_cell") or raw_cell) and should_run_async(raw_cell, **options)
+    )
+
+
 async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
     """Run a cell that awaits something, and return IPython's result; None for any other cell, which is not
     run."""

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from nbgpu.engine.ipykernel import input_requests, tracebacks
 from nbgpu.protocol.records import CellOptions
 
+_timeline: Callable[[], AbstractContextManager[None]] = nullcontext
 
-def follow(kernel: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
-    """Give the engine's cells the notebook's execution counts, and what the options ask for.
+
+def install(shell: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
+    """Prepare the shell to follow the options.
 
     Args:
-        kernel: the engine's.
-        timeline: a context in which the rank notes what it does.
+        shell: the rank's.
+        timeline: returns a context in which the rank notes what it does.
     """
-    shell, do_execute = kernel.shell, kernel.do_execute
+    global _timeline
+    _timeline = timeline
     # The history database, which is gone with the engine, accepts each number only once.
     shell.history_manager.enabled = False
 
-    async def do_execute_with_options(*args: Any, **kwargs: Any) -> Any:
-        options = CellOptions(**kernel.get_parent("shell")["metadata"].get(CellOptions.METADATA, {}))
-        tracebacks.full = options.full
-        input_requests.are_answered = options.are_answered
-        if options.number:
-            _count_on_from(shell, options.number)
-        try:
-            with timeline() if options.timeline else nullcontext():
-                return await do_execute(*args, **kwargs)
-        finally:
-            input_requests.are_answered = False
 
-    kernel.do_execute = do_execute_with_options
+@contextmanager
+def applied(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
+    """Give a cell the notebook's execution count, and what the metadata of its request ask for."""
+    options = CellOptions(**metadata.get(CellOptions.METADATA, {}))
+    tracebacks.full = options.full
+    input_requests.are_answered = options.are_answered
+    if options.number:
+        _count_on_from(shell, options.number)
+    try:
+        with _timeline() if options.timeline else nullcontext():
+            yield
+    finally:
+        input_requests.are_answered = False
 
 
 def _count_on_from(shell: Any, number: int) -> None:

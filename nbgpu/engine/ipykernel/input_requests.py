@@ -27,28 +27,32 @@ are_answered = False
 """Whether a person can answer questions of the running cell."""
 
 
-def go_to_the_notebook(shell: Any, folder: Path, rank: int) -> None:
-    """Make `input` and `getpass` of this process ask in the notebook.
+_numbers = itertools.count(1)
+_folder = Path()
+_rank = 0
 
-    Args:
-        shell: the engine's.
-        folder: the cluster's private folder.
-        rank: this rank, for the question.
+
+def install(kernel: Any, folder: Path, rank: int) -> None:
+    """Make `input` and `getpass` of this process ask in the notebook, also outside of cells."""
+    follow(folder, rank)
+    # ipykernel puts the kernel's methods there while a cell runs.
+    builtins.input, getpass.getpass = kernel.raw_input, kernel.getpass
+
+
+def follow(folder: Path, rank: int) -> None:
+    """Ask from now on in the cluster's private folder, as this rank."""
+    global _folder, _rank
+    _folder, _rank = folder, rank
+
+
+def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
+    """Return the person's answer to a question of this rank.
+
+    Raises:
+        StdinNotImplementedError: nobody can answer.
+        EOFError: the cell has ended, or the person has ended the input.
     """
-    numbers = itertools.count(1)
-
-    def ask(prompt: object = "", password: bool = False) -> str:
-        return _ask(shell, folder, Question(rank, next(numbers), str(prompt), password))
-
-    def ask_for_password(prompt: str = "Password: ", stream: object = None, **_: object) -> str:
-        return ask(prompt, password=True)
-
-    # ipykernel puts its own functions there while a cell runs.
-    shell.kernel.raw_input = builtins.input = ask
-    shell.kernel.getpass = getpass.getpass = ask_for_password
-
-
-def _ask(shell: Any, folder: Path, question: Question) -> str:
+    question = Question(_rank, next(_numbers), str(prompt), is_password)
     sys.stdout.flush()
     sys.stderr.flush()
     if not are_answered:
@@ -57,7 +61,7 @@ def _ask(shell: Any, folder: Path, question: Question) -> str:
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            with short_path(folder) as short:
+            with short_path(_folder) as short:
                 connection.connect(str(short / Question.SOCKET))
         except OSError:
             raise _nobody(question.rank) from None

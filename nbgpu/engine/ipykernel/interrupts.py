@@ -17,7 +17,6 @@ import signal
 import sys
 from importlib import import_module
 from types import FrameType
-from typing import Any
 
 from nbgpu.engine.frames import (
     IMPORTS_A_MODULE,
@@ -37,14 +36,9 @@ from nbgpu.protocol.records import Unheeded
 _signal = import_module("_signal")
 
 
-def reach_only_the_persons_code(kernel: Any) -> None:
-    """Install the handler of SIGINT. Call on the main thread.
-
-    Args:
-        kernel: the engine's kernel, whose own handler is set around every request.
-    """
-    kernel.post_handler_hook = _tidy_up
-    take_back()
+def install() -> None:
+    """Let interrupts end the children that code on the rank forks. The rank's own handler of SIGINT is set
+    before each request."""
     os.register_at_fork(after_in_child=_leave)
 
 
@@ -90,7 +84,7 @@ _interrupted = False
 """Whether an interrupt has cut something off since the last request."""
 
 
-def _tidy_up() -> None:
+def tidy_up() -> None:
     """Clean up after a request: a cell, or a call of the client such as the search for a batch size."""
     global _interrupted
     if _interrupted:

@@ -7,12 +7,13 @@ by name.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from nbgpu.engine.frames import is_library
+from nbgpu.engine.group import group
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import onednn
 from nbgpu.engine.memory.undisturbed import undisturbed
@@ -23,14 +24,13 @@ from nbgpu.text.sizes import in_words
 _NUM_VARIABLES_NAMED = 6
 
 
-def explain_failed_cells(shell: Any, rank: Callable[[], int], device: torch.device) -> None:
+def explain_failed_cells(shell: Any, device: torch.device) -> None:
     """Explain every cell of this shell that gets no more memory, and free what its functions held.
 
     Only the variables stay: a traceback keeps every frame, and a frame its tensors.
 
     Args:
         shell: the engine's.
-        rank: returns the number of this rank, which may change.
         device: the rank's.
     """
 
@@ -41,7 +41,7 @@ def explain_failed_cells(shell: Any, rank: Callable[[], int], device: torch.devi
         with undisturbed():
             if is_exhausted(error):
                 # What the client is told of a cell is read off these two.
-                result.error_in_exec = _explained(error, rank(), device, shell.user_ns)
+                result.error_in_exec = _explained(error, group.membership().rank, device, shell.user_ns)
                 report = result.error_in_exec._render_traceback_()
                 shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
                 let_go(error)

@@ -9,30 +9,40 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from nbgpu.engine.group import group, straggler
+from nbgpu.engine.group import group
 from nbgpu.engine.ipykernel import interrupts, stacks
 from nbgpu.protocol.records import Remains
 
+_last_cell_failed = False
 
-def clear_before_each_request(kernel: Any) -> None:
-    """Restore the engine's signal handlers before each request, and say in each reply what must be
-    repaired."""
-    finish_metadata = kernel.finish_metadata
 
-    def take_signals_back() -> None:
-        interrupts.take_back()
-        stacks.take_signal_back()
-        straggler.begin()
+def install(shell: Any) -> None:
+    """Note how each cell ends."""
+    shell.events.register("post_run_cell", _note_end_of_cell)
 
-    def finish_and_tell(request: Any, metadata: Any, answer: Any) -> Any:
-        metadata = finish_metadata(request, metadata, answer)
-        group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
-        taken = ["SIGINT"] if interrupts.is_taken() else []
-        if stacks.signal_is_taken():
-            taken.append(stacks.STACK_SIGNAL.name)
-        if group_ended or is_cut_off or taken:
-            metadata[Remains.METADATA] = asdict(Remains(group_ended, is_cut_off, tuple(taken)))
-        return metadata
 
-    kernel.pre_handler_hook = take_signals_back
-    kernel.finish_metadata = finish_and_tell
+def _note_end_of_cell(result: Any) -> None:
+    global _last_cell_failed
+    _last_cell_failed = not result.success
+
+
+def last_cell_failed() -> bool:
+    """Whether this rank's last cell raised and the group was not formed again since. A client that has just
+    attached asks."""
+    return _last_cell_failed
+
+
+def forget_failure() -> None:
+    """Note that the group was formed again after the last cell."""
+    global _last_cell_failed
+    _last_cell_failed = False
+
+
+def complete(metadata: dict[str, Any]) -> None:
+    """Put what must be repaired into the metadata of a reply."""
+    group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
+    taken = ["SIGINT"] if interrupts.is_taken() else []
+    if stacks.signal_is_taken():
+        taken.append(stacks.STACK_SIGNAL.name)
+    if group_ended or is_cut_off or taken:
+        metadata[Remains.METADATA] = asdict(Remains(group_ended, is_cut_off, tuple(taken)))

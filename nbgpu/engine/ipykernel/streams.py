@@ -22,16 +22,18 @@ _HALF_LINE_S = 0.1
 _DRAIN_PATIENCE_S = 5.0
 
 
-def serve_all_writers(kernel: Any) -> None:
-    """Send with each reply what was written before it, and let output of a thread without a cell belong to
-    the last cell.
+_children: _ForkedChildren | None = None
+
+
+def install(shell: Any) -> None:
+    """Write what forked children print, and let output of a thread without a cell belong to the last cell.
 
     Call it after everything else that replaces methods of the streams.
     """
-    shell = kernel.shell
+    global _children
     streams: tuple[Any, Any] = sys.stdout, sys.stderr
-    children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
-    set_parent, finish_metadata = shell.set_parent, kernel.finish_metadata
+    _children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
+    set_parent = shell.set_parent
     # An ipykernel before version 7 attributes a thread's output to the last request of any kind.
     set_thread_parent = getattr(shell, "set_thread_parent", set_parent)
     last_cell: Any = None
@@ -56,14 +58,15 @@ def serve_all_writers(kernel: Any) -> None:
             if current is not stream:
                 stream.set_parent(parent)
 
-    def send_text_first(*args: Any) -> Any:
-        children.drain()
-        for stream in streams:
-            stream.flush()
-        return finish_metadata(*args)
-
     shell.set_parent = set_parent_of_streams
-    kernel.finish_metadata = send_text_first
+
+
+def send_what_waits() -> None:
+    """Send what the rank and its children have written so far."""
+    if _children is not None:
+        _children.drain()
+        for stream in _children.streams.values():
+            stream.flush()
 
 
 @dataclass
@@ -84,7 +87,7 @@ class _ForkedChildren:
 
     def __init__(self, shell: Any, streams: dict[str, Any]) -> None:
         self._shell = shell
-        self._streams = streams
+        self.streams = streams
         self._writes = {name: stream.write for name, stream in streams.items()}
         self._thread = streams["stdout"].pub_thread
         self._rank_pid = os.getpid()
@@ -137,7 +140,7 @@ class _ForkedChildren:
             other.close()
         self._children.clear()
         lock = threading.RLock()
-        for name, stream in self._streams.items():
+        for name, stream in self.streams.items():
             stream.write = _write_to(to_rank, name, lock)
             stream.flush = lambda: None
         self._shell.display_pub.publish = _print_plain

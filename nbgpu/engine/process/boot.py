@@ -15,28 +15,24 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nbgpu.engine.ipykernel import interrupts, stacks
+from nbgpu.engine.ipykernel import stacks
 from nbgpu.engine.process import resizing, torchrun_variables
 from nbgpu.engine.process.seat import Seat
-from nbgpu.machine import clock, descendants, interpreter, numa
+from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.lifetime import LifetimeWatch
-from nbgpu.machine.links import Link
 from nbgpu.machine.processes import is_ending
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
 from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
-from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import Device, GivenUp
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
     from nbgpu.engine.group.group import Membership
     from nbgpu.engine.group.meeting import Store
 
@@ -112,9 +108,14 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
     _sentinel = Sentinel(lifetime, cluster_folder)
     stacks.answer_from(cluster_folder)
     _keep_sockets_of_multiprocessing_in(cluster_folder)
-    from ipyparallel.engine.app import IPEngine
+    from ipyparallel.engine import app
 
-    class Engine(IPEngine):  # type: ignore[misc]
+    from nbgpu.engine.ipykernel.kernel import RankKernel
+
+    # An engine makes its kernel of the class that it finds under this name.
+    app.Kernel = RankKernel
+
+    class Engine(app.IPEngine):  # type: ignore[misc]
         """An engine that looks for modules where a notebook's kernel does, and that SIGTERM ends like any
         process."""
 
@@ -208,18 +209,19 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     import torch.distributed as dist
 
     from nbgpu.engine.group import group, own_groups, simulated_link
+    from nbgpu.engine.ipykernel import remains, shell
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import ask
 
-    global _taken, _last_cell_failed
+    global _taken
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
-    variables = _shell().user_ns
+    variables = shell.current().user_ns
     of_libraries = []
     is_resized = _taken is not None and _taken.world_size != new_seat.world_size
     if _taken is not None and _taken != new_seat:
         why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
-        resizing.follow(_taken, new_seat, _shell())
+        resizing.follow(_taken, new_seat, shell.current())
         if is_resized:
             of_libraries = library_objects.how_to_make_again(variables)
         _taken = new_seat
@@ -234,7 +236,7 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     group.form_again(_membership(taken), store, generation)
     torchrun_variables.set_master(store)
     simulated_link.begin(Path(taken.folder), generation)
-    _last_cell_failed = False
+    remains.forget_failure()
     with simulated_link.not_simulated():
         pairs = group.make_own_groups_again(own)
         now: Any = dist.group.WORLD
@@ -254,20 +256,6 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     del own, pairs, owned
     group.let_go(ended)
     return lost
-
-
-_last_cell_failed = False
-
-
-def _note_end_of_cell(result: Any) -> None:
-    global _last_cell_failed
-    _last_cell_failed = not result.success
-
-
-def last_cell_failed() -> bool:
-    """Whether this rank's last cell raised and the group was not formed again since. A client that has just
-    attached asks."""
-    return _last_cell_failed
 
 
 _taken: Seat | None = None
@@ -299,92 +287,16 @@ def _take(seat: Seat) -> Seat:
     if _taken is not None:
         assert _taken == seat, f"this engine is rank {_taken.rank} already"
         return seat
-    import torch
-    import torch.distributed as dist
-
-    from nbgpu.engine.group import ddp_objects, debug_mode, group, simulated_link, torch_settings
-    from nbgpu.engine.ipykernel import (
-        bars,
-        cell_options,
-        clear_output,
-        debugger,
-        defaults,
-        execution,
-        input_requests,
-        out_of_memory,
-        publishing,
-        remains,
-        script_lines,
-        streams,
-        tracebacks,
-    )
-    from nbgpu.engine.memory import limit as memory_limit
-    from nbgpu.engine.memory import other_gpus
-    from nbgpu.engine.model import randomness
-    from nbgpu.engine.variables import import_times, library_objects
+    assert _sentinel is not None, "only engines that the fork server forked become ranks"
+    from nbgpu.engine.ipykernel import shell
+    from nbgpu.engine.process.installers import INSTALLERS
 
     _taken = seat
+    # Before torch is used, because CUDA, NCCL and gloo read it once.
     _settle_variables(seat)
-    clock.keep_time_with(seat.clock_ahead_s)
-    # Before torch starts threads of its own, which inherit the cores.
-    numa.bind(seat.binding)
-    torch.set_num_threads(seat.threads)
-    torch_settings.note_beginning()
-    randomness.seed_cells(seat.cell_seed, seat.rank)
-    assert _sentinel is not None, "only engines that the fork server forked become ranks"
-    debug_mode.mend_ddp()
-    import_times.note()
-    group.note_connections()
-    simulated_link.install(None if seat.link is None else Link(**seat.link), seat.slow_factor)
-    # After the simulated link, whose own hooks are none of the person's.
-    ddp_objects.note()
-    shell = _shell()
-    tracebacks.install(shell)
-    script_lines.install(shell, seat.device)
-    torchrun_variables.install(shell)
-    defaults.take_over(shell)
-    clear_output.clear_only_own_displays(shell)
-    input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
-    execution.answer_cells(shell.kernel)  # type: ignore[attr-defined]
-    cell_options.follow(shell.kernel, _timeline)  # type: ignore[attr-defined]
-    interrupts.reach_only_the_persons_code(shell.kernel)  # type: ignore[attr-defined]
-    execution.keep_requests_after_errors(shell.kernel)  # type: ignore[attr-defined]
-    if not are_plain():
-        publishing.say_only_what_is_heard(shell.kernel)  # type: ignore[attr-defined]
-    remains.clear_before_each_request(shell.kernel)  # type: ignore[attr-defined]
-    bars.keep_in_order_with_lines(shell)
-    streams.serve_all_writers(shell.kernel)  # type: ignore[attr-defined]
-    out_of_memory.explain_failed_cells(shell, _own_rank, torch.device(seat.device))
-    other_gpus.explain_after_cells(shell, torch.device(seat.device))
-    debugger.install(shell)
-    if seat.memory_limit_bytes is not None:
-        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
-    shell.events.register("pre_run_cell", lambda _: group.prepare_cell())
-    shell.events.register("post_run_cell", _note_end_of_cell)
-    shell.events.register("post_run_cell", lambda _: library_objects.say_which_are_alone(shell.user_ns))
-    given = {
-        "rank": seat.rank,
-        "local_rank": seat.local_rank,
-        "world_size": seat.world_size,
-        "device": torch.device(seat.device),
-        "torch": torch,
-        "dist": dist,
-    }
-    # They are not the person's own, and `%who` and `%nbgpu vars` leave them out.
-    shell.push(given, interactive=False)
+    for install in INSTALLERS:
+        install(seat, shell.current())
     return seat
-
-
-def _own_rank() -> int:
-    assert _taken is not None, "only a rank has a number"
-    return _taken.rank
-
-
-def _timeline() -> AbstractContextManager[None]:
-    # Few cells have a timeline.
-    from nbgpu.engine.scaling import cell_timeline
-
-    return cell_timeline.noted()
 
 
 def _store(seat: Seat, generation: int) -> Store:
@@ -409,11 +321,3 @@ def _membership(seat: Seat) -> Membership:
         timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )
-
-
-def _shell() -> InteractiveShell:
-    from IPython.core.getipython import get_ipython
-
-    shell = get_ipython()
-    assert shell is not None, "an engine has an IPython shell"
-    return shell

@@ -39,16 +39,12 @@ kernel."""
 
 _NEEDED_BY_EVERY_ENGINE = (
     "ipykernel.debugger",
-    "ipykernel.ipkernel",
     "ipykernel.zmqshell",
     "ipyparallel.engine.app",
-    "nbgpu.engine.ipykernel.debugger",
-    "nbgpu.engine.group.group",
+    "nbgpu.engine.ipykernel.kernel",
     "nbgpu.engine.memory.usage",
-    "nbgpu.engine.ipykernel.input_requests",
+    "nbgpu.engine.process.installers",
     "nbgpu.engine.variables.replicas",
-    "nbgpu.engine.model.randomness",
-    "nbgpu.engine.ipykernel.tracebacks",
     "torch.nn.parallel",
 )
 _REQUEST_BYTES = 4096

@@ -64,5 +64,5 @@ def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
         if type(given) is int and given == then:
             shell.push({name: now}, interactive=False)
     if seat.rank != before.rank:
-        input_requests.go_to_the_notebook(shell, Path(seat.folder), seat.rank)
+        input_requests.follow(Path(seat.folder), seat.rank)
     replicas.report_again()

@@ -38,7 +38,12 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def say_which_are_alone(variables: Mapping[str, Any]) -> None:
+def install(shell: Any) -> None:
+    """Look at the variables after each cell."""
+    shell.events.register("post_run_cell", lambda _: _say_which_are_alone(shell.user_ns))
+
+
+def _say_which_are_alone(variables: Mapping[str, Any]) -> None:
     """Say at the end of a cell which of Lightning's objects take this rank for the only one.
 
     Without a number of devices Lightning takes one process on the CPU, and its numbers are then those of one

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from inspect import isfunction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ipyparallel.engine.kernel import IPythonParallelKernel
 from torch._C import _distributed_c10d
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import init_device_mesh
 
+import nbgpu
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.ipykernel import publishing
+from nbgpu.engine.ipykernel.kernel import RankKernel
 from nbgpu.engine.variables import user_groups
 from nbgpu.protocol.records import CellOptions, CellOutputs
 
@@ -66,20 +72,25 @@ def test_the_flight_recorder_of_a_build_with_nccl_has_the_collectives_of_gloo_to
 
 
 def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:
-    def init_metadata(request: Any) -> dict[str, Any]:
-        return {}
+    outputs = publishing.OutputCounter(SimpleNamespace(send=lambda *_: None))
+    outputs.begin({"header": {"msg_id": "1"}, "metadata": {CellOptions.METADATA: {}}})
+    metadata: dict[str, Any] = {}
+    outputs.complete(metadata)
+    assert metadata == {CellOutputs.NUM: 0}
 
-    def finish_metadata(request: Any, metadata: Any, answer: Any) -> Any:
-        return metadata
 
-    sent: list[Any] = []
-    kernel: Any = SimpleNamespace(
-        init_metadata=init_metadata,
-        finish_metadata=finish_metadata,
-        session=SimpleNamespace(send=lambda *args, **_: sent.append(args)),
-        log=SimpleNamespace(setLevel=lambda _: None),
-    )
-    publishing.say_only_what_is_heard(kernel)
-    request = {"header": {"msg_id": "1"}, "metadata": {CellOptions.METADATA: {}}}
-    metadata = kernel.init_metadata(request)
-    assert kernel.finish_metadata(request, metadata, {}) == {CellOutputs.NUM: 0}
+def test_each_method_of_a_ranks_kernel_overrides_one_of_ipyparallels() -> None:
+    """An override of a method that is gone would never be called, and nobody would notice."""
+    methods = {name for name, value in vars(RankKernel).items() if isfunction(value)}
+    assert "_publish_status" in methods
+    assert {name for name in methods if not hasattr(IPythonParallelKernel, name)} == set()
+
+
+def test_nothing_else_replaces_a_method_of_a_ranks_kernel() -> None:
+    """Its overrides stand in `RankKernel`, in an order that one reads."""
+    engine = Path(nbgpu.__file__).parent / "engine"
+    sources = {path.name: path.read_text() for path in engine.rglob("*.py")}
+    assert "kernel.py" in sources
+    assert {
+        name for name, source in sources.items() if re.search(r"\bkernel\.\w+(, .*)? = ", source)
+    } == set()
