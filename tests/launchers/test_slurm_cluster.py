@@ -165,7 +165,7 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     started.run(f"run = c.train({recipe!r}, **{settings!r})")
     started.run("import time\nwhile run.statuses()[0].step < 2: time.sleep(0.05)")
     started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
-    started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.news.clear()")
+    started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.parts.state.news.clear()")
     started.run("from nbgpu.client.cluster import time_limit, time_limit_watch; c._time_limit.close()")
     measured.fault_now()
     started.run(
