@@ -1,1 +1,1 @@
-"""Faults of ranks as the notebook sees them: deaths, hangs and mismatched collectives, and what is done then."""
+"""Faults of ranks as the notebook sees them: deaths, hangs, mismatched collectives, and the recovery."""

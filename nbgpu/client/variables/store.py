@@ -55,7 +55,9 @@ class VariableStore:
             self.save(folder)
             told = f"{reason}: {saving.where_they_are(Path(folder))}"
         except NbgpuError as error:
-            told = f"{reason}, and the ranks' variables could not be saved in {Path(folder).absolute()}: {error}"
+            told = (
+                f"{reason}, and the ranks' variables could not be saved in {Path(folder).absolute()}: {error}"
+            )
         tell_in_next_cell(told[0].upper() + told[1:])
         return told
 
