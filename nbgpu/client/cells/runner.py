@@ -23,13 +23,7 @@ _R = TypeVar("_R", bound=Reply)
 
 
 class CellRunner:
-    """Sends cells and function calls to the ranks.
-
-    Args:
-        state: the state of the cluster.
-        recovery: frees and replaces ranks.
-        runs: has the ranks ready, unless a run has them.
-    """
+    """Sends cells and function calls to the ranks."""
 
     def __init__(self, state: ClusterState, recovery: Recovery, runs: RunManager) -> None:
         self.state = state

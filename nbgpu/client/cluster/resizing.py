@@ -47,13 +47,7 @@ class WantedRanks:
 
 
 class Resizing:
-    """Gives a running cluster another number of ranks.
-
-    Args:
-        state: the state of the cluster.
-        changes: forms the group with the new ranks.
-        recovery: replaces ranks that ended where that failed.
-    """
+    """Gives a running cluster another number of ranks."""
 
     def __init__(self, state: ClusterState, changes: RankChanges, recovery: Recovery) -> None:
         self._state = state

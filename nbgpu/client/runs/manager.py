@@ -25,10 +25,6 @@ from nbgpu.text.ranks import count_of_ranks
 class RunManager:
     """Has the ranks train, estimate what training needs, or apply a trained model.
 
-    Args:
-        state: the state of the cluster.
-        recovery: has the ranks ready before a run, and replaces them in it.
-
     Attributes:
         run: the latest training run, which may be over.
     """
@@ -68,9 +64,13 @@ class RunManager:
         self.run = run
         self._state.run_folder = run.folder
 
+    def handle(self, folder: Path) -> Run:
+        """Return a handle of a run that another process has started."""
+        return Run.rejoin(folder, self._state, self._recovery, self._conclude)
+
     def rejoin(self, folder: Path) -> Run:
         """Take over a run that another process has started."""
-        run = Run.rejoin(folder, self._state, self._recovery, self._conclude)
+        run = self.handle(folder)
         self._take(run)
         return run
 
@@ -129,7 +129,7 @@ class RunManager:
         """See `Cluster.work_out_result`."""
         if not isinstance(run, Run):
             self.make_ready()
-            run = Run.rejoin(Path(run), self._state, self._recovery, self._conclude)
+            run = self.handle(Path(run))
         return run.work_out_result()
 
     def plan_with(self, config: TrainConfig) -> Plan:

@@ -24,12 +24,7 @@ _FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
 
 
 class Planner:
-    """Asks a cluster's ranks what they would do and take.
-
-    Args:
-        state: the state of the cluster.
-        recovery: frees its ranks where one fails.
-    """
+    """Asks a cluster's ranks what they would do and take."""
 
     def __init__(self, state: ClusterState, recovery: Recovery) -> None:
         self._state = state

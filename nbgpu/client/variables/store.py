@@ -15,12 +15,7 @@ from nbgpu.errors import NbgpuError
 
 
 class VariableStore:
-    """Moves variables between this process, the ranks and files.
-
-    Args:
-        state: the state of the cluster.
-        runs: has the ranks ready, unless a run has them.
-    """
+    """Moves variables between this process, the ranks and files."""
 
     def __init__(self, state: ClusterState, runs: RunManager) -> None:
         self._state = state
