@@ -24,24 +24,16 @@ _CLUSTER_HEAD = '''\
 """Written by docs/generate_stub.py from nbgpu/config/: the parameters of each recipe. See recipe_calls.py."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
-from nbgpu.config import TrainConfig
 
-class RecipeCalls(ABC):
-    @abstractmethod
-    def train_with(self, config: TrainConfig) -> Run: ...
-    @abstractmethod
-    def plan_with(self, config: TrainConfig) -> Plan: ...
-    @abstractmethod
-    def find_batch_size_with(
-        self, config: TrainConfig, stop: threading.Event | None = None
-    ) -> BatchSizes: ...
+class RecipeCalls:
+    parts: ClusterParts
 '''
 _STUDIES_HEAD = '''\
 """Written by docs/generate_stub.py from nbgpu/config/: the parameters of each recipe. See starting.py."""

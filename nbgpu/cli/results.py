@@ -10,7 +10,7 @@ from nbgpu import ui
 from nbgpu.cli.asking import cluster_of, general_help
 from nbgpu.cli.catalogue import UsageError
 from nbgpu.cli.command_flags import ConvertFlags, ExportFlags
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import cluster_with
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import characterizing, data_check, predicting
@@ -85,9 +85,9 @@ def predict(arguments: list[str]) -> int:
     console = CommandConsole()
     with preloading.begun(gpu_choice.choose, cluster):
         data_check.require_new(job)
-        with Cluster.with_config(cluster) as started, terminal_progress.shown(console) as show:
+        with cluster_with(cluster) as started, terminal_progress.shown(console) as show:
             say(console, started.describe())
-            predictions = started.predict_with(job, show)
+            predictions = started.parts.runs.predict_with(job, show)
     say(console, str(predictions))
     return 1 if predictions.failed else 0
 
@@ -105,7 +105,7 @@ def result(arguments: list[str]) -> None:
     )
     console = CommandConsole()
     ui.connect()
-    with Cluster.with_config(cluster_of(with_ranks, rest, values)) as started:
+    with cluster_with(cluster_of(with_ranks, rest, values)) as started:
         say(console, started.describe())
         run = started.work_out_result(folder)
         terminal.follow(run, console)

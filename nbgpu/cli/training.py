@@ -16,7 +16,7 @@ from nbgpu.cli.asking import (
     recipe_of,
 )
 from nbgpu.cli.command_flags import TrainFlags
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import cluster_with
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import data_check, planning
@@ -93,17 +93,17 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
     """Plan a run on a cluster of its own and, unless only the plan is asked for, train."""
     console = CommandConsole()
     ui.connect()
-    with Cluster.with_config(cluster) as started:
+    with cluster_with(cluster) as started:
         say(console, started.describe())
         if asked.find_batch_size:
-            search = started.find_batch_size_with(config)
+            search = started.parts.runs.find_batch_size_with(config)
             say(console, str(search))
             config = config.changed(batch_size=search.batch_size, global_batch_size=None)
-        plan = started.plan_with(config)
+        plan = started.parts.runs.plan_with(config)
         say(console, str(plan))
         if asked.plan:
             return
-        run = started.train_with(config)
+        run = started.parts.runs.train_with(config)
         say(console, f"writes to {run.folder}")
         try:
             terminal.follow(run, console, printed=plan.data)

@@ -533,7 +533,7 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
 
 
 def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> Chosen:
-    """Return the values for the settings that are left to the data; see `Cluster.train_with`."""
+    """Return the values for the settings that are left to the data; see `RunManager.train_with`."""
     there = resume.values_in_checkpoint(config)
     # A smoke test is about the model of the whole run.
     config = settled(config.changed(**there.values, smoke_test=False), of_ranks)

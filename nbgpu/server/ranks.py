@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from nbgpu.client.engines.stacks import Lookout, Sighting
 from nbgpu.client.faults.hangs import RankActivity, notice
-from nbgpu.client.faults.stacks import Lookout, Sighting
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.protocol.records import MainThreadState

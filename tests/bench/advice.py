@@ -30,7 +30,7 @@ def advice() -> str:
         for case in CASES:
             if case.link not in by_link:
                 made = by_link[case.link] = nbgpu.Cluster(gpus="none", ranks=2, link=case.link)
-                made.start_beside()
+                made.parts.lifecycle.start()
                 clusters.callback(made.stop)
             rows.append(_row(case, by_link[case.link], str(recipe), place, errors))
     return "\n".join(rows) + (

@@ -181,7 +181,7 @@ from nbgpu.client.engines.connection import Arrivals
 from nbgpu.protocol.records import CellOptions
 def kinds(code):
     came = Arrivals()
-    nbgpu.current().send_cell(code, None, CellOptions(), came)
+    nbgpu.current().parts.cells.send_cell(code, None, CellOptions(), came)
     came.wait_for_ends([0, 1], 30)
     messages = came.take()
     of_ranks = [sorted({{m["header"]["msg_type"] for r, m in messages if r == rank}}) for rank in (0, 1)]
@@ -206,7 +206,7 @@ import nbgpu
 from nbgpu.client.engines.connection import Arrivals
 from nbgpu.protocol.records import CellOptions
 came = Arrivals()
-(result,) = nbgpu.current().send_cell("print('y' * 1_000_000)", [0], CellOptions(), came).values()
+(result,) = nbgpu.current().parts.cells.send_cell("print('y' * 1_000_000)", [0], CellOptions(), came).values()
 came.wait_for_ends([0], 20)
 sum(len(m['content']['text']) for _, m in came.take()), result.metadata['stdout'], len(came.take())
 """

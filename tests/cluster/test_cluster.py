@@ -123,6 +123,8 @@ def test_the_controller_reads_no_messages(cluster2: nbgpu.Cluster) -> None:
     """Its hub would take a copy of each apart, on the cores that the ranks need."""
     cluster2.execute("1")
     counts = [
-        counted for engine, counted in cluster2._client.queue_status().items() if engine != "unassigned"
+        counted
+        for engine, counted in cluster2.parts.state.client.queue_status().items()
+        if engine != "unassigned"
     ]
     assert [counted["completed"] for counted in counts] == [0] * len(counts)

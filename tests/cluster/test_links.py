@@ -28,7 +28,8 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def beside(ranks: int) -> Iterator[nbgpu.Cluster]:
     """A cluster beside the module's own."""
-    cluster = nbgpu.Cluster(gpus="none", ranks=ranks).start_beside()
+    cluster = nbgpu.Cluster(gpus="none", ranks=ranks)
+    cluster.parts.lifecycle.start()
     try:
         yield cluster
     finally:

@@ -37,14 +37,15 @@ def cluster(ours: nbgpu.Cluster) -> nbgpu.Cluster:
     """The module's cluster, with two ranks and no variables of an earlier test."""
     ours.resize(2)
     ours.execute("%reset_selective -f ^(kept|ddp|group|total|optimizer)$")
-    ours.news.clear()
+    ours.parts.state.news.clear()
     return ours
 
 
 @contextmanager
 def beside(**settings: Any) -> Iterator[nbgpu.Cluster]:
     """A cluster of its own for one test."""
-    cluster = nbgpu.Cluster(gpus="none", **settings).start_beside()
+    cluster = nbgpu.Cluster(gpus="none", **settings)
+    cluster.parts.lifecycle.start()
     try:
         yield cluster
     finally:
@@ -58,7 +59,9 @@ def require_works(cluster: nbgpu.Cluster, ranks: int) -> None:
     assert all(psutil.pid_exists(pid) for pid in cluster.pids.values())
     assert cluster.describe().startswith(f"no GPU used: {ranks} CPU rank")
     entry = next(
-        e for e in registry.entries() if isinstance(e, registry.Entry) and e.folder == cluster.folder
+        e
+        for e in registry.entries()
+        if isinstance(e, registry.Entry) and e.folder == cluster.parts.state.folder
     )
     assert {rank: process.pid for rank, process in entry.engines.items()} == cluster.pids
     assert len(entry.devices) == entry.config.ranks == ranks

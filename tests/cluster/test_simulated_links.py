@@ -61,7 +61,8 @@ def cluster() -> Iterator[Any]:
 @contextmanager
 def beside(**settings: Any) -> Iterator[Any]:
     """A cluster of CPU ranks beside the module's own."""
-    other = nbgpu.Cluster(gpus="none", **settings).start_beside()
+    other = nbgpu.Cluster(gpus="none", **settings)
+    other.parts.lifecycle.start()
     try:
         yield other
     finally:

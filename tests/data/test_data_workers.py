@@ -148,7 +148,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     run.stop()
     assert run.wait(60).status == "stopped"
     assert not any(family_of(ranks).values())
-    ranks.news.clear()
+    ranks.parts.state.news.clear()
 
 
 COUNTING = """

@@ -77,8 +77,8 @@ def test_a_cohort_gets_the_median_size_and_later_runs_keep_it(
 
 def test_what_is_given_is_not_chosen(cluster2: nbgpu.Cluster, cohort: Path) -> None:
     config = train_config("survival", data=str(cohort), image_size=(8, 8, 16))
-    assert cluster2.with_choices(config) == config
-    assert cluster2.with_choices(train_config("survival")) == train_config("survival")
+    assert cluster2.parts.runs.with_choices(config) == config
+    assert cluster2.parts.runs.with_choices(train_config("survival")) == train_config("survival")
 
 
 @pytest.mark.long
@@ -90,7 +90,7 @@ def test_a_single_process_chooses_as_a_cluster_does(
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert runs.read_settings(folder)[1] == cluster2.with_choices(config)
+    assert runs.read_settings(folder)[1] == cluster2.parts.runs.with_choices(config)
     assert "the median of 12 volumes" in json.loads((folder / "chosen.json").read_text())["words"][0]
 
 
@@ -110,10 +110,12 @@ def test_an_autoencoder_gets_a_network_and_patches_that_fit(cluster2: nbgpu.Clus
     assert chosen(asked, True, 80 * 2**30) == large
     small = chosen(asked, True, 2**30)
     assert small["channels"] < (64, 128, 256)
-    assert cluster2.plan_with(asked.changed(**small)).memory["peak"] < 2**30
+    assert cluster2.parts.runs.plan_with(asked.changed(**small)).memory["peak"] < 2**30
     assert chosen(asked.changed(channels=(4, 8, 8, 8, 8)), True, 80 * 2**30)["patch_size"] == 32
     assert chosen(asked, False, 80 * 2**30) == {**large, "patch_size": 32, "channels": (16, 32, 64)}
-    run = cluster2.train_with(asked.changed(channels=(4, 8), batch_size=1, patches_per_volume=1)).wait(120)
+    run = cluster2.parts.runs.train_with(
+        asked.changed(channels=(4, 8), batch_size=1, patches_per_volume=1)
+    ).wait(120)
     assert run.status == "finished", run.failures
     assert (getattr(run.config, "patch_size", 0), getattr(run.config, "latent_channels", 0)) == (32, 8)
 

@@ -218,11 +218,13 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     notebook.run("while run.statuses()[0].step < 2: time.sleep(0.05)")
     panel = "from nbgpu.ui.run import wording; print(wording.time_left(run.time_left_s))"
     assert re.fullmatch(r"the job ends in \d+ min( \d+ s)?\n", notebook.run(panel))
-    notebook.run("from nbgpu.client.cluster import time_limit, time_limit_watch; c._time_limit.close()")
+    notebook.run(
+        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import time_limit_watch; c.parts.state.time_limit.close()"
+    )
     measured.fault_now()
     notebook.run(
         "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
-        "c._time_limit = time_limit.watch_over(c, None)"
+        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables, None)"
     )
     notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
     wait_until(saved_in.exists, PATIENCE_S, lambda: "the variables were not saved")

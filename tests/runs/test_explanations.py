@@ -33,7 +33,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def linked() -> Iterator[nbgpu.Cluster]:
     cluster = nbgpu.Cluster(gpus="none", ranks=2, link=LINK)
-    cluster.start_beside()
+    cluster.parts.lifecycle.start()
     yield cluster
     cluster.stop()
 
@@ -121,7 +121,7 @@ def test_a_single_rank_has_no_exchange_to_blame(recipe: str, tmp_path: Path) -> 
     # So small a network spends a good part of a step in DDP's calls, also where nothing travels.
     settings = {**STEPS, "bucket_mb": 0.01, "compute_s": 0.0}
     cluster = nbgpu.Cluster(gpus="none", ranks=1)
-    cluster.start_beside()
+    cluster.parts.lifecycle.start()
     try:
         run = cluster.train(recipe, runs_dir=str(tmp_path), **settings).wait()
     finally:

@@ -90,7 +90,7 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     assert total == 40 * run.info.steps_per_epoch > 40
     is_everywhere(run, step, total)
     # The handle that a kernel gets which attaches to the cluster while the run goes on.
-    attached = nbgpu.Run.rejoin(run.folder, cluster2)  # type: ignore[arg-type]
+    attached = cluster2.parts.runs.handle(run.folder)
     wait_for(lambda: attached.status == "paused")
     is_everywhere(attached, step, total)
 
@@ -99,7 +99,7 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     assert run.status == "stopped"
     is_everywhere(run, step, total)
     # A kernel that has just started knows the run from its folder.
-    is_everywhere(nbgpu.Run.rejoin(run.folder, cluster2), step, total)  # type: ignore[arg-type]
+    is_everywhere(cluster2.parts.runs.handle(run.folder), step, total)
 
     # On request it is finished with what was done.
     run.work_out_result().wait(60)
@@ -128,4 +128,4 @@ def test_all_places_say_the_same_of_a_run_that_was_healed(cluster2: nbgpu.Cluste
     total = run.info.total_steps
     assert total == 12 * run.info.steps_per_epoch
     is_everywhere(run, total, total)
-    is_everywhere(nbgpu.Run.rejoin(run.folder, cluster2), total, total)  # type: ignore[arg-type]
+    is_everywhere(cluster2.parts.runs.handle(run.folder), total, total)

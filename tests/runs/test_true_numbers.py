@@ -265,7 +265,7 @@ def test_what_is_shown_is_what_the_ranks_did(
     run.stop()
     assert run.wait(60).status == "stopped"
     measured.ended()
-    cluster2.news.clear()
+    cluster2.parts.state.news.clear()
     ledger = ledger_of(run.folder)
     assert {len(entry.samples) for entry in ledger.values()} == {1, 2}
     assert len({entry.epoch for entry in ledger.values()}) > 3

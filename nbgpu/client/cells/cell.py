@@ -19,7 +19,8 @@ from nbgpu.client import presenting
 from nbgpu.client.cells import cell_timeline
 from nbgpu.client.cells.late_output import LateOutput
 from nbgpu.client.cells.outputs import CellOutput
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cells.questions import Questions
+from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.engines.calls import expression
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.results import collect, sentence
@@ -41,7 +42,7 @@ class DistributedCell:
     """A cell that runs on the ranks while its output is shown.
 
     Args:
-        cluster: the cluster whose ranks run the cell.
+        runner: of the cluster whose ranks run the cell.
         code: the cell's text.
         ranks: the ranks that run it; None for all.
         timeout_s: the time after which the ranks are interrupted; None for no limit.
@@ -53,7 +54,7 @@ class DistributedCell:
 
     def __init__(
         self,
-        cluster: Cluster,
+        runner: CellRunner,
         code: str,
         ranks: Sequence[int] | None,
         timeout_s: float | None,
@@ -62,33 +63,34 @@ class DistributedCell:
         number: int | None = None,
         timeline: bool = False,
     ) -> None:
-        self._cluster = cluster
+        self._runner = runner
+        self._state = state = runner.state
         self._code = code
         self._timeout_s = timeout_s
         self._started_s = time.monotonic()
         self._refresh_due_s = self._started_s + _REFRESH_PERIOD_S
         aborting.note_request()
         arrivals = Arrivals()
-        arrivals.take_late = LateOutput(cluster.config.max_output_lines).take
-        self._questions = cluster.questions()
+        arrivals.take_late = LateOutput(state.config.max_output_lines).take
+        self._questions = Questions(state.listen)
         try:
             shown_as = _number() if number is None else number
             options = CellOptions(shown_as, full, self._questions.are_answered, timeline)
-            self._results = cluster.send_cell(code, ranks, options, arrivals, is_awaited)
+            self._results = runner.send_cell(code, ranks, options, arrivals, is_awaited)
         except BaseException:
             self._questions.close()
             raise
         self._number = shown_as
-        self._world_size = cluster.world_size
+        self._world_size = state.world_size
         """The number of ranks at the cell's start: the loss of a host may change it."""
         self._has_timeline = timeline
-        self._watch = RankWatch(cluster.ranks, self._results)
-        self._output = CellOutput(arrivals, self._results, cluster.config.max_output_lines)
+        self._watch = RankWatch(state.ranks, self._results)
+        self._output = CellOutput(arrivals, self._results, state.config.max_output_lines)
         self._notice = Notice()
         self._last_words = ""
         self._stop_was_pressed = False
         self._take_button_away: Callable[[], None] | None = None
-        cluster.tell_news()
+        state.tell_news()
 
     async def show(self) -> None:
         """Wait for the ranks without blocking the event loop, so that buttons and panels keep working.
@@ -189,8 +191,8 @@ class DistributedCell:
 
     def _interrupted(self) -> CellInterrupted:
         # A rank's process may have ended after the rank had come back.
-        is_as_before = self._cluster.world_size == self._world_size
-        lost = {*self._watch.gone, *(self._cluster.ranks.gone() if is_as_before else ())}
+        is_as_before = self._state.world_size == self._world_size
+        lost = {*self._watch.gone, *(self._state.ranks.gone() if is_as_before else ())}
         return CellInterrupted(sorted(lost), self._world_size)
 
     @uninterrupted()
@@ -199,7 +201,7 @@ class DistributedCell:
         cell's end."""
         last_value = expression("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
-            rank: self._cluster.ranks[rank].apply_async(last_value, result.result())
+            rank: self._state.ranks[rank].apply_async(last_value, result.result())
             for rank, result in self._results.items()
         }
         return collect(pulled)
@@ -212,10 +214,10 @@ class DistributedCell:
     def _hangs(self) -> HangWatch:
         """The watch for hangs, made only for cells that are not over in a moment."""
         return HangWatch(
-            self._cluster.lookout(),
+            self._state.lookout(),
             self._results,
-            self._cluster.world_size,
-            self._cluster.config.notice_after_s,
+            self._state.world_size,
+            self._state.config.notice_after_s,
         )
 
     @uninterrupted()
@@ -248,14 +250,14 @@ class DistributedCell:
             self._watch.stop()
         except KeyboardInterrupt:
             # This is a second Stop: the next cell waits for the ranks and restores the group.
-            self._cluster.leave_behind(self._results)
+            self._runner.recovery.leave_behind(self._results)
             raise
         self._output.finish(without=self._watch.pending() + self._watch.gone)
         self._abandon_stuck_ranks()
         self._restore_group()
 
     def _report_reloaded_modules(self) -> None:
-        for line in self._cluster.reloading.take_messages():
+        for line in self._runner.reloading.take_messages():
             _show_line(line)
 
     @uninterrupted()
@@ -264,7 +266,7 @@ class DistributedCell:
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
         self._restore_group([failure.rank for failure in failed])
-        if ended := self._cluster.ranks.without_group():
+        if ended := self._state.ranks.without_group():
             _show_line(
                 f"{named_ranks(ended)} ended the process group: the next cell gets a new one, and variables stay. A cell needs "
                 "no destroy_process_group"
@@ -279,42 +281,42 @@ class DistributedCell:
         shell = get_ipython()
         if shell is None or all(failure.error_type != "NameError" for failure in failed):
             return ""
-        return missing.hint_for_ranks(failed, self._code, shell.user_ns, self._cluster.ranks)
+        return missing.hint_for_ranks(failed, self._code, shell.user_ns, self._state.ranks)
 
     def _restore_group(self, failed: Sequence[int] = ()) -> None:
         """Restore the group, and replace ranks whose processes have ended."""
         if self._watch.severed or self._watch.gone:
-            self._cluster.history.forget_newest(self._results)
+            self._state.history.forget_newest(self._results)
         if self._watch.gone:
-            what_now = "" if self._cluster.lost_hosts() else " Replacing it"
-            _show_line(f"{sentence('; '.join(self._cluster.ranks.gone().values()))}{what_now}")
-        for line in self._cluster.restore_group(self._watch, self._results, failed):
+            what_now = "" if self._state.lost_hosts() else " Replacing it"
+            _show_line(f"{sentence('; '.join(self._state.ranks.gone().values()))}{what_now}")
+        for line in self._runner.recovery.restore_group(self._watch, self._results, failed):
             _show_line(line)
 
     def _abandon_stuck_ranks(self) -> None:
         stuck = self._watch.stuck()
         if stuck:
-            self._cluster.leave_behind(self._results)
-            self._cluster.history.forget_newest(self._results)
+            self._runner.recovery.leave_behind(self._results)
+            self._state.history.forget_newest(self._results)
             explanation = self._hangs.not_back(stuck)
             if causes := self._watch.causes():
                 self._output.finish(without=[*self._watch.pending(), *self._watch.gone])
-                raise RankError(causes, self._cluster.world_size, explanation)
+                raise RankError(causes, self._state.world_size, explanation)
             raise ClusterError(explanation)
 
     @uninterrupted()
     def _show_timeline(self) -> None:
         """Show the timeline, also of a cell that failed or was stopped: what was noted until then."""
-        if self._cluster.world_size != self._world_size:
+        if self._state.world_size != self._world_size:
             return
         try:
             timeline = cell_timeline.taken(
-                self._cluster, list(self._results), self._watch.pending(), self._number
+                self._state, list(self._results), self._watch.pending(), self._number
             )
         except NbgpuError as error:
             _show_line(f"there is no timeline of this cell: {error}")
             return
-        self._cluster.last_timeline = timeline
+        self._state.last_timeline = timeline
         display(timeline)
 
     def _close(self) -> None:

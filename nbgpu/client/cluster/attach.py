@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from nbgpu.client.cluster.cluster import Cluster, require_none
+from nbgpu.client.cluster.cluster import Cluster, require_none, take_over
 from nbgpu.client.engines import preloading
 from nbgpu.client.host import registry
 
@@ -29,6 +29,4 @@ def attach(which: str | int | None = None) -> Cluster:
     require_none()
     entry = registry.take_over(None if which is None else str(which))
     preloading.dismiss()
-    cluster = Cluster.restored(entry)
-    cluster.rejoin(entry.run)
-    return cluster
+    return take_over(entry)

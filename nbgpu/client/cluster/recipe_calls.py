@@ -7,30 +7,21 @@ docs/generate_stub.py writes from the settings. `cluster.train?` lists them with
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from typing import Any
 
+from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.runs import planning
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
-from nbgpu.config import TrainConfig, signatures, train_config
+from nbgpu.config import signatures, train_config
 
 
-class RecipeCalls(ABC):
+class RecipeCalls:
     """Checks settings that are given by name, and passes them on as one object."""
 
-    @abstractmethod
-    def train_with(self, config: TrainConfig) -> Run:
-        """As `train`, with settings that are already checked."""
-
-    @abstractmethod
-    def plan_with(self, config: TrainConfig) -> Plan:
-        """As `plan`, with settings that are already checked."""
-
-    @abstractmethod
-    def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-        """As `find_batch_size`, with settings that are already checked."""
+    parts: ClusterParts
+    """What does the work; for nbgpu's own modules."""
 
     @signatures.lists_settings
     def train(self, recipe: str, **settings: Any) -> Run:
@@ -49,7 +40,7 @@ class RecipeCalls(ABC):
             RankError: a setting is left to the files, and none of them can be used.
             RunError: another run has the ranks now.
         """
-        return self.train_with(train_config(recipe, **settings))
+        return self.parts.runs.train_with(train_config(recipe, **settings))
 
     @signatures.lists_settings
     def plan(self, recipe: str, **settings: Any) -> Plan:
@@ -60,7 +51,7 @@ class RecipeCalls(ABC):
             ConfigError: a setting is not valid.
             RunError: a training run has the ranks now.
         """
-        return self.plan_with(train_config(recipe, **settings))
+        return self.parts.runs.plan_with(train_config(recipe, **settings))
 
     @signatures.lists_settings
     def find_batch_size(
@@ -83,4 +74,4 @@ class RecipeCalls(ABC):
             RunError: a training run has the ranks now, or the search was stopped.
         """
         config = train_config(recipe, **planning.without_batch_sizes(settings))
-        return self.find_batch_size_with(config, stop)
+        return self.parts.runs.find_batch_size_with(config, stop)

@@ -8,9 +8,11 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
-from nbgpu.client.cluster.rank_changes import RankChanges
 from nbgpu.client.engines.results import sentence
+from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import gpu_choice
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError
 from nbgpu.host import host_checks
@@ -29,44 +31,6 @@ _ANSWER_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.02
 
 
-def resize(cluster: RankChanges, num_ranks: int) -> str:
-    """Give a cluster that is ready for work another number of ranks; return what happened, in words.
-
-    Raises:
-        ConfigError: there cannot be so many ranks; nothing has happened.
-        ClusterError: too few GPUs are free, or a rank is still in a cell, and nothing has happened; or the
-            change failed and the cluster has as many ranks as before.
-    """
-    num_before = cluster.world_size
-    wanted = wanted_ranks(cluster, num_ranks)
-    if num_ranks == num_before:
-        cluster.want(num_ranks)
-        return f"there are {count_of_ranks(num_before)} already: nothing was changed"
-    config, chosen = wanted.config, wanted.devices
-    transport = _transport(cluster, config, chosen)
-    _require_memory(cluster, wanted)
-    _require_idle(cluster)
-    if num_ranks > num_before and config.is_local:
-        host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
-    try:
-        lines = cluster.take_size(config, chosen, transport, wanted.hosts[num_before:])
-    except KeyboardInterrupt:
-        _mend(cluster)
-        raise
-    except NbgpuError as error:
-        mended = _mend(cluster)
-        num_now = cluster.world_size
-        as_before = ", as before" if num_now == num_before else ""
-        raise ClusterError(
-            f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {mended} To try again: "
-            f"%nbgpu resize {num_ranks}"
-        ) from error
-    cluster.want(num_ranks)
-    cluster.ranks.end_leaving()
-    cluster.ranks.add_spares(config.spare)
-    return "\n".join([_happened(num_before, num_ranks), cluster.describe(), *lines])
-
-
 @dataclass(frozen=True)
 class WantedRanks:
     """The ranks that a cluster is to have. Those that stay keep their devices and hosts.
@@ -82,134 +46,185 @@ class WantedRanks:
     hosts: tuple[str, ...]
 
 
-def wanted_ranks(cluster: RankChanges, num_ranks: int) -> WantedRanks:
-    """Return the ranks that a cluster that runs would have with another number of ranks.
+class Resizing:
+    """Gives a running cluster another number of ranks."""
 
-    Raises:
-        ConfigError: there cannot be so many ranks.
-    """
-    processes = cluster.ranks.seating.processes
-    now = tuple(processes[rank].host for rank in range(cluster.world_size))
-    if cluster.config.is_local:
-        config = ClusterConfig.checked(**{**cluster.config.model_dump(), "ranks": num_ranks})
-        chosen = _devices_here(cluster, config, num_ranks)
-        devices.require_simulable(config, chosen)
-        return WantedRanks(config, chosen, (now[0],) * num_ranks)
-    ClusterConfig.checked(ranks=num_ranks)
-    seats = [*zip(now, cluster.devices, strict=True), *cluster.free_seats()]
-    if num_ranks > len(seats):
-        room = ", ".join(f"{name} {number}" for name, number in Counter(name for name, _ in seats).items())
-        lost = " and ".join(cluster.missing_hosts())
-        cluster.start_lost_hosts()
-        raise ConfigError(
-            f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
-            f"many as gpus_per_node says.{f' {lost} is lost, and has room when it is back.' if lost else ''} For more: "
-            "%nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
-        )
-    seats = seats[:num_ranks]
-    return WantedRanks(cluster.config, tuple(device for _, device in seats), tuple(name for name, _ in seats))
+    def __init__(self, state: ClusterState, changes: RankChanges, recovery: Recovery) -> None:
+        self._state = state
+        self._changes = changes
+        self._recovery = recovery
 
+    def resize(self, num_ranks: int) -> str:
+        """Give a cluster that is ready for work another number of ranks; return what happened, in words.
 
-def _devices_here(cluster: RankChanges, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
-    """The device of each rank where all are on the notebook's host."""
-    now = cluster.devices
-    if num_ranks < len(now):
-        return now[:num_ranks]
-    if now[0].kind == "cpu":
-        return (*now, *map(devices.cpu, range(len(now), num_ranks)))
-    if config.takes_free_gpus:
-        return gpu_choice.more(config, now, num_ranks)
-    chosen = devices.choose(config.named_gpus, num_ranks)
-    if chosen[: len(now)] != now:
-        raise ConfigError(
-            f"ranks = {num_ranks}: the GPUs that gpus = {config.gpus!r} names are not those that the ranks have, "
-            f"{', '.join(d.label() for d in now)}. %nbgpu stop, then %nbgpu start --ranks {num_ranks}"
-        )
-    return chosen
+        Raises:
+            ConfigError: there cannot be so many ranks; nothing has happened.
+            ClusterError: too few GPUs are free, or a rank is still in a cell, and nothing has happened; or
+                the change failed and the cluster has as many ranks as before.
+        """
+        state = self._state
+        num_before = state.world_size
+        wanted = self.wanted_ranks(num_ranks)
+        if num_ranks == num_before:
+            self._changes.want(num_ranks)
+            return f"there are {count_of_ranks(num_before)} already: nothing was changed"
+        config, chosen = wanted.config, wanted.devices
+        transport = self._transport(config, chosen)
+        self._require_memory(wanted)
+        self._require_idle()
+        if num_ranks > num_before and config.is_local:
+            host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
+        try:
+            lines = self._changes.take_size(config, chosen, transport, wanted.hosts[num_before:])
+        except KeyboardInterrupt:
+            self._mend()
+            raise
+        except NbgpuError as error:
+            mended = self._mend()
+            num_now = state.world_size
+            as_before = ", as before" if num_now == num_before else ""
+            raise ClusterError(
+                f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {mended} To try again: "
+                f"%nbgpu resize {num_ranks}"
+            ) from error
+        self._changes.want(num_ranks)
+        state.ranks.end_leaving()
+        state.ranks.add_spares(config.spare)
+        return "\n".join([_happened(num_before, num_ranks), state.describe(), *lines])
 
+    def wanted_ranks(self, num_ranks: int) -> WantedRanks:
+        """Return the ranks that a cluster that runs would have with another number of ranks.
 
-def _transport(cluster: RankChanges, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
-    """The transport for ranks on these devices: the present one where it can be used, because it is known to
-    work.
-
-    Another one that failed would leave the ranks' processes in a state that cannot be repaired.
-    """
-    possible = transports.candidates(config, chosen)
-    failed = cluster.chosen_transport.failed
-    if cluster.transport.name == SINGLE:
-        why = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
-        raise ConfigError(
-            f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot communicate with each other here. nbgpu "
-            f"doctor says more\n{why}"
-        )
-    if cluster.transport in possible:
-        return cluster.transport
-    return next(transport for transport in possible if transport.name not in failed)
-
-
-def _require_memory(cluster: RankChanges, wanted: WantedRanks) -> None:
-    """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
-    if wanted.devices[0].kind != "cpu":
-        return
-    seats = list(zip(wanted.hosts, wanted.devices, strict=True))
-    wrong = []
-    for rank, (host, device) in enumerate(seats[: cluster.world_size]):
-        # The ranks of each host share what it has.
-        there = [each for name, each in seats if name == host]
-        limit_bytes = devices.memory_limit_bytes(wanted.config, device, there)
-        used_bytes = cluster.ranks.resident_bytes(rank) or 0
-        if limit_bytes is not None and used_bytes >= limit_bytes:
-            wrong.append(
-                f"{cluster.ranks.called(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
+        Raises:
+            ConfigError: there cannot be so many ranks.
+        """
+        state = self._state
+        processes = state.ranks.seating.processes
+        now = tuple(processes[rank].host for rank in range(state.world_size))
+        if state.config.is_local:
+            config = ClusterConfig.checked(**{**state.config.model_dump(), "ranks": num_ranks})
+            chosen = self._devices_here(config, num_ranks)
+            devices.require_simulable(config, chosen)
+            return WantedRanks(config, chosen, (now[0],) * num_ranks)
+        ClusterConfig.checked(ranks=num_ranks)
+        seats = [*zip(now, state.devices, strict=True), *self._changes.free_seats()]
+        if num_ranks > len(seats):
+            room = ", ".join(
+                f"{name} {number}" for name, number in Counter(name for name, _ in seats).items()
             )
-    if wrong:
-        raise ConfigError(
-            f"ranks = {len(seats)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
-            "with: %distributed del NAME"
+            lost = " and ".join(state.missing_hosts())
+            self._changes.start_lost_hosts()
+            raise ConfigError(
+                f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
+                f"many as gpus_per_node says.{f' {lost} is lost, and has room when it is back.' if lost else ''} For more: "
+                "%nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
+            )
+        seats = seats[:num_ranks]
+        return WantedRanks(
+            state.config, tuple(device for _, device in seats), tuple(name for name, _ in seats)
         )
 
+    def _devices_here(self, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
+        """The device of each rank where all are on the notebook's host."""
+        now = self._state.devices
+        if num_ranks < len(now):
+            return now[:num_ranks]
+        if now[0].kind == "cpu":
+            return (*now, *map(devices.cpu, range(len(now), num_ranks)))
+        if config.takes_free_gpus:
+            return gpu_choice.more(config, now, num_ranks)
+        chosen = devices.choose(config.named_gpus, num_ranks)
+        if chosen[: len(now)] != now:
+            raise ConfigError(
+                f"ranks = {num_ranks}: the GPUs that gpus = {config.gpus!r} names are not those that the ranks have, "
+                f"{', '.join(d.label() for d in now)}. %nbgpu stop, then %nbgpu start --ranks {num_ranks}"
+            )
+        return chosen
 
-def _require_idle(cluster: RankChanges) -> None:
-    """Raise ClusterError if a rank is still at work, or does not say."""
-    begun_s = time.monotonic()
-    with closing(cluster.lookout()) as lookout:
-        while True:
-            lookout.seen.clear()
-            lookout.ask()
-            lookout.collect(_ANSWER_PATIENCE_S)
-            doing = {
-                rank: lookout.seen[rank].where.doing if rank in lookout.seen else ""
-                for rank in range(cluster.world_size)
-            }
-            # A rank is idle too while a cell is on its way to it.
-            busy = [rank for rank, what in doing.items() if what != "idle" or cluster.ranks.owes_answer(rank)]
-            if not busy:
-                return
-            standstills = cluster.ranks.standstills(busy)
-            # A rank that frees memory may be silent meanwhile.
-            is_persons = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
-            if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_persons else _CALL_PATIENCE_S):
-                break
-            time.sleep(_LOOK_PERIOD_S)
-            take_interrupt()
-    standing = "".join(f" Rank {rank}: {why}." for rank, why in standstills.items())
-    raise ClusterError(
-        f"{named_ranges(busy)} {'is' if len(busy) == 1 else 'are'} still at work, and the number of ranks can only change between two cells."
-        f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
-    )
+    def _transport(self, config: ClusterConfig, chosen: tuple[Device, ...]) -> Transport:
+        """The transport for ranks on these devices: the present one where it can be used, because it is known
+        to work.
 
+        Another one that failed would leave the ranks' processes in a state that cannot be repaired.
+        """
+        state = self._state
+        possible = transports.candidates(config, chosen)
+        failed = state.chosen_transport.failed
+        if state.transport.name == SINGLE:
+            why = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
+            raise ConfigError(
+                f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot communicate with each other here. nbgpu "
+                f"doctor says more\n{why}"
+            )
+        if state.transport in possible:
+            return state.transport
+        return next(transport for transport in possible if transport.name not in failed)
 
-def _mend(cluster: RankChanges) -> str:
-    """Form the group of the ranks from before again, and replace those whose processes have ended; return
-    what happened, in words. What cannot be done now is done before the next cell."""
-    try:
-        if cluster.ranks.gone():
-            return cluster.recovery.replace_all_gone()
-        if not cluster.ranks.group_is_whole:
-            cluster.news += cluster.ranks.regroup()
-    except NbgpuError as error:
-        return f"Their process group could not be formed again, and the next cell tries: {error}"
-    return "They kept all variables."
+    def _require_memory(self, wanted: WantedRanks) -> None:
+        """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
+        if wanted.devices[0].kind != "cpu":
+            return
+        seats = list(zip(wanted.hosts, wanted.devices, strict=True))
+        wrong = []
+        for rank, (host, device) in enumerate(seats[: self._state.world_size]):
+            # The ranks of each host share what it has.
+            there = [each for name, each in seats if name == host]
+            limit_bytes = devices.memory_limit_bytes(wanted.config, device, there)
+            used_bytes = self._state.ranks.resident_bytes(rank) or 0
+            if limit_bytes is not None and used_bytes >= limit_bytes:
+                wrong.append(
+                    f"{self._state.ranks.called(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
+                )
+        if wrong:
+            raise ConfigError(
+                f"ranks = {len(seats)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
+                "with: %distributed del NAME"
+            )
+
+    def _require_idle(self) -> None:
+        """Raise ClusterError if a rank is still at work, or does not say."""
+        state = self._state
+        begun_s = time.monotonic()
+        with closing(state.lookout()) as lookout:
+            while True:
+                lookout.seen.clear()
+                lookout.ask()
+                lookout.collect(_ANSWER_PATIENCE_S)
+                doing = {
+                    rank: lookout.seen[rank].where.doing if rank in lookout.seen else ""
+                    for rank in range(state.world_size)
+                }
+                # A rank is idle too while a cell is on its way to it.
+                busy = [
+                    rank for rank, what in doing.items() if what != "idle" or state.ranks.owes_answer(rank)
+                ]
+                if not busy:
+                    return
+                standstills = state.ranks.standstills(busy)
+                # A rank that frees memory may be silent meanwhile.
+                is_persons = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
+                if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_persons else _CALL_PATIENCE_S):
+                    break
+                time.sleep(_LOOK_PERIOD_S)
+                take_interrupt()
+        standing = "".join(f" Rank {rank}: {why}." for rank, why in standstills.items())
+        raise ClusterError(
+            f"{named_ranges(busy)} {'is' if len(busy) == 1 else 'are'} still at work, and the number of ranks can only change between two cells."
+            f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
+        )
+
+    def _mend(self) -> str:
+        """Form the group of the ranks from before again, and replace those whose processes have ended; return
+        what happened, in words. What cannot be done now is done before the next cell."""
+        state = self._state
+        try:
+            if state.ranks.gone():
+                return self._recovery.replace_all_gone()
+            if not state.ranks.group_is_whole:
+                state.news += state.ranks.regroup()
+        except NbgpuError as error:
+            return f"Their process group could not be formed again, and the next cell tries: {error}"
+        return "They kept all variables."
 
 
 def _happened(num_before: int, num_now: int) -> str:

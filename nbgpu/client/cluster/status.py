@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbgpu.client.cluster.rank_changes import RankChanges
-from nbgpu.client.faults.stacks import Lookout, described
+from nbgpu.client.engines.stacks import Lookout, described
+from nbgpu.client.runs.run import Run
+from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.run_folder.progress import progress
 from nbgpu.text.durations import duration
 from nbgpu.text.tables import aligned
@@ -14,48 +15,47 @@ _LOOK_PATIENCE_S = 0.7
 _WORTH_SAYING_S = 0.1
 
 
-def table(cluster: RankChanges, lookout: Lookout) -> str:
+def table(state: ClusterState, run: Run | None, lookout: Lookout) -> str:
     """Return a table with the device, the process, the memory and the current line of every rank."""
-    pids = cluster.pids
-    seating = cluster.ranks.seating
+    pids = state.ranks.pids
+    seating = state.ranks.seating
     # One host needs no name.
-    with_hosts = not cluster.config.is_local
+    with_hosts = not state.config.is_local
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
-    lost = cluster.missing_hosts()
+    lost = state.missing_hosts()
     lookout.ask()
     lookout.collect(_LOOK_PATIENCE_S)
-    for rank, device in enumerate(cluster.devices):
-        used_bytes = cluster.ranks.resident_bytes(rank)
+    for rank, device in enumerate(state.devices):
+        used_bytes = state.ranks.resident_bytes(rank)
         memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
-        state = "gone" if used_bytes is None else _state(cluster, rank, lookout)
+        doing = "gone" if used_bytes is None else _doing(state, run, rank, lookout)
         if seating.processes[rank].host in lost:
-            memory, state = "", "lost with its host"
+            memory, doing = "", "lost with its host"
         host = [seating.processes[rank].host] if with_hosts else []
-        rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, state))
-    return "\n".join([cluster.describe(), *aligned(rows), *_clocks(cluster), *_other_states(cluster, lost)])
+        rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, doing))
+    return "\n".join([state.describe(), *aligned(rows), *_clocks(state), *_other_states(state, lost)])
 
 
-def _other_states(cluster: RankChanges, lost: Sequence[str]) -> list[str]:
+def _other_states(state: ClusterState, lost: Sequence[str]) -> list[str]:
     """A sentence for each host that is lost, or that waits for ranks."""
-    waiting = [host.name for host in cluster.hosts_without_ranks if host.is_there]
+    waiting = [host.name for host in state.hosts_without_ranks if host.is_there]
     return [
         *(f"host {name} is lost" for name in lost),
         *(f"host {name} has no ranks now: %nbgpu resize gives it some" for name in waiting),
     ]
 
 
-def _clocks(cluster: RankChanges) -> list[str]:
+def _clocks(state: ClusterState) -> list[str]:
     """Sentences about clocks that differ from this host's by more than a person would overlook."""
     return [
         f"the clock of host {host.name} is {duration(abs(host.clock_ahead_s))} "
         f"{'ahead of' if host.clock_ahead_s > 0 else 'behind'} this host's: times of its ranks are corrected by that"
-        for host in cluster.other_hosts
+        for host in state.other_hosts
         if abs(host.clock_ahead_s) >= _WORTH_SAYING_S
     ]
 
 
-def _state(cluster: RankChanges, rank: int, lookout: Lookout) -> str:
-    run = cluster.run
+def _doing(state: ClusterState, run: Run | None, rank: int, lookout: Lookout) -> str:
     of_run = run.statuses()[rank] if run is not None and not run.over else None
     if lookout.silent_s(rank):
         # An import may hold the GIL.
@@ -66,7 +66,7 @@ def _state(cluster: RankChanges, rank: int, lookout: Lookout) -> str:
     where = lookout.seen[rank].where
     if run is None or of_run is None:
         return described(where)
-    state = f"{of_run.state}, {progress(run.info, of_run.state, [of_run]).in_steps}"
+    doing = f"{of_run.state}, {progress(run.info, of_run.state, [of_run]).in_steps}"
     if where.collective:
-        return f"{state}, waits in {where.collective}"
-    return f"{state}, {where.within}" if where.within else state
+        return f"{doing}, waits in {where.collective}"
+    return f"{doing}, {where.within}" if where.within else doing

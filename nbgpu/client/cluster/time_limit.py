@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from nbgpu.client.cluster.release import tell_in_next_cell
-from nbgpu.client.cluster.time_limit_watch import TimeLimitWatch
-from nbgpu.client.cluster.variable_calls import VariableCalls
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm_steps import StepLauncher
+from nbgpu.client.runs.manager import RunManager
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.release import tell_in_next_cell
+from nbgpu.client.state.time_limit_watch import TimeLimitWatch
+from nbgpu.client.variables.store import VariableStore
 from nbgpu.config import ClusterConfig
 from nbgpu.config.launchers import LAUNCHERS
 from nbgpu.errors import ConfigError, NbgpuError
@@ -48,16 +50,20 @@ def job_state(launcher: Launcher | None) -> str:
     return "\n".join(filter(None, [each.state() for each in (launcher, own) if each is not None]))
 
 
-def watch_over(cluster: VariableCalls, launcher: Launcher | None) -> TimeLimitWatch | None:
+def watch_over(
+    state: ClusterState, runs: RunManager, variables: VariableStore, launcher: Launcher | None
+) -> TimeLimitWatch | None:
     """Stop the cluster's run and save its variables before the hosts are taken away, or the notebook itself;
     None where no job has them.
 
     Args:
-        cluster: the cluster.
+        state: the state of the cluster.
+        runs: its runs.
+        variables: its variables.
         launcher: what has started its hosts; None where its ranks are on the notebook's.
     """
     limits: list[Callable[[], float | None]] = []
-    if launcher is not None and cluster.config.launcher_settings.IS_JOB:
+    if launcher is not None and state.config.launcher_settings.IS_JOB:
         limits.append(launcher.time_left_s)
     if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.that_ends_this_process()) is not None:
         limits.append(own.time_left_s)
@@ -69,7 +75,7 @@ def watch_over(cluster: VariableCalls, launcher: Launcher | None) -> TimeLimitWa
 
     def warn(why: str) -> None:
         told = why
-        run = cluster.run
+        run = runs.run
         if run is not None and not run.over:
             try:
                 run.stop(f"{why}: stopped after this step, with a checkpoint")
@@ -80,10 +86,10 @@ def watch_over(cluster: VariableCalls, launcher: Launcher | None) -> TimeLimitWa
         tell_in_next_cell(told[0].upper() + told[1:])
 
     def can_save() -> bool:
-        return cluster.run is None or cluster.run.over
+        return runs.run is None or runs.run.over
 
     def save(why: str) -> None:
-        if cluster.running and cluster.config.save_before_time_limit:
-            _log.warning("%s", cluster.save_before_the_end(cluster.config.save_before_time_limit, why))
+        if state.running and state.config.save_before_time_limit:
+            _log.warning("%s", variables.save_before_the_end(state.config.save_before_time_limit, why))
 
     return TimeLimitWatch(time_left_s, warn, can_save, save)

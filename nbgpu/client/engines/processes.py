@@ -349,7 +349,7 @@ class Processes:
         return all(other.is_there for other in self.others if other.name == host)
 
     def blind_to(self, folder: Path, known: Path | None = None) -> list[OtherHost]:
-        """The hosts that do not see a folder; `known` as for `ClusterParts.serve`.
+        """The hosts that do not see a folder; `known` as for `ClusterState.serve`.
 
         Raises:
             ConfigError: the folder cannot be written to.

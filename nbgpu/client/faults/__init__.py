@@ -1,2 +1,1 @@
-"""Faults of ranks as the notebook sees them: deaths, hangs, mismatched collectives, and where each rank
-stands."""
+"""Faults of ranks as the notebook sees them: deaths, hangs, mismatched collectives, and the recovery."""

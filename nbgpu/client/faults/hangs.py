@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.faults.stacks import Lookout, described
+from nbgpu.client.engines.stacks import Lookout, described
 from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks
 

@@ -7,14 +7,13 @@ computes when the others form the next generation of the group.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.ipykernel.notice import Notice
-from nbgpu.config import ClusterConfig
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.errors import ClusterError
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.text.ranks import count_of_ranks, named_ranges, named_ranks
@@ -39,64 +38,31 @@ class HostsGivenUpError(ClusterError):
     """A host is lost, and the cluster does not go on without it now."""
 
 
-class HostsOfCluster(Protocol):
-    """The cluster, as far as it goes on without a host."""
-
-    config: ClusterConfig
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    def lost_hosts(self) -> Sequence[OtherHost]:
-        """The hosts that have ranks and are not heard any more."""
-        ...
-
-    def when_host_is_lost(self) -> str:
-        """What the person can do, in whole sentences without the last full stop."""
-        ...
-
-    def go_on_without(self, lost: Sequence[OtherHost]) -> None:
-        """Take the ranks of lost hosts out, and number the others without a gap."""
-        ...
-
-    def start_lost_hosts(self) -> None:
-        """Have lost hosts started again in the background, where that can be done."""
-        ...
-
-    def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
-        """Give the places of lost hosts to hosts that have dialled in; return each lost one with the one that
-        has its place now."""
-        ...
-
-    def hosts_cannot_return(self) -> bool:
-        """Whether no lost host can come back, and the others end too, as at the end of a job."""
-        ...
-
-    def obstacles_to_return(self) -> Sequence[str]:
-        """Sentences that say why hosts do not come back."""
-        ...
-
-    def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
-        """Start ranks on hosts that have come back, as the last ones of the group, as far as more ranks are
-        wanted; return what `resize` returns."""
-        ...
-
-
 class LostHosts:
-    """Goes on without lost hosts, or waits for them."""
+    """Goes on without lost hosts, or waits for them.
 
-    def __init__(self, cluster: HostsOfCluster) -> None:
-        self._cluster = cluster
+    Args:
+        state: the cluster's.
+        changes: takes hosts and their ranks out, and back.
+        renumber: is called with the new numbers of ranks, by those from before.
+    """
+
+    def __init__(
+        self, state: ClusterState, changes: RankChanges, renumber: Callable[[Mapping[int, int]], None]
+    ) -> None:
+        self._state = state
+        self._changes = changes
+        self._renumber = renumber
         self.places: dict[int, str] = {}
         """The hosts on which ranks get their new engines, where these are other hosts than before."""
 
     def what_the_next_cell_does(self) -> str:
         """Say what the next cell waits for; nothing where no host is lost or the cluster need not wait."""
-        lost = self._cluster.lost_hosts()
-        if not lost or self._cluster.config.on_host_lost != "wait":
+        lost = self._state.lost_hosts()
+        if not lost or self._state.config.on_host_lost != "wait":
             return ""
-        self._cluster.start_lost_hosts()
-        patience_s = self._cluster.config.host_patience_s
+        self._changes.start_lost_hosts()
+        patience_s = self._state.config.host_patience_s
         return (
             f"{_named(lost)} lost: the next cell waits for up to {patience_s:g} s until it is back (on_host_lost='wait'). "
             f"{self._kept(lost)} %nbgpu pull still gets them meanwhile"
@@ -111,46 +77,46 @@ class LostHosts:
         Raises:
             HostsGivenUpError: it does not go on.
         """
-        lost = self._cluster.lost_hosts()
+        lost = self._state.lost_hosts()
         if not lost:
             return []
-        policy = self._cluster.config.on_host_lost
-        self._cluster.start_lost_hosts()
+        policy = self._state.config.on_host_lost
+        self._changes.start_lost_hosts()
         if policy == "wait":
             return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
         ranks = self.ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
-                f"gets them. {self._cluster.when_host_is_lost()}"
+                f"gets them. {self._changes.when_host_is_lost()}"
             )
-        if self._cluster.hosts_cannot_return():
-            raise HostsGivenUpError(f"{_named(lost)} lost. {self._cluster.when_host_is_lost()}")
-        if len(ranks) == len(self._cluster.ranks):
+        if self._changes.hosts_cannot_return():
+            raise HostsGivenUpError(f"{_named(lost)} lost. {self._changes.when_host_is_lost()}")
+        if len(ranks) == len(self._state.ranks):
             raise HostsGivenUpError(
-                f"{_named(lost)} lost, and no other host has ranks. {self._cluster.when_host_is_lost()}"
+                f"{_named(lost)} lost, and no other host has ranks. {self._changes.when_host_is_lost()}"
             )
         words = self._shrunk(lost, ranks)
         self.places = {}
-        self._cluster.go_on_without(lost)
+        self._renumber(self._changes.go_on_without(lost))
         return [words]
 
     def ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
         """Return the ranks that these hosts have."""
         names = {host.name for host in hosts}
         # A copy: another thread may replace ranks meanwhile.
-        processes = dict(self._cluster.ranks.seating.processes)
+        processes = dict(self._state.ranks.seating.processes)
         return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost]) -> str:
         gone = self.ranks_on(lost)
-        kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
+        kept = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
         return f"{named_ranges(kept).capitalize()} kept all variables."
 
     def _shrunk(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
-        staying = [rank for rank in range(len(self._cluster.ranks)) if rank not in gone]
+        staying = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         count = count_of_ranks(len(staying))
         words = f"{_named(lost)} lost, and the cluster goes on with {count}. {self._kept(lost)}"
         moved = {rank: new for new, rank in enumerate(staying) if rank != new}
@@ -160,21 +126,21 @@ class LostHosts:
 
     def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
         begun_s = time.monotonic()
-        patience_s = self._cluster.config.host_patience_s
+        patience_s = self._state.config.host_patience_s
         ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
-            while still := self._cluster.lost_hosts():
-                for before, now in self._cluster.take_returned_hosts():
+            while still := self._state.lost_hosts():
+                for before, now in self._changes.take_returned_hosts():
                     # A host that had no ranks may be the one that came.
                     self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
-                obstacles = "; ".join(self._cluster.obstacles_to_return())
+                obstacles = "; ".join(self._changes.obstacles_to_return())
                 names = " and ".join(f"host {host.name}" for host in still)
-                if self._cluster.hosts_cannot_return():
+                if self._changes.hosts_cannot_return():
                     raise HostsGivenUpError(
-                        f"{names} cannot come back. {self._kept(still)} {self._cluster.when_host_is_lost()}"
+                        f"{names} cannot come back. {self._kept(still)} {self._changes.when_host_is_lost()}"
                     )
                 if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
                     waited = (
@@ -185,7 +151,7 @@ class LostHosts:
                     why = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
                         f"{names} {waited}. {why}{self._kept(still)} The next cell waits once more. "
-                        f"{self._cluster.when_host_is_lost()}"
+                        f"{self._changes.when_host_is_lost()}"
                     )
                 words = (
                     f"waiting for {names}, which {'are' if len(still) > 1 else 'is'} lost; Stop ends the wait"
@@ -203,19 +169,19 @@ class LostHosts:
         Raises:
             ClusterError: a rank did not come. The cluster is as before.
         """
-        came = self._cluster.take_returned_hosts()
+        came = self._changes.take_returned_hosts()
         if not came:
             return ""
-        before = len(self._cluster.ranks)
-        lines = self._cluster.grow_onto([host for _, host in came])
-        new = range(before, len(self._cluster.ranks))
+        before = len(self._state.ranks)
+        lines = self._changes.grow_onto([host for _, host in came])
+        new = range(before, len(self._state.ranks))
         if not new:
             return ""
         words = "; ".join(_came(lost, host) for lost, host in came)
         return "\n".join(
             [
                 f"{words[0].upper()}{words[1:]}: {named_ranks(new)} {'are' if len(new) > 1 else 'is'} new and empty, and "
-                f"there are {count_of_ranks(len(self._cluster.ranks))}. {named_ranges(range(before)).capitalize()} kept all variables.",
+                f"there are {count_of_ranks(len(self._state.ranks))}. {named_ranges(range(before)).capitalize()} kept all variables.",
                 *lines,
             ]
         )

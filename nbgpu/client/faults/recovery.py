@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Protocol
 
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, failures, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
-from nbgpu.client.faults.lost_hosts import HostsGivenUpError, HostsOfCluster, LostHosts, Waiting
-from nbgpu.client.faults.stacks import Lookout
+from nbgpu.client.faults.lost_hosts import HostsGivenUpError, LostHosts, Waiting
 from nbgpu.client.faults.watch import RankWatch
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.errors import ClusterError, NbgpuError, RankError, RunError, who_keeps_variables
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
@@ -33,36 +33,16 @@ _POLL_PERIOD_S = 0.01
 _MAX_REPLACEMENTS = 3
 
 
-class Replayed(Protocol):
-    """The cells that each rank has seen, for a new engine in its place."""
-
-    def run_again(self, rank: int, view: Any) -> list[str]:
-        """Run the rank's cells again; return what happened, in lines."""
-        ...
-
-    def forget(self, rank: int) -> None:
-        """Take the rank's cells out: its new engine has seen none."""
-        ...
-
-
-class Mended(HostsOfCluster, Protocol):
-    """The cluster, as far as its recovery knows it."""
-
-    news: list[str]
-    """Lines that the person is to read in the next cell."""
-
-    def lookout(self) -> Lookout: ...
-
-    def stop_listening(self) -> None:
-        """Accept no more questions from the ranks to the person."""
-        ...
-
-
 class Recovery:
     """Repairs the ranks of a running cluster, between two cells and after each of them."""
 
-    def __init__(self, cluster: Mended) -> None:
-        self._cluster = cluster
+    def __init__(self, state: ClusterState, changes: RankChanges) -> None:
+        self._state = state
+        self.hosts = LostHosts(state, changes, self._renumber)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, because other engines are started."""
         self._left_behind: dict[int, Reply] = {}
         """The cells from which ranks did not come back, by rank."""
         self._submitted: dict[int, Reply] = {}
@@ -72,7 +52,7 @@ class Recovery:
         self._empty: set[int] = set()
         """The ranks that have a new engine of which the person has not been told."""
         self._reported_signals: set[str] = set()
-        self.hosts = LostHosts(cluster)
+        self.hosts.places.clear()
 
     def make_ready(self, last_run: Path | None) -> None:
         """Make sure that all ranks are there and free before work is sent, or say why they are not. Call in
@@ -91,7 +71,7 @@ class Recovery:
 
     def _replace_ranks_that_went(self) -> None:
         """Replace ranks that ended between two cells, and say so before the next cell meets empty ranks."""
-        gone = self._cluster.ranks.gone_together()
+        gone = self._state.ranks.gone_together()
         if gone:
             ended: list[str] = []
             try:
@@ -100,7 +80,7 @@ class Recovery:
                 # Another host may have been lost, and given up, a moment before.
                 earlier = [] if ended == list(gone.values()) else [sentence("; ".join(ended))]
                 raise ClusterError(" ".join([*earlier, str(error)])) from None
-            self._cluster.ranks.add_spares(self._cluster.config.spare)
+            self._state.ranks.add_spares(self._state.config.spare)
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(ended))} {message}\nNothing was run: run it again"
             )
@@ -113,9 +93,9 @@ class Recovery:
         Raises:
             ClusterError: a rank is not back.
         """
-        if not self._left_behind and self._cluster.ranks.group_is_whole:
+        if not self._left_behind and self._state.ranks.group_is_whole:
             return
-        if self._stood_still & set(self._busy()) and not self._cluster.ranks.standstills(self._busy()):
+        if self._stood_still & set(self._busy()) and not self._state.ranks.standstills(self._busy()):
             # The rank goes on, perhaps with a cell that was stopped before the rank had begun it.
             self.stop_cell()
             # On a busy machine such a rank takes longer to come back than any other.
@@ -125,7 +105,7 @@ class Recovery:
                 take_interrupt()
         if busy := self._busy():
             named = ", ".join(map(str, busy))
-            standing = self._cluster.ranks.standstills(busy)
+            standing = self._state.ranks.standstills(busy)
             message = f"rank(s) {named} are still in an earlier cell"
             if standing:
                 why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
@@ -137,26 +117,26 @@ class Recovery:
             )
         self._left_behind = {}
         self._stood_still = set()
-        self._cluster.news += self._cluster.ranks.regroup()
+        self._state.news += self._state.ranks.regroup()
         if last_run is not None:
             # The ranks did not hear that the run was stopped, so it has not been ended there, and its model
             # takes up memory.
-            self._cluster.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
+            self._state.ranks.call(Call.LET_GO_OF_RUN, str(last_run))
 
     def _repair_after_cells(self) -> None:
         """Form the group again if a cell has ended it, and name the signal handlers that the ranks have
         restored."""
-        if ended := self._cluster.ranks.without_group():
-            lines = self._cluster.ranks.regroup()
-            self._cluster.news += [
+        if ended := self._state.ranks.without_group():
+            lines = self._state.ranks.regroup()
+            self._state.news += [
                 f"{named_ranges(ended)} had ended the process group (dist.destroy_process_group()), and it was "
                 "formed again",
                 *lines,
             ]
-        for name, ranks in self._cluster.ranks.signals_taken().items():
+        for name, ranks in self._state.ranks.signals_taken().items():
             if name not in self._reported_signals:
                 self._reported_signals.add(name)
-                self._cluster.news.append(
+                self._state.news.append(
                     f"{name}: its handler, which a cell replaced on {named_ranges(ranks)}, is back. A handler of your own "
                     f"for {name} lasts as long as its cell, because without the cluster's own a rank could not be stopped"
                 )
@@ -178,7 +158,7 @@ class Recovery:
             show: is called again and again meanwhile.
         """
         try:
-            with StandstillNotice(self._cluster.ranks.standstills) as notice:
+            with StandstillNotice(self._state.ranks.standstills) as notice:
                 while watch.pending() and not watch.stuck():
                     watch.wait(_WATCH_PERIOD_S)
                     watch.check()
@@ -187,22 +167,20 @@ class Recovery:
                     show()
                     if stop is not None and stop.is_set():
                         self.stop(watch, results)
-                        raise RunError(
-                            f"stopped; {who_keeps_variables(watch.gone, len(self._cluster.ranks))}"
-                        )
+                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, len(self._state.ranks))}")
         except KeyboardInterrupt:
             self.stop(watch, results)
             raise
         if stuck := watch.stuck():
             self.leave_behind(results)
-            with closing(HangWatch(self._cluster.lookout(), results, len(self._cluster.ranks), 0)) as hangs:
+            with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
                 message = hangs.not_back(stuck)
             if causes := watch.causes():
-                raise RankError(causes, len(self._cluster.ranks), message)
+                raise RankError(causes, len(self._state.ranks), message)
             raise ClusterError(message)
         failed, _ = watch.outcome()
-        world_size = len(self._cluster.ranks)
-        self._cluster.news += self.restore_group(watch, results, [failure.rank for failure in failed])
+        world_size = len(self._state.ranks)
+        self._state.news += self.restore_group(watch, results, [failure.rank for failure in failed])
         if failed:
             raise RankError(failed, world_size)
 
@@ -216,7 +194,7 @@ class Recovery:
         if watch.stuck():
             self.leave_behind(results)
         else:
-            self._cluster.news += self.restore_group(watch, results)
+            self._state.news += self.restore_group(watch, results)
 
     @uninterrupted()
     def restore_group(
@@ -237,10 +215,10 @@ class Recovery:
                 return [words]
             if watch.gone:
                 lines = [self.replace_gone()]
-                self._cluster.ranks.add_spares(self._cluster.config.spare)
+                self._state.ranks.add_spares(self._state.config.spare)
                 return lines
-            if watch.left_the_group_unsure and (watch.severed or not self._cluster.ranks.untouched_by_cell()):
-                return self._cluster.ranks.regroup(failed)
+            if watch.left_the_group_unsure and (watch.severed or not self._state.ranks.untouched_by_cell()):
+                return self._state.ranks.regroup(failed)
         except HostsGivenUpError as error:
             return [str(error)]
         except NbgpuError as error:
@@ -265,21 +243,21 @@ class Recovery:
         """
         ended = [] if ended is None else ended
         # Once more below: ranks of a lost host are ranks no more then, and others may have ended meanwhile.
-        ended.extend(how for how in self._cluster.ranks.gone().values() if how not in ended)
+        ended.extend(how for how in self._state.ranks.gone().values() if how not in ended)
         lines = self.hosts.go_on(waiting)
-        gone = self._cluster.ranks.gone_together()
+        gone = self._state.ranks.gone_together()
         ended.extend(how for how in gone.values() if how not in ended)
         try:
             if gone:
-                lost = self._cluster.ranks.replace(list(gone), on=self.hosts.places)
+                lost = self._state.ranks.replace(list(gone), on=self.hosts.places)
                 self.hosts.places.clear()
             else:
-                lost = self._cluster.ranks.regroup()
+                lost = self._state.ranks.regroup()
         except BaseException as error:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
-            self._empty |= set(gone) - set(self._cluster.ranks.gone())
+            self._empty |= set(gone) - set(self._state.ranks.gone())
             if isinstance(error, KeyboardInterrupt):
-                self._cluster.news += self._replaced(())
+                self._state.news += self._replaced(())
             raise
         return "\n".join([*lines, *self._replaced(gone), *lost])
 
@@ -290,7 +268,7 @@ class Recovery:
         self._empty.clear()
         return [self._describe_replaced(replaced)] if replaced else []
 
-    def renumber(self, numbers: Mapping[int, int]) -> None:
+    def _renumber(self, numbers: Mapping[int, int]) -> None:
         """Follow the ranks to their new numbers, given by those from before. The others are lost."""
         self._submitted = {numbers[rank]: each for rank, each in self._submitted.items() if rank in numbers}
         self._left_behind = {
@@ -317,12 +295,12 @@ class Recovery:
             except HostsGivenUpError:
                 raise
             except NbgpuError:
-                if not self._cluster.ranks.gone():
+                if not self._state.ranks.gone():
                     raise
         return self.replace_gone(waiting, ended)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
-        kept = [rank for rank in range(len(self._cluster.ranks)) if rank not in ranks]
+        kept = [rank for rank in range(len(self._state.ranks)) if rank not in ranks]
         return (
             f"{named_ranges(ranks)} {'was replaced and is' if len(ranks) == 1 else 'were replaced and are'} empty; "
             + (f"{named_ranges(kept)} kept all variables. " if kept else "no rank kept its variables. ")
@@ -332,9 +310,9 @@ class Recovery:
     def leave_behind(self, results: Mapping[int, Reply]) -> None:
         """Note ranks that did not come back from a cell; until they do, they get no other cell and no
         answers."""
-        self._cluster.stop_listening()
+        self._state.stop_listening()
         self._left_behind = dict(results)
-        self._stood_still = set(self._cluster.ranks.standstills(self._busy()))
+        self._stood_still = set(self._state.ranks.standstills(self._busy()))
 
     def _busy(self) -> list[int]:
         """Return the ranks that were left behind and are not back."""
@@ -344,6 +322,7 @@ class Recovery:
         """Note a cell for which no caller waits, so that it can be stopped, and free its ranks when one of
         them fails."""
         self._submitted = dict(results)
+        ranks = self._state.ranks
 
         def look(_: object) -> None:
             pending = [result for result in results.values() if not result.ready()]
@@ -352,37 +331,39 @@ class Recovery:
                 threading.Thread(target=free, name="nbgpu-free-submitted", daemon=True).start()
 
         def free() -> None:
+            if self._state.started_ranks is not ranks:
+                return  # the cluster was stopped meanwhile
             with suppress(NbgpuError):  # the cluster is ending, and its ranks with it
                 self._left_behind = dict(results)
-                self._cluster.ranks.sever()
+                ranks.sever()
 
         for result in results.values():
             result.add_done_callback(look)
 
     def stop_cell(self) -> None:
         """Stop a cell that ranks are still in although no caller waits for it, as the stop button would."""
-        RankWatch(self._cluster.ranks, {**self._submitted, **self._left_behind}).stop()
+        RankWatch(self._state.ranks, {**self._submitted, **self._left_behind}).stop()
 
     @uninterrupted()
     def take_up_the_cell(self) -> None:
         """Wait a moment for a cell that was running when the notebook ended; form the group again if the cell
         failed."""
-        group_is_whole = self._cluster.ranks.group_is_whole
+        group_is_whole = self._state.ranks.group_is_whole
         if not group_is_whole:
             # The notebook ended while the group was formed: the ranks that came wait for ranks that were not
             # called.
-            self._cluster.ranks.sever()
-        self._left_behind = self._cluster.ranks.call(Call.LAST_CELL_FAILED)
+            self._state.ranks.sever()
+        self._left_behind = self._state.ranks.call(Call.LAST_CELL_FAILED)
         answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
         for result in self._left_behind.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._left_behind.values()):
             asked, self._left_behind = self._left_behind, {}
             if any(collect(asked).values()) or not group_is_whole:
-                self._cluster.ranks.regroup()
+                self._state.ranks.regroup()
 
     @uninterrupted()
-    def restart(self, rank: int, history: Replayed, replay: bool) -> str:
+    def restart(self, rank: int, replay: bool) -> str:
         """End a rank and put a new engine in its place; return what happened, in words.
 
         Other ranks that are still in an earlier cell are stopped. A rank that does not come back even then is
@@ -390,23 +371,22 @@ class Recovery:
 
         Args:
             rank: the rank to end.
-            history: the cells of each rank.
             replay: whether to run the rank's cells again on its new engine.
         """
         given_up = [rank, *self._stop_all_but(rank)]
         lines_by_rank: dict[int, list[str]] = {}
 
         def run_again(rank: int) -> None:
-            lines_by_rank[rank] = history.run_again(rank, self._cluster.ranks[rank])
+            lines_by_rank[rank] = self._state.history.run_again(rank, self._state.ranks[rank])
 
         if not replay:
             for each in given_up:
-                history.forget(each)
+                self._state.history.forget(each)
                 lines_by_rank[each] = ["it is empty"]
-            kept = [r for r in range(len(self._cluster.ranks)) if r not in given_up]
+            kept = [r for r in range(len(self._state.ranks)) if r not in given_up]
             lines_by_rank[given_up[-1]][0] += f"; {named_ranges(kept)} kept all variables" if kept else ""
-        lost = self._cluster.ranks.replace(given_up, run_again if replay else None)
-        self._cluster.ranks.add_spares(self._cluster.config.spare)
+        lost = self._state.ranks.replace(given_up, run_again if replay else None)
+        self._state.ranks.add_spares(self._state.config.spare)
         lines = []
         for each in given_up:
             why = (
@@ -415,7 +395,7 @@ class Recovery:
                 else " was still in an earlier cell, did not come back, and was given up as well. It"
             )
             lines += [
-                f"rank {each}{why} has a new process, {self._cluster.ranks.pids[each]}: {lines_by_rank[each][0]}",
+                f"rank {each}{why} has a new process, {self._state.ranks.pids[each]}: {lines_by_rank[each][0]}",
                 *lines_by_rank[each][1:],
             ]
         return "\n".join([*lines, *lost])
@@ -424,7 +404,7 @@ class Recovery:
         """Stop the cells that other ranks are still in although no caller waits; return the ranks that do not
         come back."""
         others = {r: result for r, result in self._left_behind.items() if r != rank}
-        watch = RankWatch(self._cluster.ranks, others)
+        watch = RankWatch(self._state.ranks, others)
         if watch.pending():
             watch.stop()
             # The first rank that is given up ends the waiting.

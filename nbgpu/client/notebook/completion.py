@@ -212,7 +212,7 @@ def _note_use() -> None:
     """Note a use of the cluster, because a request for names shows that somebody is typing, in whatever
     cell."""
     if (cluster := _cluster()) is not None:
-        cluster.note_use()
+        cluster.parts.state.note_use()
 
 
 def _is_of_the_language(name: str) -> bool:

@@ -156,7 +156,7 @@ def _cell(
 ) -> DistributedCell:
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
     return DistributedCell(
-        current(),
+        current().parts.cells,
         code,
         ranks,
         arguments.timeout,
@@ -224,7 +224,7 @@ class NbgpuMagics(Magics):
         finally:
             if arguments.into:
                 self.shell.user_ns[arguments.into] = study
-        cluster.tell_news()
+        cluster.parts.state.tell_news()
 
     @no_var_expand  # braces are the code's own
     @line_magic("distributed")  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ class NbgpuMagics(Magics):
         if not line.strip():
             raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
         with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
-            DistributedCell(current(), line, None, None).show_blocking()
+            DistributedCell(current().parts.cells, line, None, None).show_blocking()
 
     @line_magic
     def nbgpu(self, line: str) -> None:
@@ -292,7 +292,7 @@ class NbgpuMagics(Magics):
             raise UsageError("%nbgpu resize N: say how many ranks you want")
         cluster = current()
         print(cluster.resize(int(arguments[0])))  # noqa: T201 - the magic's output
-        cluster.tell_news()
+        cluster.parts.state.tell_news()
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the one that failed first")
@@ -336,7 +336,7 @@ class NbgpuMagics(Magics):
     def _autoreload(self, to: str) -> None:
         if to not in ("", "on", "off"):
             raise UsageError(f"%nbgpu autoreload {to}: say on, off, or nothing to see which it is")
-        print(current().reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
+        print(current().parts.cells.reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
 
     def _attach(self, arguments: list[str]) -> None:
         if len(arguments) > 1:
@@ -391,7 +391,7 @@ class NbgpuMagics(Magics):
         ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
         cluster = current()
         cluster.push(ranks, **{name: self.shell.user_ns[name] for name in arguments.names})
-        cluster.tell_news()
+        cluster.parts.state.tell_news()
 
 
 # What `%nbgpu?` and `%%distributed?` show.

@@ -38,7 +38,7 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     first = min(failed, key=lambda r: failed[r][0])
     print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
     with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
-        DistributedCell(cluster, COMMAND, [first], None).show_blocking()
+        DistributedCell(cluster.parts.cells, COMMAND, [first], None).show_blocking()
 
 
 @magics_class

@@ -40,7 +40,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
     nowhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
     sent = [statement for statement in statements if statement not in nowhere]
     if sent:
-        cluster.history.note(by_rank, "\n".join(sent))
+        cluster.parts.state.history.note(by_rank, "\n".join(sent))
     lines = [f"on the ranks now: {'; '.join(sent)}"] if sent else []
     if added:
         lines.append(f"the ranks also look for modules in {', '.join(added)}")

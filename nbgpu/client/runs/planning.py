@@ -5,50 +5,39 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan, data_in_words
-from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
-from nbgpu.machine.transports import ChosenTransport
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.records import Chosen, Device
+from nbgpu.protocol.records import Chosen
 from nbgpu.run_folder import resume
 
 _FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
 
 
-class Planned(Protocol):
-    """The cluster, as far as the code that plans runs on it knows it."""
+class Planner:
+    """Asks a cluster's ranks what they would do and take."""
 
-    config: ClusterConfig
-    devices: tuple[Device, ...]
-    chosen_transport: ChosenTransport
-    recovery: Recovery
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-
-class Choices:
-    """What was chosen on a cluster for settings that are left to the data.
-
-    A plan and the run after it ask for the same, and so does a run with the batch size that was found."""
-
-    def __init__(self) -> None:
+    def __init__(self, state: ClusterState, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
         self._known: dict[tuple[Any, ...], Chosen] = {}
+        """What was chosen for settings that are left to the data. A plan and the run after it ask for the
+        same, and so does a run with the batch size that was found."""
 
-    def note(self, cluster: Planned, config: TrainConfig, chosen: Chosen) -> None:
+    def note_choices(self, config: TrainConfig, chosen: Chosen) -> None:
         """Remember what was chosen for these settings."""
-        self._known[self._key(cluster, config)] = chosen
+        self._known[self._key(config)] = chosen
 
-    def of(self, cluster: Planned, config: TrainConfig) -> Chosen:
+    def choices(self, config: TrainConfig) -> Chosen:
         """Return the values for the settings that are left to the data: those of the checkpoint that the run
         goes on from, or what rank 0 chooses by the files and the memory.
 
@@ -58,67 +47,63 @@ class Choices:
         """
         if not config.left_to_data:
             return Chosen()
-        key = self._key(cluster, config)
+        key = self._key(config)
         if key not in self._known:
-            self._known[key] = _chosen(cluster, config)
+            self._known[key] = self._chosen(config)
         return self._known[key]
 
-    @staticmethod
-    def _key(cluster: Planned, config: TrainConfig) -> tuple[Any, ...]:
+    def _key(self, config: TrainConfig) -> tuple[Any, ...]:
         data = Path(config.data).expanduser()
         changed_ns = data.stat().st_mtime_ns if data.exists() else 0
-        return config.model_dump_json(), cluster.devices, changed_ns
+        return config.model_dump_json(), self._state.devices, changed_ns
 
+    def _chosen(self, config: TrainConfig) -> Chosen:
+        state = self._state
+        there = resume.values_in_checkpoint(config)
+        # A smoke test is about the model of the whole run.
+        config = settled(config.changed(**there.values, smoke_test=False), state.devices)
+        if not config.left_to_data:
+            return there
+        memory_bytes = devices.least_rank_memory_bytes(state.config, state.devices)
+        on_gpu = all(device.kind == "cuda" for device in state.devices)
+        (found,) = self._ask(Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
+        return there.with_more(found)
 
-def _chosen(cluster: Planned, config: TrainConfig) -> Chosen:
-    there = resume.values_in_checkpoint(config)
-    # A smoke test is about the model of the whole run.
-    config = settled(config.changed(**there.values, smoke_test=False), cluster.devices)
-    if not config.left_to_data:
-        return there
-    memory_bytes = devices.least_rank_memory_bytes(cluster.config, cluster.devices)
-    on_gpu = all(device.kind == "cuda" for device in cluster.devices)
-    (found,) = _ask(cluster, Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
-    return there.with_more(found)
+    def plan(self, config: TrainConfig, chosen: Chosen) -> Plan:
+        """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready."""
+        state = self._state
+        (estimate,) = self._ask(Call.ESTIMATE_MEMORY, config, ranks=[0])
+        data, steps_per_epoch = data_in_words(config, state.world_size, estimate["data"])
+        if steps_per_epoch:
+            total_steps = config.total_steps(steps_per_epoch)
+            if problem := config.warm_up_problem(total_steps, steps_per_epoch):
+                raise ConfigError(problem)
+        return Plan(
+            state.config,
+            config,
+            state.devices,
+            state.chosen_transport,
+            estimate["memory"],
+            (*chosen.words, *data),
+            steps_per_epoch,
+        )
 
+    def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
+        """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""
+        found, *_ = self._ask(Call.FIND_BATCH_SIZE, config, stop=stop)
+        return BatchSizes(found)
 
-def plan(cluster: Planned, config: TrainConfig, chosen: Chosen) -> Plan:
-    """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready."""
-    (estimate,) = _ask(cluster, Call.ESTIMATE_MEMORY, config, ranks=[0])
-    data, steps_per_epoch = data_in_words(config, len(cluster.devices), estimate["data"])
-    if steps_per_epoch:
-        total_steps = config.total_steps(steps_per_epoch)
-        if problem := config.warm_up_problem(total_steps, steps_per_epoch):
-            raise ConfigError(problem)
-    memory = estimate["memory"]
-    return Plan(
-        cluster.config,
-        config,
-        cluster.devices,
-        cluster.chosen_transport,
-        memory,
-        (*chosen.words, *data),
-        steps_per_epoch,
-    )
-
-
-def find_batch_size(cluster: Planned, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
-    """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""
-    found, *_ = _ask(cluster, Call.FIND_BATCH_SIZE, config, stop=stop)
-    return BatchSizes(found)
-
-
-def _ask(
-    cluster: Planned,
-    call: Call,
-    config: TrainConfig,
-    *more: Any,
-    ranks: Sequence[int] | None = None,
-    stop: threading.Event | None = None,
-) -> list[Any]:
-    results = cluster.ranks.call(call, config.model_dump(mode="json"), *more, ranks=ranks)
-    cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, stop)
-    return [result.result() for result in results.values()]
+    def _ask(
+        self,
+        call: Call,
+        config: TrainConfig,
+        *more: Any,
+        ranks: Sequence[int] | None = None,
+        stop: threading.Event | None = None,
+    ) -> list[Any]:
+        results = self._state.ranks.call(call, config.model_dump(mode="json"), *more, ranks=ranks)
+        self._recovery.bring_back(RankWatch(self._state.ranks, results), results, stop)
+        return [result.result() for result in results.values()]
 
 
 def for_search(config: TrainConfig) -> TrainConfig:

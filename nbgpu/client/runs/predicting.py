@@ -1,4 +1,4 @@
-"""Apply a run's trained model to new data on the ranks of a cluster."""
+"""Apply a run's trained model to new data on the ranks of a state."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nbgpu.client import presenting
-from nbgpu.client.engines.other_hosts.served import Served
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.runs.serving import give_checkpoint
+from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import paths_to_read
@@ -33,17 +32,6 @@ if TYPE_CHECKING:
 _SHOW_PERIOD_S = 0.25
 
 Show = Callable[[Progress], None]
-
-
-class Predicting(Protocol):
-    """The cluster, as far as a prediction knows it."""
-
-    recovery: Recovery
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
 
 
 @dataclass(frozen=True)
@@ -160,11 +148,12 @@ def _checkpoint(folder: Path, which: str) -> Path | None:
     return None if best is None else best.checkpoint
 
 
-def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predictions:
+def predict(state: ClusterState, recovery: Recovery, job: Job, show: Show | None = None) -> Predictions:
     """Predict for all samples of a job on ranks that are ready, and write the table.
 
     Args:
-        cluster: has the ranks.
+        state: the state of the cluster that has the ranks.
+        recovery: frees its ranks where one fails.
         job: what to predict.
         show: gets the progress, several times a second.
 
@@ -178,24 +167,23 @@ def predict(cluster: Predicting, job: Job, show: Show | None = None) -> Predicti
     if show is None and presenting.presenter is not None:
         show = presenting.presenter.begin_prediction(f"predictions of {Path(job.run_folder).name}")
     shown = _Shown(ProgressReader(job), show)
-    # Hosts that do not see these folders get the checkpoint, and their results are copied here.
-    served = cluster.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
-    give_checkpoint(cluster, Path(job.checkpoint))
+    served = state.serve(Path(job.out)).begin(keep=[Path(job.checkpoint).parents[1]])
+    give_checkpoint(state, Path(job.checkpoint))
     served.follow()
-    results = cluster.ranks.call(Call.PREDICT, asdict(job), done)
+    results = state.ranks.call(Call.PREDICT, asdict(job), done)
     try:
-        cluster.recovery.bring_back(RankWatch(cluster.ranks, results), results, show=shown.update)
+        recovery.bring_back(RankWatch(state.ranks, results), results, show=shown.update)
     except RankError as error:
-        raise RankError(error.failures, len(cluster.ranks), _can_continue(job)) from None
+        raise RankError(error.failures, len(state.ranks), _can_continue(job)) from None
     finally:
         served.finish_or_stop()
         shown.last()
     # Rank 0 computes the recipe's columns and notes from the rows of all ranks.
     rows = predictions.rows(job)
     served.follow()
-    concluded = cluster.ranks.call(Call.CONCLUDE_PREDICTIONS, asdict(job), list(map(asdict, rows)), ranks=[0])
+    concluded = state.ranks.call(Call.CONCLUDE_PREDICTIONS, asdict(job), list(map(asdict, rows)), ranks=[0])
     try:
-        cluster.recovery.bring_back(RankWatch(cluster.ranks, concluded), concluded)
+        recovery.bring_back(RankWatch(state.ranks, concluded), concluded)
     finally:
         served.finish_or_stop()
     conclusion = concluded[0].result()

@@ -14,6 +14,7 @@ from nbgpu.client import presenting
 from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
+from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
@@ -21,7 +22,8 @@ from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
-from nbgpu.client.runs.watch import Host, RunWatch
+from nbgpu.client.runs.watch import RunWatch
+from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.errors import ConfigError, NbgpuError, RankError, RunError
@@ -58,6 +60,10 @@ _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
 
 
+Conclude = Callable[["Run", int, TrainConfig], None]
+"""Has the ranks work out the result of a run that is over, after a step, with settings that end it there."""
+
+
 class Run:
     """A training run on the ranks of a cluster.
 
@@ -73,17 +79,21 @@ class Run:
         folder: Path,
         config: TrainConfig,
         info: RunInfo,
-        host: Host,
+        state: ClusterState,
+        recovery: Recovery,
+        conclude: Conclude,
         results: Mapping[int, Reply],
         planned: Plan | None = None,
         served: Served | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
-        self._planned = planned or Plan.at_first(host.config, config, info.devices, host.chosen_transport)
+        self._planned = planned or Plan.at_first(state.config, config, info.devices, state.chosen_transport)
         self._info = info
         self._info_written_ns = 0
-        self._host = host
+        self._state = state
+        self._recovery = recovery
+        self._conclude = conclude
         self._concludes = False
         """Whether the run had ended before, and its result is worked out."""
         self._served = served or Served(folder, [])
@@ -102,13 +112,14 @@ class Run:
         self._watch = RunWatch(
             self.folder,
             self.config,
-            self._host,
+            self._state,
+            self._recovery,
             results,
             self.statuses,
             self._follow_on_ranks,
             self._served.is_needed,
         )
-        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._host)
+        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._state)
         self._num_heals_reported = 0
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
@@ -118,27 +129,43 @@ class Run:
 
     @classmethod
     def start(
-        cls, config: TrainConfig, host: Host, planned: Plan | None = None, chosen: Chosen | None = None
+        cls,
+        config: TrainConfig,
+        state: ClusterState,
+        recovery: Recovery,
+        conclude: Conclude,
+        planned: Plan | None = None,
+        chosen: Chosen | None = None,
     ) -> Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
         run, and `chosen` what was chosen of the settings."""
-        folder = runs.create(config, host.config, chosen)
-        served = serving.begin(folder, host)
-        results = host.ranks.call(Call.TRAIN, str(folder))
-        return cls(folder, config, first_info(folder, config, host), host, results, planned, served)
+        folder = runs.create(config, state.config, chosen)
+        served = serving.begin(folder, state)
+        results = state.ranks.call(Call.TRAIN, str(folder))
+        return cls(
+            folder,
+            config,
+            first_info(folder, config, state),
+            state,
+            recovery,
+            conclude,
+            results,
+            planned,
+            served,
+        )
 
     @classmethod
-    def rejoin(cls, folder: Path, host: Host) -> Run:
+    def rejoin(cls, folder: Path, state: ClusterState, recovery: Recovery, conclude: Conclude) -> Run:
         """Return the handle of a run that another process started; the ranks' results are in the run's
         folder."""
         runs.require_own(folder)
         _, config = runs.read_settings(folder)
         config = runs.with_changes(config, folder)
         # The cluster may have been resized since.
-        num_ranks = min(len(host.devices), runs.world_size(folder, len(host.devices)))
+        num_ranks = min(len(state.devices), runs.world_size(folder, len(state.devices)))
         results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
-        _leave_missing_outcomes(folder, results, host)
-        run = cls(folder, config, first_info(folder, config, host), host, results)
+        _leave_missing_outcomes(folder, results, state)
+        run = cls(folder, config, first_info(folder, config, state), state, recovery, conclude, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
@@ -187,19 +214,19 @@ class Run:
     def outlives_kernel(self) -> bool:
         """Whether the run goes on when the notebook's kernel ends, because its cluster was started with
         `keep`."""
-        return self._host.config.keep
+        return self._state.config.keep
 
     @property
     def lost_ranks(self) -> list[int]:
         """The ranks whose host is lost, while the run has not gone on without it or with it again."""
-        lost = [] if self.over else self._host.lost_hosts()
-        return self._host.recovery.hosts.ranks_on(lost) if lost else []
+        lost = [] if self.over else self._state.lost_hosts()
+        return self._recovery.hosts.ranks_on(lost) if lost else []
 
     @property
     def time_left_s(self) -> float | None:
         """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
         limit or nobody knows."""
-        return self._host.time_left_s
+        return self._state.time_left_s
 
     @property
     def over(self) -> bool:
@@ -226,9 +253,9 @@ class Run:
     def _follow_on_ranks(self, config: TrainConfig) -> None:
         """Follow the run on another number of ranks than before, with these settings."""
         self.config = config
-        self.reader.keep_only(len(self._host.devices))
+        self.reader.keep_only(len(self._state.devices))
         self._info = replace(
-            first_info(self.folder, config, self._host),
+            first_info(self.folder, config, self._state),
             total_steps=self.info.total_steps,
             steps_per_epoch=self.info.steps_per_epoch,
         )
@@ -344,7 +371,7 @@ class Run:
             )
         step = checkpoint_files.state(self.checkpoint())["step"]
         config = self.config.counting(steps=step, epochs=None, work_out_result=True, profile="")
-        self._host.conclude(self, step, config)
+        self._conclude(self, step, config)
         return self
 
     def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
@@ -369,10 +396,10 @@ class Run:
         how, and what was lost."""
         heals = self._watch.heals[self._num_heals_reported :]
         self._num_heals_reported += len(heals)
-        unreported = [text for text in heals if text in self._host.news]
+        unreported = [text for text in heals if text in self._state.news]
         for text in unreported:
             # Otherwise the next cell would report it once more.
-            self._host.news.remove(text)
+            self._state.news.remove(text)
         return unreported
 
     def export(self, to: str, **settings: Any) -> Exported:
@@ -429,7 +456,7 @@ class Run:
         if "batch_size" in settings:
             config = config.changed(global_batch_size=None)
             self._refuse_more_than_an_epoch(config)
-        config = settled(config, self._host.devices)
+        config = settled(config, self._state.devices)
         self._require_not_over("be changed")
         self.config = config
         values = {name: getattr(config, name) for name in settings}
@@ -524,7 +551,7 @@ class Run:
     def _send(self, send: Callable[[Path | None], None]) -> None:
         """Send a line to rank 0; raise RunError if it can be written to no folder."""
         # Ranks on other hosts do not see the cluster's folder of this one.
-        beside = self._host.folder if self._host.config.is_local else None
+        beside = self._state.folder if self._state.config.is_local else None
         try:
             send(beside)
         except OSError as error:
@@ -599,13 +626,13 @@ def _reason_result_is_lost(run: Run) -> str:
     return ""
 
 
-def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], host: Host) -> None:
+def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], state: ClusterState) -> None:
     """Record the end of a run on ranks that do not train any more and have not recorded it, because whoever
     waited for it would wait for ever."""
     if all(result.ready() for result in results.values()):
         return
     # A rank records its end before it is idle, so that those without a record are looked for afterwards.
-    for rank in host.idle_ranks():
+    for rank in state.idle_ranks():
         if rank in results and not results[rank].ready():
             message = (
                 f"rank {rank} does not train any more, and has not recorded why: it was replaced when it had died, "

@@ -8,12 +8,11 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from nbgpu.client.engines.other_hosts.live_records import LiveRecords
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.engines.other_hosts.served import Served
-from nbgpu.client.runs.watch import Host
+from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.run_folder import checkpoint_files
@@ -31,13 +30,7 @@ _MOST_BYTES = 2**20
 _FAREWELL_S = 5.0
 
 
-class Serving(Protocol):
-    """The cluster, as far as it serves folders."""
-
-    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
-
-
-def begin(folder: Path, host: Host) -> Served:
+def begin(folder: Path, state: ClusterState) -> Served:
     """Bring the files of a new run, and the checkpoint that it begins with, to the hosts that do not see its
     folder. If that fails, nothing is left of the folder.
 
@@ -47,8 +40,8 @@ def begin(folder: Path, host: Host) -> Served:
     """
     try:
         checkpoints = _needed(folder)
-        served = host.serve(folder)
-        if served.is_needed and host.config.keep:
+        served = state.serve(folder)
+        if served.is_needed and state.config.keep:
             raise ConfigError(
                 f"{' and '.join(f'host {name}' for name in served.hosts)} cannot see {folder.parent}, and with keep=True nobody "
                 "would bring the run's files from there while no notebook is connected. Give runs_dir a folder that all hosts "
@@ -58,9 +51,9 @@ def begin(folder: Path, host: Host) -> Served:
         for path in sorted(folder.iterdir()):
             if path.is_file():
                 served.give(path.name)
-        _relay(served, folder, host)
+        _relay(served, folder, state)
         for path in checkpoints:
-            give_checkpoint(host, path)
+            give_checkpoint(state, path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -77,7 +70,7 @@ def _needed(folder: Path) -> list[Path]:
     return [path for path in dict.fromkeys(needed) if path.is_dir()]
 
 
-def give_checkpoint(host: Serving, checkpoint: Path) -> None:
+def give_checkpoint(state: ClusterState, checkpoint: Path) -> None:
     """Bring a checkpoint, and what describes its run, to the hosts that do not see it.
 
     Raises:
@@ -86,25 +79,27 @@ def give_checkpoint(host: Serving, checkpoint: Path) -> None:
     folder, manifest = checkpoint.parents[1], checkpoint / checkpoint_files.MANIFEST
     if not manifest.is_file():
         return  # the ranks say what is wrong with it
-    served = host.serve(folder, known=manifest).open()
+    served = state.serve(folder, known=manifest).open()
     for path in sorted(folder.iterdir()):
         if path.is_file() and not _OF_A_RANK.match(path.name) and path.stat().st_size <= _MOST_BYTES:
             served.give(path.name)
     served.give_folder(f"{checkpoint.parent.name}/{checkpoint.name}", last=checkpoint_files.MANIFEST)
 
 
-def _relay(served: Served, folder: Path, host: Host) -> None:
+def _relay(served: Served, folder: Path, state: ClusterState) -> None:
     """Have rank 0 hear what the person asks for, and have it the records of ranks on other hosts, of which it
     makes the run's logs."""
-    host_of = {rank: process.host for rank, process in host.ranks.seating.processes.items()}
+    host_of = {rank: process.host for rank, process in state.ranks.seating.processes.items()}
     others = [record_path(folder, rank) for rank, name in host_of.items() if name != host_of[0]]
     served.relay(host_of[0], [(path, path.name) for path in (folder / COMMANDS, *others)])
 
 
-def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader, host: Host) -> LiveRecords:
+def follow(
+    served: Served, folder: Path, config: TrainConfig, reader: Reader, state: ClusterState
+) -> LiveRecords:
     """Bring here what the ranks write from now on, and keep as many checkpoints as they do. Return what hears
     the ranks of hosts that see the folder."""
-    ranks_of = _ranks_of(host)
+    ranks_of = _ranks_of(state)
 
     def note(name: str) -> None:
         if records := _RECORDS.fullmatch(name):
@@ -121,19 +116,19 @@ def follow(served: Served, folder: Path, config: TrainConfig, reader: Reader, ho
             reader.hear(rank)
 
     def on_seeing_hosts() -> dict[OtherHost, list[int]]:
-        present = _ranks_of(host)
-        seeing = [each for each in host.other_hosts if each.name not in served.hosts]
+        present = _ranks_of(state)
+        seeing = [each for each in state.other_hosts if each.name not in served.hosts]
         return {each: present[each.name] for each in seeing if each.name in present}
 
     served.follow(note, remove_old, heard_of)
     return LiveRecords(folder, on_seeing_hosts, reader)
 
 
-def _ranks_of(host: Host) -> dict[str, list[int]]:
+def _ranks_of(state: ClusterState) -> dict[str, list[int]]:
     """The ranks on each host, by its name."""
     ranks_of: dict[str, list[int]] = {}
     # A copy: another thread may replace ranks meanwhile.
-    for rank, process in dict(host.ranks.seating.processes).items():
+    for rank, process in dict(state.ranks.seating.processes).items():
         ranks_of.setdefault(process.host, []).append(rank)
     return ranks_of
 

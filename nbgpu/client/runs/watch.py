@@ -12,25 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from nbgpu.client.engines.other_hosts.other_host import OtherHost
-from nbgpu.client.engines.other_hosts.served import Served
-from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, sentence
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.lost_hosts import Waiting
 from nbgpu.client.faults.recovery import Recovery
-from nbgpu.client.faults.stacks import Lookout
 from nbgpu.client.faults.watch import RankWatch
-from nbgpu.config import ClusterConfig, TrainConfig
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.config import TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.planning import kept_batch
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
-from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, Device, RankFailure, RankStatus, RunState
+from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import CommandWatch, send_settings
@@ -52,56 +48,14 @@ _SET_DOWN_PATIENCE_S = 60.0
 """A checkpoint that is being written is written to its end."""
 
 
-class Host(Protocol):
-    """The cluster, as far as a run on it uses it."""
-
-    config: ClusterConfig
-    devices: tuple[Device, ...]
-    chosen_transport: ChosenTransport
-    news: list[str]
-    recovery: Recovery
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def time_left_s(self) -> float | None: ...
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def transport(self) -> Transport: ...
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    def leave_behind(self, results: Mapping[int, Reply]) -> None: ...
-
-    def lost_hosts(self) -> Sequence[OtherHost]: ...
-
-    def hosts_dialled_in(self) -> bool: ...
-
-    def lookout(self) -> Lookout: ...
-
-    def idle_ranks(self) -> Sequence[int]: ...
-
-    @property
-    def other_hosts(self) -> Sequence[OtherHost]: ...
-
-    def serve(self, folder: Path, known: Path | None = None) -> Served: ...
-
-    def conclude(self, run: Any, step: int, config: TrainConfig) -> None:
-        """Have the ranks work out the result of a `Run`, whose module imports this one."""
-
-
 class RunWatch:
     """Watches over the ranks of a run.
 
     Args:
         folder: the run's folder.
         config: the run's settings.
-        host: the cluster.
+        state: the state of the cluster.
+        recovery: replaces ranks of the cluster.
         results: the pending replies to the call that trains, by rank.
         statuses: a function that returns the last known status of every rank.
         take_ranks: a function that is called with the settings of a run that goes on with another number of
@@ -122,7 +76,8 @@ class RunWatch:
         self,
         folder: Path,
         config: TrainConfig,
-        host: Host,
+        state: ClusterState,
+        recovery: Recovery,
         results: Mapping[int, Reply],
         statuses: Callable[[], list[RankStatus]],
         take_ranks: Callable[[TrainConfig], None],
@@ -135,12 +90,13 @@ class RunWatch:
         self.abandoned = False
         self._folder = folder
         self._config = config
-        self._host = host
+        self._state = state
+        self._recovery = recovery
         self._results = results
         self._statuses = statuses
         self._take_ranks = take_ranks
         self._is_served = is_served
-        self._commands = CommandWatch(folder, host.folder)
+        self._commands = CommandWatch(folder, state.folder)
         # A stop that was asked of an earlier kernel has had its effect.
         self._is_to_pause = self._commands.newest() == "pause"
         """Whether the person has asked the run to pause, and not yet to go on."""
@@ -213,7 +169,7 @@ class RunWatch:
 
     def _bring_every_rank_back(self) -> None:
         while True:
-            watch = RankWatch(self._host.ranks, self._results)
+            watch = RankWatch(self._state.ranks, self._results)
             hang = self._wait_for_all(watch)
             self._was_paused = self._is_to_pause
             if self.abandoned:
@@ -235,12 +191,12 @@ class RunWatch:
         """Wait until all ranks are back or gone; return what they were doing if a Stop had to interrupt
         them."""
         found: str | None = None
-        lookout = self._host.lookout()
+        lookout = self._state.lookout()
         hangs = HangWatch(
             lookout,
             self._results,
             len(self._results),
-            self._host.config.notice_after_s,
+            self._state.config.notice_after_s,
             work="run",
             is_busy=lambda rank: self._statuses()[rank].state in BUSY_STATES,
         )
@@ -272,7 +228,7 @@ class RunWatch:
         stuck = watch.stuck()
         if not stuck:
             return False
-        if self._host.ranks.standstills(stuck):
+        if self._state.ranks.standstills(stuck):
             return self.is_to_stop
         return not set(stuck) <= set(self._importing(watch))
 
@@ -303,15 +259,15 @@ class RunWatch:
         # With fsdp no rank has all of the state to go on from, so the person has to ask twice. And one rank
         # may take long to write the last checkpoint.
         needs_second_stop = self._config.strategy == "fsdp" or self._is_stopping
-        too_long_s = min(self._host.config.notice_after_s or _HANG_S, _HANG_S)
+        too_long_s = min(self._state.config.notice_after_s or _HANG_S, _HANG_S)
         return self._num_stops_asked == 1 and not needs_second_stop and hangs.wait_longer_than(too_long_s)
 
     def _prepare_replacements(self) -> None:
         """Start spares and import what they need, once the ranks train: earlier this would take the cores
         from them, while they get ready themselves."""
         if not self._prepared and self._newest_step() > self._died_at_step:
-            self._host.ranks.add_spares(self._host.config.spare)
-            self._host.ranks.prepare_to_train([self._config.recipe])
+            self._state.ranks.add_spares(self._state.config.spare)
+            self._state.ranks.prepare_to_train([self._config.recipe])
             self._prepared = True
 
     def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
@@ -331,7 +287,7 @@ class RunWatch:
         else:
             self._was_interrupted = True
             self._num_stops_asked = 1
-            self._host.ranks.regroup()
+            self._state.ranks.regroup()
             self._results = self._call_to_train(f"{hang}: all were interrupted for the Stop.")
         return self.lost is None
 
@@ -339,7 +295,7 @@ class RunWatch:
         """Return whether ranks died, which can be replaced, and nothing else went wrong."""
         if not watch.gone:
             return False
-        if self._is_served and self._host.lost_hosts():
+        if self._is_served and self._state.lost_hosts():
             self._add_to_failures(
                 "the run ends here, because not all hosts see its folder. resume='auto' goes on from its newest checkpoint"
             )
@@ -359,7 +315,7 @@ class RunWatch:
     def _waits_for_hosts(self) -> bool:
         """Return whether a host is lost and waited for: with it the run goes on from its newest
         checkpoint."""
-        return self._host.config.on_host_lost == "wait" and bool(self._host.lost_hosts())
+        return self._state.config.on_host_lost == "wait" and bool(self._state.lost_hosts())
 
     def _keeps_waiting(self) -> bool:
         """Return whether to wait on for a host."""
@@ -375,17 +331,17 @@ class RunWatch:
         # gloo may never report to a rank that its peer was killed in the middle of sending to it.
         stuck = watch.stuck()
         if stuck:
-            self._host.ranks.end(stuck)
+            self._state.ranks.end(stuck)
             why += (
                 f"; {named_ranks(stuck)} did not come back, and {'was' if len(stuck) == 1 else 'were'} ended"
             )
         world_size = len(self._results)
         try:
-            message = self._host.recovery.replace_all_gone(Waiting(self._keeps_waiting, self._show_waiting))
+            message = self._recovery.replace_all_gone(Waiting(self._keeps_waiting, self._show_waiting))
         except NbgpuError as error:
             self._add_to_failures(f"it could not be replaced: {error}")
             return False
-        if len(self._host.ranks) < world_size:
+        if len(self._state.ranks) < world_size:
             return self._go_on_with_fewer(world_size, why, message)
         self._report_heal(f", {sentence(why)} {message}")
         self._begin_again(
@@ -409,13 +365,13 @@ class RunWatch:
         words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
         self._report_heal(f", {sentence(why)} {words}")
         self._begin_again(
-            f"{sentence(why)} {len(self._host.ranks)} of {num_before} ranks are left. {of_batch}"
+            f"{sentence(why)} {len(self._state.ranks)} of {num_before} ranks are left. {of_batch}"
         )
         return True
 
     def _can_readmit_host(self) -> bool:
         """Return whether a host has come back, and the run has written a checkpoint since."""
-        if self._is_served or not self._host.hosts_dialled_in() or self._num_stops_asked:
+        if self._is_served or not self._state.hosts_dialled_in() or self._num_stops_asked:
             self._checkpoint_before = None
             return False
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
@@ -431,11 +387,11 @@ class RunWatch:
         try:
             self._set_down()
             try:
-                message = self._host.recovery.hosts.take_more()
+                message = self._recovery.hosts.take_more()
             except NbgpuError as error:
                 message = f"a host that came back could not be taken: {sentence(str(error))}"
-            if not self._host.ranks.group_is_whole:
-                self._host.ranks.regroup()
+            if not self._state.ranks.group_is_whole:
+                self._state.ranks.regroup()
             of_batch = self._share_out(num_before)
         except (NbgpuError, OSError) as error:
             self.lost = RunError(f"{self._folder.name} could not go on with a host that came back: {error}")
@@ -445,7 +401,7 @@ class RunWatch:
         return True
 
     def _set_down(self) -> None:
-        collect(self._host.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
+        collect(self._state.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
 
     def _share_out(self, num_before: int) -> str:
         """Share the samples of a step out among another number of ranks than before; return what becomes of
@@ -458,8 +414,8 @@ class RunWatch:
         self._settings_since_s = time.time()
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
         asked = self._not_taken(before)
-        changes, words = kept_batch.on_other_ranks(before, num_before, len(self._host.ranks))
-        config = settled(before.changed(**(changes | asked)), self._host.devices)
+        changes, words = kept_batch.on_other_ranks(before, num_before, len(self._state.ranks))
+        config = settled(before.changed(**(changes | asked)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
         if asked:
@@ -480,11 +436,11 @@ class RunWatch:
         stays = " It stays paused until you resume it." if self._is_to_pause else ""
         heal = f"While {self._folder.name} was {doing}{text}{stays}"
         # In this order: whoever reports a heal takes it out of the news.
-        self._host.news.append(heal)
+        self._state.news.append(heal)
         self.heals.append(heal)
 
     def _call_to_train(self, mended: str) -> Mapping[int, Reply]:
-        return self._host.ranks.call(Call.TRAIN, str(self._folder), mended, self._settings_since_s)
+        return self._state.ranks.call(Call.TRAIN, str(self._folder), mended, self._settings_since_s)
 
     def _begin_again(self, mended: str) -> None:
         self.failures = ()
@@ -516,12 +472,12 @@ class RunWatch:
         failed = bool(self.failures or self.lost)
         causes = [failure.rank for failure in self.failures]
         self._leave_outcomes([*watch.gone, *stuck])
-        ended = self._host.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
+        ended = self._state.ranks.call(Call.LET_GO_OF_RUN, str(self._folder), failed, causes, ranks=back)
         if watch.left_the_group_unsure and not watch.gone and not stuck:
-            self._host.ranks.regroup([failure.rank for failure in self.failures])
+            self._state.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
-            self._host.leave_behind(self._results)
+            self._recovery.leave_behind(self._results)
         # This call looks at all objects that torch's compiler and MONAI have made, and nothing waits for it.
-        self._host.ranks.call(Call.FREE_MEMORY, ranks=back)
+        self._state.ranks.call(Call.FREE_MEMORY, ranks=back)
         for result in ended.values():
             result.wait(_LET_GO_PATIENCE_S)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client import presenting
-from nbgpu.client.cluster import resizing
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.scaling import study_table
@@ -132,5 +131,5 @@ def prepared(
     if not ranks or len(set(ranks)) < len(ranks):
         raise ConfigError(f"ranks = {list(ranks)} must be different numbers, such as 1,2")
     for each in ranks:
-        resizing.wanted_ranks(cluster, each)
+        cluster.parts.resizing.wanted_ranks(each)
     return CellStudy(StudyPlan("step() of the cell", config, cluster.config, RANKS, list(ranks), {}))

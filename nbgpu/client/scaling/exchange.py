@@ -39,7 +39,7 @@ def measure_links(cluster: Cluster | None = None) -> Links:
     if cluster.world_size == 1:
         raise ConfigError("one rank has no links to measure. Start a cluster with two ranks at least")
     measured = cluster.apply(reference(Call.MEASURE_LINKS), BUDGET_S)
-    backend = cluster.chosen_transport.name
+    backend = cluster.parts.state.chosen_transport.name
     return Links(backend, [device.name for device in cluster.devices], list(measured.values()))
 
 
@@ -102,7 +102,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         raise ConfigError(f"num_steps = {num_steps} is not valid: at least 1")
     if cluster.world_size == 1:
         raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
-    config = cluster.with_choices(config)
+    config = cluster.parts.runs.with_choices(config)
     if config.strategy not in ("ddp", "fsdp"):
         raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)
@@ -112,7 +112,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
     exchange = f"bucket_mb={config.bucket_mb:g}" if config.strategy == "ddp" else "strategy=fsdp"
     return StepTimes(
         f"{title}, {exchange}",
-        cluster.chosen_transport.name,
+        cluster.parts.state.chosen_transport.name,
         config.batch_size * config.accumulate,
         list(measured.values()),
         config.strategy,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
 
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.host.doctor import notebooks_job
 from nbgpu.config import ClusterConfig
@@ -35,7 +35,7 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
     yield from notebooks_job()
     began_s = time.monotonic()
     try:
-        cluster = Cluster.with_config(config).start()
+        cluster = cluster_with(config).start()
     except NbgpuError as error:
         yield fail(config.launcher, str(error), _PAGE)
         return
@@ -50,7 +50,7 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
             yield ok("host", f"{host} has {named_ranks(ranks)}: {devices}")
         yield ok(
             "group",
-            f"{count_of_ranks(cluster.world_size)} added up ones: {cluster.chosen_transport.describe()}",
+            f"{count_of_ranks(cluster.world_size)} added up ones: {cluster.parts.state.chosen_transport.describe()}",
         )
         yield from _links(cluster, hosts)
     except NbgpuError as error:
@@ -74,7 +74,7 @@ def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Fin
     budget_s = min(_LONGEST_BUDGET_S, _BUDGET_S_PER_PAIR * len(pairs))
     measured = cluster.apply(reference(Call.MEASURE_LINKS), budget_s, [_THERE_AND_BACK], list(pairs))
     names = [device.name for device in cluster.devices]
-    links = Links(cluster.chosen_transport.name, names, list(measured.values()))
+    links = Links(cluster.parts.state.chosen_transport.name, names, list(measured.values()))
     if why := links.lacking.get(_THERE_AND_BACK):
         yield warn("link", f"not measured: {why}", "backend= names another one")
         return

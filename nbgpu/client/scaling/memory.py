@@ -49,7 +49,7 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
         raise ConfigError(f"the recipe {config.recipe!r} has no batches; cluster.plan estimates its memory")
     num_ranks = cluster.world_size
     left_out = config.left_to_data
-    config = cluster.with_choices(config)
+    config = cluster.parts.runs.with_choices(config)
     settings = settings | {name: getattr(config, name) for name in left_out}
     found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
     measured = [

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import cluster_with
 from nbgpu.client.host import registry
 from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.scaling import measured_runs
@@ -86,12 +86,14 @@ def begin(
     """Start a new study, as `scaling` does; `advice` and `promised` are those of the plan."""
     plan = replace(studies.plan(recipe, vary, values, settings), advice=advice, promised=promised)
     largest = max(plan.points(), key=lambda point: point.ranks)
-    cluster = Cluster.with_config(plan.point_cluster(largest.ranks))
+    cluster = cluster_with(plan.point_cluster(largest.ranks))
     if not cluster.config.share_gpus:
         registry.require_free(cluster.devices)
     if plan.placement_note:
         print_at_once(plan.placement_note)
     # Other hosts are known when the study has started them.
     hosts: Mapping[str, int] | None = None if cluster.config.is_local else {}
-    environment = measured_runs.environment(cluster.devices, cluster.chosen_transport.describe(), hosts)
+    environment = measured_runs.environment(
+        cluster.devices, cluster.parts.state.chosen_transport.describe(), hosts
+    )
     return Study(studies.create_folder(plan, environment)).resume()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nbgpu.client import presenting
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import registry
 from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
@@ -320,7 +320,7 @@ class Study:
         if not self._ending.over:
             raise RunError(f"{self.folder.name} is running already")
         ranks = max(point.ranks for point in self.points)
-        cluster = Cluster.with_config(self.plan.point_cluster(ranks))
+        cluster = cluster_with(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:
             registry.require_free(cluster.devices)
         claim = folder_lock.lock(self.folder)
@@ -390,7 +390,7 @@ class Study:
             cluster = self._cluster_with(point.ranks)
             # Count from here: the first start of the engines takes much longer than a repeat.
             self._now_begun_s = time.monotonic()
-            run = cluster.train_with(point.config.changed(runs_dir=str(folder)))
+            run = cluster.parts.runs.train_with(point.config.changed(runs_dir=str(folder)))
             with self._lock:
                 self._run = run
             if self._stopping.is_set():
@@ -418,9 +418,9 @@ class Study:
         if self._cluster is not None and not self._cluster.running:
             self._cluster = None
         if self._cluster is None:
-            self._cluster = Cluster.with_config(self.plan.point_cluster(ranks))
+            self._cluster = cluster_with(self.plan.point_cluster(ranks))
             try:
-                self._cluster.start_beside(tell=self._show_awaited, stop=self._stopping)
+                self._cluster.parts.lifecycle.start(tell=self._show_awaited, stop=self._stopping)
             finally:
                 self._show_awaited("")
             self._note_hosts(self._cluster)
@@ -434,10 +434,10 @@ class Study:
 
     def _note_hosts(self, cluster: Cluster) -> None:
         """Save the names of the study's other hosts, once they are started for the first time."""
-        hosts = {host.name: host.description.num_cores for host in cluster.other_hosts}
+        hosts = {host.name: host.description.num_cores for host in cluster.parts.state.other_hosts}
         if not hosts or self.environment["host"]:
             return
-        transport = cluster.chosen_transport.describe()
+        transport = cluster.parts.state.chosen_transport.describe()
         self.environment = measured_runs.environment(cluster.devices, transport, hosts)
         self.plan.write(self.folder, self.environment)
 

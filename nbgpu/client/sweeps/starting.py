@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.cluster.cluster import Cluster
+from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.sweeps import host_places
 from nbgpu.client.sweeps.sweep import Sweep
@@ -76,7 +76,7 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     """Make a cluster for each trial that can train at the same time, without starting it."""
     if not plan.cluster.is_local:
-        return [Cluster.with_config(each) for each in host_places.places(plan.cluster, plan.config.parallel)]
+        return [cluster_with(each) for each in host_places.places(plan.cluster, plan.config.parallel)]
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1
     settings = plan.cluster.model_dump()

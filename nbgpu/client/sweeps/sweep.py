@@ -237,7 +237,7 @@ class Sweep:
             while (trial := self._next()) is not None:
                 try:
                     if not cluster.running:
-                        cluster.start_beside(stop=self._stopping)
+                        cluster.parts.lifecycle.start(stop=self._stopping)
                 except Exception as error:  # noqa: BLE001
                     # Another place may still train it.
                     self._left.appendleft(trial)
@@ -273,7 +273,7 @@ class Sweep:
     def _train(self, trial: Trial, cluster: Cluster) -> None:
         """Train one trial until it ends in any way."""
         try:
-            run = cluster.train_with(trial.going_on())
+            run = cluster.parts.runs.train_with(trial.going_on())
             trial.began(run)
             if self._stopping.is_set():
                 trial.ask_to_stop()

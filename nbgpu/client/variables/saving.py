@@ -176,7 +176,7 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
     Args:
         ranks: all ranks.
         folder: the folder of the saved variables.
-        serve: `ClusterParts.serve`.
+        serve: `ClusterState.serve`.
         names: the variables; all of them if none is named.
         trust: whether pickles may be opened and definitions of cells be run, which can do anything.
 

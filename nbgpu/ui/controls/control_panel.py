@@ -261,13 +261,13 @@ class _Controls:
                 self._refresh()
 
     def _train(self, cluster: Cluster, config: TrainConfig) -> None:
-        self._show(cluster.train_with(config))
+        self._show(cluster.parts.runs.train_with(config))
 
     def _plan_run(self, cluster: Cluster, config: TrainConfig) -> None:
-        self._say_page(cluster.plan_with(config)._repr_html_())
+        self._say_page(cluster.parts.runs.plan_with(config)._repr_html_())
 
     def _find_batch_size(self, cluster: Cluster, config: TrainConfig) -> None:
-        found = cluster.find_batch_size_with(config, stop=self._cancel)
+        found = cluster.parts.runs.find_batch_size_with(config, stop=self._cancel)
         self._settings.fields["batch_size"].show(found.batch_size)
         self._say_page(found._repr_html_())
 

@@ -70,7 +70,7 @@ def test_an_interrupt_while_a_cell_is_sent_leaves_it_on_no_rank(cluster2: nbgpu.
         except KeyboardInterrupt:
             stopped += 1
         stop.join()
-        cluster2.news.clear()
+        cluster2.parts.state.news.clear()
         total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
         assert cluster2.execute(total) == {0: "2\n", 1: "2\n"}
     assert stopped == NUM_STOPS

@@ -77,7 +77,7 @@ def cluster(started: nbgpu.Cluster) -> Iterator[nbgpu.Cluster]:
     yield started
     assert started.execute(TOTAL) == WELL
     assert started.pids == pids, "a rank was replaced"
-    started.news.clear()
+    started.parts.state.news.clear()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def cluster(cluster2: nbgpu.Cluster) -> Iterator[nbgpu.Cluster]:
     yield cluster2
     assert cluster2.execute(TOTAL) == WELL
     assert cluster2.pids == pids, "a rank was replaced"
-    cluster2.news.clear()
+    cluster2.parts.state.news.clear()
 
 
 @row(

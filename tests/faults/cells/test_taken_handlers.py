@@ -79,7 +79,7 @@ def test_a_handler_lasts_as_long_as_its_cell(notebook: Kernel, measured: Measure
         notebook.manager.interrupt_kernel()
 
     # What was said of a signal is not said again.
-    notebook.run("import nbgpu\nnbgpu.current().recovery._reported_signals.clear()")
+    notebook.run("import nbgpu\nnbgpu.current().parts.recovery._reported_signals.clear()")
     assert notebook.run(f"%%distributed\n{takes}").status == "ok"
     code = f"%%distributed\nprint('working', flush=True)\n{ENDLESS}"
     done = notebook.run(code, meanwhile=stop, timeout_s=BOUND_S)

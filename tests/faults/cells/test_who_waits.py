@@ -106,7 +106,7 @@ def test_a_notice_says_who_waits_and_stop_leaves_it_as_a_line(
 
 
 def test_a_rank_that_is_not_at_the_cell_yet_is_told_in_plain_words(notebook: Kernel) -> None:
-    notebook.run("import nbgpu\nbusy = nbgpu.current()._ranks.call('time:sleep', 8, ranks=[1])")
+    notebook.run("import nbgpu\nbusy = nbgpu.current().ranks.call('time:sleep', 8, ranks=[1])")
     during = notebook.run("%nbgpu status")
     assert re.search(r"^1 .* busy$", during.stdout, re.M), during.stdout
     done = notebook.run("%%distributed\ndist.barrier()", timeout_s=BOUND_S)

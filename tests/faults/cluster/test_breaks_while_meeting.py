@@ -41,7 +41,7 @@ def test_no_sum_is_wrong_after_many_random_breaks(cluster2: nbgpu.Cluster) -> No
         with pytest.raises(nbgpu.RankError, match="ZeroDivisionError"):
             cluster2.execute(code)
         assert cluster2.execute(TOTAL) == WELL
-        cluster2.news.clear()
+        cluster2.parts.state.news.clear()
 
 
 @row(
@@ -62,4 +62,4 @@ def test_a_rank_is_killed_while_ranks_meet(whose: int, cluster2: nbgpu.Cluster) 
     killer.join()
     cluster2.execute("kept = 7 * rank")
     assert cluster2.execute(TOTAL) == WELL
-    cluster2.news.clear()
+    cluster2.parts.state.news.clear()

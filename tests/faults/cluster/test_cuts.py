@@ -29,7 +29,7 @@ def ranks_are_well_afterwards(cluster2: nbgpu.Cluster) -> Iterator[None]:
     cluster2.execute("kept = 7 * rank")
     yield
     assert cluster2.execute(TOTAL) == WELL
-    cluster2.news.clear()
+    cluster2.parts.state.news.clear()
 
 
 def give_up(cluster: nbgpu.Cluster, generation: int, *ranks: int) -> None:
@@ -53,7 +53,7 @@ def test_a_group_that_is_given_up_twice_is_formed_again(cluster2: nbgpu.Cluster,
         with pytest.raises(nbgpu.RankError, match="rank 0: ValueError: on purpose"):
             cluster2.execute(f"{faults.at(0, 'raise')}\n{BARRIERS}")
         measured.ended("ValueError: on purpose")
-        assert cluster2.news == []
+        assert cluster2.parts.state.news == []
         assert cluster2.execute(TOTAL) == WELL
 
 
@@ -89,7 +89,7 @@ def test_a_stop_beside_a_failure(cluster2: nbgpu.Cluster) -> None:
             pass
         stop.join()
         assert cluster2.execute(TOTAL) == WELL
-        cluster2.news.clear()
+        cluster2.parts.state.news.clear()
 
 
 def test_a_group_whose_forming_was_stopped_is_formed_by_the_next_cell(cluster2: nbgpu.Cluster) -> None:
@@ -138,4 +138,4 @@ def test_a_rank_that_makes_a_group_meanwhile_does_not_wait_in_it(cluster2: nbgpu
                 "own = dist.new_group([0, 1])\nif rank == 0: 1 / 0\nwhile True: dist.barrier(dist.new_group([0, 1]))"
             )
         assert cluster2.execute(TOTAL) == WELL
-        cluster2.news.clear()
+        cluster2.parts.state.news.clear()

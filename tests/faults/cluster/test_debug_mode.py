@@ -47,7 +47,7 @@ def test_a_mismatch_is_named(debugged: nbgpu.Cluster, measured: Measured, mismat
     code, expected = MISMATCHES[mismatch]
     measured.fault_now()
     with pytest.raises(nbgpu.RankError) as caught:
-        DistributedCell(debugged, code, None, 60).show_blocking()
+        DistributedCell(debugged.parts.cells, code, None, 60).show_blocking()
     measured.ended(str(caught.value))
     assert str(caught.value) == f"all ranks: CollectiveMismatch: {expected}"
     assert debugged.execute(SUM) == {0: "3\n", 1: "3\n", 2: "3\n"}
@@ -56,7 +56,7 @@ def test_a_mismatch_is_named(debugged: nbgpu.Cluster, measured: Measured, mismat
 def test_a_failure_in_debug_mode_frees_the_others(debugged: nbgpu.Cluster) -> None:
     code = "if rank == 2: raise ValueError('on purpose')\ndist.all_reduce(torch.ones(4))"
     with pytest.raises(nbgpu.RankError, match=r"^rank 2: ValueError: on purpose$"):
-        DistributedCell(debugged, code, None, 60).show_blocking()
+        DistributedCell(debugged.parts.cells, code, None, 60).show_blocking()
     assert debugged.execute(SUM) == {0: "3\n", 1: "3\n", 2: "3\n"}
 
 

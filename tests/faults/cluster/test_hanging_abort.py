@@ -36,8 +36,8 @@ def test_the_rank_is_given_up_and_replaced(measured: Measured) -> None:
         reasons = {failure.rank: failure.message for failure in failed.value.failures}
         assert reasons[0] == "rank 0 ended itself, because NCCL could not be aborted on its GPU"
         assert "on purpose" in reasons[1]
-        assert any("rank 0 was replaced and is empty" in line for line in cluster.news)
-        cluster.news.clear()
+        assert any("rank 0 was replaced and is empty" in line for line in cluster.parts.state.news)
+        cluster.parts.state.news.clear()
         said = cluster.execute(
             "total = torch.ones(1); dist.all_reduce(total); print(int(total), 'kept' in globals())"
         )

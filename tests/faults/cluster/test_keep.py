@@ -341,7 +341,7 @@ def test_a_controller_or_parent_that_is_killed_ends_the_cell_and_all_others(
         if leader == "controller":
             # They wait in the store that the controller serves.
             waits = "dist.distributed_c10d._get_default_store().wait(['never'])"
-            cell = DistributedCell(cluster, waits, None, None)
+            cell = DistributedCell(cluster.parts.cells, waits, None, None)
         else:
             run = cluster.train("autoencoder", runs_dir=str(tmp_path), **train_settings)
             wait_until(lambda: run.status == "training", lambda: (run.status, run.failures))

@@ -58,7 +58,7 @@ def train(site: hosts.Site) -> None:
     settings = "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, steps=100_000, val_every=0, checkpoint_every=5"
     runs_dir = str(site.folder / f"runs-{time.monotonic_ns()}")
     site.notebook.run(
-        f"cluster.news.clear(); run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})"
+        f"cluster.parts.state.news.clear(); run = cluster.train('autoencoder', {settings}, runs_dir={runs_dir!r})"
     )
     site.notebook.run("import time\nwhile run.statuses()[0].step < 12: time.sleep(0.05)")
 
@@ -66,7 +66,7 @@ def train(site: hosts.Site) -> None:
 def come_back(site: hosts.Site, name: str) -> None:
     """A host that was lost dials in, and the next cell takes it."""
     site.dial_in(name)
-    code = "while not cluster._returning._new_engines(): time.sleep(0.05)"
+    code = "while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)"
     site.notebook.run(f"import time\n{code}")
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert failed == "ClusterError"
@@ -169,7 +169,7 @@ def test_a_hosts_power_goes_off(site: hosts.Site, measured: Measured) -> None:
     measured.ended(said)
     assert failed == "RankError"
     assert f"rank {lost[0]} on host {name} is gone with its host" in said
-    news = site.notebook.run("print(cluster.news); cluster.news.clear()")
+    news = site.notebook.run("print(cluster.parts.state.news); cluster.parts.state.news.clear()")
     assert f"host {name} is lost, and the cluster goes on with 2 ranks" in news
     assert site.cell(SUM) == right(*kept)
     assert site.cell("print(rank, world_size)") == "{0: '0 2\\n', 1: '1 2\\n'}\n"
@@ -250,7 +250,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     notes = site.notebook.run("print(run.notes())")
     assert "A step has 4 samples as before, with batch_size=1 and accumulate=2" in notes
     assert "Host n1 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in notes
-    site.notebook.run("cluster.news.clear()")
+    site.notebook.run("cluster.parts.state.news.clear()")
     assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
 
 
@@ -281,10 +281,10 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     site.notebook.run("newest = run.checkpoint(); away = newest.rename(run.folder / 'away')")
     site.hosts.power_on(name)
     site.dial_in(name)
-    site.notebook.run("while not cluster.hosts_dialled_in(): time.sleep(0.05)\ntime.sleep(1)")
+    site.notebook.run("while not cluster.parts.state.hosts_dialled_in(): time.sleep(0.05)\ntime.sleep(1)")
     site.notebook.run("_ = away.rename(newest)")
     assert site.notebook.run(begun_again.format(2)) == "['paused', 'paused', 'paused', 'paused']\n"
-    heals = site.notebook.value("cluster.news")
+    heals = site.notebook.value("cluster.parts.state.news")
     assert all(heal.endswith("It stays paused until you resume it.") for heal in heals), heals
     # Which of the host's two ranks is named first depends on which connection breaks first.
     assert re.search(rf"was paused, rank [01] on host {name} is gone with its host", heals[0]), heals
@@ -294,7 +294,7 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     )
     site.notebook.run(f"run.stop(); run.wait({PATIENCE_S}, progress=False)")
     assert '"lr": 0.00123' in site.notebook.run("print((run.folder / 'changes.jsonl').read_text())")
-    site.notebook.run("cluster.news.clear()")
+    site.notebook.run("cluster.parts.state.news.clear()")
 
 
 @pytest.mark.long
@@ -351,7 +351,9 @@ def test_the_next_cell_waits_for_a_host(site: hosts.Site, measured: Measured) ->
     measured.ended(said)
     assert failed == "RankError"
     assert "rank 2 on host n2 is gone with its host" in said
-    assert "the next cell waits" in site.notebook.run("print(cluster.news); cluster.news.clear()")
+    assert "the next cell waits" in site.notebook.run(
+        "print(cluster.parts.state.news); cluster.parts.state.news.clear()"
+    )
     assert site.notebook.run("print(cluster.pull('kept', ranks=[0, 1]))") == "{0: 0, 1: 7}\n"
     site.notebook.send("cluster.execute('1')")
     time.sleep(1.0)
@@ -377,7 +379,7 @@ def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) ->
     site.new_notebook()
     site.notebook.run(attach)
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster._processes.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.processes.lost_hosts(): time.sleep(0.05)")
     hosts.Host.send_signal(site.notebook.process, signal.SIGKILL)
     site.new_notebook()
     site.notebook.run(attach)
@@ -405,7 +407,9 @@ def require_nothing_left(site: hosts.Site, *nodes: hosts.Host) -> None:
 @pytest.mark.long
 def test_the_controller_is_killed(site: hosts.Site, measured: Measured) -> None:
     measured.fault_now()
-    site.notebook.run("import signal; cluster._processes.leaders['controller'].send(signal.SIGKILL)")
+    site.notebook.run(
+        "import signal; cluster.parts.state.processes.leaders['controller'].send(signal.SIGKILL)"
+    )
     require_nothing_left(site, *site.nodes)
     measured.ended()
     failed, said = site.notebook.fails("cluster.execute('1')")

@@ -42,7 +42,7 @@ def ranks_are_well_afterwards(cluster2: nbgpu.Cluster) -> Iterator[None]:
 
 def failure_in_cell(cluster: nbgpu.Cluster, code: str) -> nbgpu.RankError:
     with pytest.raises(nbgpu.RankError) as caught:
-        DistributedCell(cluster, code, None, None).show_blocking()
+        DistributedCell(cluster.parts.cells, code, None, None).show_blocking()
     return caught.value
 
 

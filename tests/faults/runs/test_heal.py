@@ -146,7 +146,7 @@ def kill_in_a_run(
         assert told.startswith(f"While {run.folder.name} was training, rank {dies} was killed by SIGKILL")
         assert f"rank {dies} was replaced and is empty; {named_ranges(kept)} kept all variables" in told
         assert told.count("is empty") == 1
-        assert cluster.news == []  # the next cell does not tell it again
+        assert cluster.parts.state.news == []  # the next cell does not tell it again
         (note,) = [note for note in run.notes() if "replaced" in note]
         assert note.startswith(f"rank {dies} was killed by SIGKILL")
         assert "the variables that cells had made on it are lost. Training goes on after step 13." in note
@@ -195,7 +195,7 @@ def test_what_cells_have_set_in_torch_is_not_the_run_s(
     assert found == dict.fromkeys((0, 2), faults.TORCH_WAS_CHANGED + "\n")
     total = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
     assert cluster.execute(total) == dict.fromkeys(range(3), "3\n")
-    cluster.news.clear()
+    cluster.parts.state.news.clear()
 
 
 def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
@@ -209,7 +209,7 @@ def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
         "import sys; print('nbgpu.recipes.autoencoder.recipe' in sys.modules, 'torch._dynamo' in sys.modules)"
     )
     assert cluster.execute(imported, ranks=[1]) == {1: "True True\n"}
-    cluster.news.clear()
+    cluster.parts.state.news.clear()
 
 
 @pytest.mark.long
@@ -254,7 +254,7 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     columns = ["step", "rank", "epoch", "loss", "lr"]
     tables = [pd.read_csv(r.folder / "metrics.csv", usecols=columns) for r in (run, unhurt)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
-    cluster.news.clear()
+    cluster.parts.state.news.clear()
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True, ids=["one spare"])
@@ -278,8 +278,11 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
             assert time.monotonic() < give_up_s, f"{run} was not healed: {run.failures}"
             time.sleep(0.02)
     assert max(s.step for s in run.statuses()) == paused_at
-    assert f"While {run.folder.name} was paused, rank {dies} was killed by SIGKILL" in cluster.news[-1]
-    assert cluster.news[-1].endswith("It stays paused until you resume it.")
+    assert (
+        f"While {run.folder.name} was paused, rank {dies} was killed by SIGKILL"
+        in cluster.parts.state.news[-1]
+    )
+    assert cluster.parts.state.news[-1].endswith("It stays paused until you resume it.")
     assert heals(run)[-1].text.endswith(f"after step {paused_at}. It stays paused until it is resumed.")
     os.kill(cluster.pids[dies], signal.SIGKILL)
     with pytest.raises(nbgpu.RankError, match=f"3 times at step {paused_at}"):
@@ -287,7 +290,7 @@ def test_a_rank_that_dies_while_the_run_is_paused_does_not_make_it_go_on(
     with pytest.raises(nbgpu.ClusterError, match=f"rank {dies} was killed by SIGKILL"):
         cluster.execute("1")
     assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n", 2: "2\n"}
-    cluster.news.clear()
+    cluster.parts.state.news.clear()
 
 
 @pytest.mark.parametrize("cluster", [0], indirect=True, ids=["no spare"])
@@ -299,7 +302,7 @@ def test_who_ended_a_rank_is_read_from_the_kernel(
 
     def told_of_a_death(before: str, after: str) -> str:
         count.write_text(before)
-        cluster._processes.this_host._endings._num_oom_kills = endings._num_oom_kills()
+        cluster.parts.state.processes.this_host._endings._num_oom_kills = endings._num_oom_kills()
         count.write_text(after)
         os.kill(cluster.pids[1], signal.SIGKILL)
         give_up_s = time.monotonic() + 60

@@ -42,7 +42,7 @@ def the_sum_is_right_and_another_run_trains(ranks: nbgpu.Cluster, tmp_path: Path
     assert ranks.execute(SUM) == {0: "2 5\n", 1: "2 5\n"}
     run = ranks.train("autoencoder", **settings(steps=3), runs_dir=str(tmp_path / "next"))
     assert run.wait(BOUND_S).status == "finished"
-    ranks.news.clear()
+    ranks.parts.state.news.clear()
 
 
 def wait_until_back(ranks: nbgpu.Cluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbgpu.client.cluster.history import CellHistory
+from nbgpu.client.state.history import CellHistory
 
 
 def test_cells_follow_ranks_to_their_new_numbers() -> None:

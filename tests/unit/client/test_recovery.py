@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from nbgpu.client.faults.recovery import Recovery
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
+from nbgpu.machine import devices, transports
+from nbgpu.machine.transports import ChosenTransport
 
 
 @dataclass
@@ -69,75 +73,81 @@ class Reply:
         return self.is_ready
 
 
-class Cluster:
-    def __init__(self, ranks: Ranks) -> None:
-        self.config = ClusterConfig(gpus="none", spare=1)
-        self.news: list[str] = []
-        self.ranks: Any = ranks
-        self.num_stops_of_questions = 0
+class Questions:
+    """The questions of a host, which are listened to until somebody closes them."""
 
-    def lost_hosts(self) -> list[Any]:
-        return []
+    def __init__(self) -> None:
+        self.is_closed = False
 
-    def take_returned_hosts(self) -> list[Any]:
-        return []
+    def close(self) -> None:
+        self.is_closed = True
 
-    def lookout(self) -> Any:
-        raise AssertionError("nobody asks the ranks where they are")
 
-    def stop_listening(self) -> None:
-        self.num_stops_of_questions += 1
+def with_ranks(ranks: Any) -> ClusterState:
+    """The state of a cluster with these ranks."""
+    config = ClusterConfig(gpus="none", spare=1)
+    chosen = (devices.cpu(0), devices.cpu(1))
+    transport = ChosenTransport(transports.candidates(config, chosen)[0])
+    return ClusterState(config, chosen, transport, started_ranks=ranks)
+
+
+def recovery_of(state: ClusterState) -> Recovery:
+    return Recovery(state, RankChanges(state))
 
 
 def test_ranks_that_ended_between_two_cells_are_replaced_and_nothing_is_sent() -> None:
-    cluster = Cluster(Ranks({1: "rank 1 was killed"}))
+    ranks = Ranks({1: "rank 1 was killed"})
     with pytest.raises(
         ClusterError, match=r"rank 1 was killed(.|\n)*rank 0 kept all variables(.|\n)*run it again"
     ):
-        Recovery(cluster).make_ready(None)
-    assert (cluster.ranks.replaced, cluster.ranks.spares) == ([[1]], 1)
+        recovery_of(with_ranks(ranks)).make_ready(None)
+    assert (ranks.replaced, ranks.spares) == ([[1]], 1)
 
 
 def test_a_rank_that_dies_while_another_is_replaced_is_replaced_too() -> None:
-    cluster = Cluster(Ranks({0: "", 1: ""}, failing=2))
-    told = Recovery(cluster).replace_all_gone()
+    ranks = Ranks({0: "", 1: ""}, failing=2)
+    told = recovery_of(with_ranks(ranks)).replace_all_gone()
     assert "no rank kept its variables" in told
-    assert cluster.ranks.replaced == [[0, 1]] * 3
+    assert ranks.replaced == [[0, 1]] * 3
 
 
 def test_replacements_that_fail_again_and_again_are_given_up() -> None:
-    cluster = Cluster(Ranks({1: ""}, failing=100))
+    ranks = Ranks({1: ""}, failing=100)
     with pytest.raises(ClusterError, match="did not come"):
-        Recovery(cluster).replace_all_gone()
-    assert len(cluster.ranks.replaced) == 3
+        recovery_of(with_ranks(ranks)).replace_all_gone()
+    assert len(ranks.replaced) == 3
 
 
 def test_a_replacement_that_failed_with_no_rank_gone_is_not_tried_again() -> None:
-    cluster = Cluster(Ranks({1: ""}, failing=1, dies_meanwhile=False))
+    ranks = Ranks({1: ""}, failing=1, dies_meanwhile=False)
     with pytest.raises(ClusterError, match="did not come"):
-        Recovery(cluster).replace_all_gone()
-    assert len(cluster.ranks.replaced) == 1
+        recovery_of(with_ranks(ranks)).replace_all_gone()
+    assert len(ranks.replaced) == 1
 
 
 def test_a_rank_in_an_earlier_cell_gets_no_other_until_it_is_back() -> None:
-    cluster = Cluster(Ranks())
-    recovery = Recovery(cluster)
+    ranks = Ranks()
+    state = with_ranks(ranks)
+    recovery = recovery_of(state)
     late: Any = Reply(is_ready=False)
+    questions: Any = Questions()
+    state.listening.append(questions)
     recovery.leave_behind({0: Reply(is_ready=True), 1: late})  # type: ignore[dict-item]
-    assert cluster.num_stops_of_questions == 1
+    assert questions.is_closed
     with pytest.raises(ClusterError, match=r"rank\(s\) 1 are still in an earlier cell"):
         recovery.make_ready(None)
-    assert cluster.ranks.num_regroups == 0
+    assert ranks.num_regroups == 0
     late.is_ready = True
     recovery.make_ready(None)
-    assert cluster.ranks.num_regroups == 1
-    assert cluster.news[0] == "formed again"
+    assert ranks.num_regroups == 1
+    assert state.news[0] == "formed again"
 
 
 def test_a_handler_that_was_taken_back_is_named_once() -> None:
-    cluster = Cluster(Ranks())
-    recovery = Recovery(cluster)
+    ranks = Ranks()
+    state = with_ranks(ranks)
+    recovery = recovery_of(state)
     for _ in range(2):
         recovery.make_ready(None)
-    assert len(cluster.news) == 1
-    assert cluster.news[0].startswith("SIGINT: its handler, which a cell replaced on rank 1, is back")
+    assert len(state.news) == 1
+    assert state.news[0].startswith("SIGINT: its handler, which a cell replaced on rank 1, is back")

@@ -61,7 +61,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, str], words: str) -> None
 def test_variables_are_saved_before_the_end_in_a_notebook_only() -> None:
     cluster = nbgpu.Cluster(launcher="slurm", save_before_time_limit="saved")
     with pytest.raises(ConfigError, match="works in a notebook, between two cells"):
-        cluster.start_beside()
+        cluster.parts.lifecycle.start()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pretend_gpus
 import pytest
 
 import nbgpu
+from nbgpu.client.cluster.cluster import cluster_with
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.host.enough_ranks import placed
@@ -59,9 +60,9 @@ def test_there_are_enough_ranks_and_what_their_times_mean_is_said(
 def test_a_cluster_has_ranks_as_if_they_had_been_asked_for() -> None:
     cluster = nbgpu.Cluster(at_least=2)
     assert [device.kind for device in cluster.devices] == ["cpu", "cpu"]
-    assert ON_THE_CPU in cluster.placement_note
+    assert ON_THE_CPU in cluster.parts.lifecycle.placement_note
     assert cluster.config == ClusterConfig(gpus="none", ranks=2)
-    assert nbgpu.Cluster.with_config(ClusterConfig(gpus="0", at_least=3)).world_size == 3
+    assert cluster_with(ClusterConfig(gpus="0", at_least=3)).world_size == 3
 
 
 @pytest.mark.parametrize("gpus", [1], indirect=True)

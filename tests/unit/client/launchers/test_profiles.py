@@ -77,16 +77,16 @@ def test_what_does_not_start_says_why_and_leaves_nothing(profile: Path, tmp_path
     with pytest.raises(
         ClusterError, match=r"no folder for the hosts can be made: .*No such file or directory"
     ):
-        cluster(launcher_options={"folder": place}).start_beside()
+        cluster(launcher_options={"folder": place}).parts.lifecycle.start()
     place.mkdir()
     with pytest.raises(ClusterError, match=r"PBSEngineSetLauncher could not start the hosts: .*'qsub'"):
-        cluster(launcher_options={"folder": place}).start_beside()
+        cluster(launcher_options={"folder": place}).parts.lifecycle.start()
     profile.write_text(
         "c = get_config()\nc.PBSEngineSetLauncher.submit_command = ['sh', '-c', 'echo no queue; exit 3']\n"
         "c.Cluster.engine_launcher_class = 'pbs'\n"
     )
     with pytest.raises(ClusterError, match="failed with exit code 3: no queue"):
-        cluster(launcher_options={"folder": place}).start_beside()
+        cluster(launcher_options={"folder": place}).parts.lifecycle.start()
     assert list(place.iterdir()) == []
 
 
@@ -94,4 +94,4 @@ def test_the_start_ends_when_all_that_was_started_has_ended(profile: Path, tmp_p
     with pytest.raises(
         ClusterError, match=r"what LocalEngineSetLauncher has started has ended\. It has written nothing"
     ):
-        cluster(launcher_options={"folder": tmp_path, "python": "/bin/false"}).start_beside()
+        cluster(launcher_options={"folder": tmp_path, "python": "/bin/false"}).parts.lifecycle.start()

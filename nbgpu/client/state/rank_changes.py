@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.engines.other_hosts import joining
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
 from nbgpu.client.host import registry
+from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import ClusterConfig
-from nbgpu.machine import transports
 from nbgpu.machine.transports import Transport
 from nbgpu.protocol.records import Device
 
 
-class RankChanges(ClusterParts):
+class RankChanges:
     """What `resize` and `nbgpu.client.faults.lost_hosts` have a cluster do."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
 
     def take_size(
         self,
@@ -37,114 +39,112 @@ class RankChanges(ClusterParts):
             ClusterError: another cluster has a GPU, or a rank did not come or ended. The ranks are those from
                 before, and the group has to be formed again.
         """
-        before = self.config, self.devices, self.chosen_transport
-        if self._entry is not None and set(chosen) - set(self.devices):
-            registry.claim(self._entry.model_copy(update={"devices": chosen}))
-        self.stop_listening()
+        state = self._state
+        before = state.config, state.devices, state.chosen_transport
+        if state.entry is not None and set(chosen) - set(state.devices):
+            registry.claim(state.entry.model_copy(update={"devices": chosen}))
+        state.stop_listening()
         self._count_hosts_of_ranks(*on)
-        self.config = config
-        self.chosen_transport = replace(self.chosen_transport, transport=transport)
+        state.config = config
+        state.chosen_transport = replace(state.chosen_transport, transport=transport)
         try:
-            lines = self.ranks.resize(chosen, transport, on)
+            lines = state.ranks.resize(chosen, transport, on)
         except BaseException:
-            self.config, self.devices, self.chosen_transport = before
+            state.config, state.devices, state.chosen_transport = before
             self._count_hosts_of_ranks()
-            self._note()
+            state.note()
             raise
         self._count_hosts_of_ranks()
-        self.devices = self._wanted = chosen
-        self._reserve()
-        self._transports = transports.candidates(config, chosen)
-        self._planned, self._last_seen = None, {}
-        self.history.keep_only(range(min(len(before[1]), len(chosen))))
-        self._note()
+        state.use_devices(chosen)
+        state.reserve()
+        state.last_seen = {}
+        state.history.keep_only(range(min(len(before[1]), len(chosen))))
+        state.note()
         return lines
 
     def want(self, num_ranks: int) -> None:
         """Note how many ranks the person wants, for a restart and for hosts that come back."""
-        if not self.config.is_local:
-            self._most_ranks = num_ranks
-            self._note()
+        if not self._state.config.is_local:
+            self._state.most_ranks = num_ranks
+            self._state.note()
 
     def free_seats(self) -> list[tuple[str, Device]]:
         """The devices of the other hosts that have no rank now, each with the name of its host."""
-        assert self._processes is not None
-        hosts = [*self._processes.others, *self._processes.without_ranks]
+        state = self._state
+        assert state.processes is not None
+        hosts = [*state.processes.others, *state.processes.without_ranks]
         seats = joining.devices_of([host for host in hosts if host.is_there])
-        for rank, process in self.ranks.seating.processes.items():
-            if (taken := (process.host, self.devices[rank])) in seats:
+        for rank, process in state.ranks.seating.processes.items():
+            if (taken := (process.host, state.devices[rank])) in seats:
                 seats.remove(taken)
         return seats
 
-    def missing_hosts(self) -> list[str]:
-        """The names of the hosts that are lost, also of those that the cluster goes on without."""
-        return [] if self._returning is None else [host.name for host in self._returning.missing()]
-
     def _count_hosts_of_ranks(self, *more: str) -> None:
         """Count the hosts of the ranks, and more with these names, among those that have ranks."""
-        assert self._processes is not None
-        of_ranks = {process.host for process in self.ranks.seating.processes.values()}
-        self._processes.have_ranks_on({*of_ranks, *more})
+        assert self._state.processes is not None
+        of_ranks = {process.host for process in self._state.ranks.seating.processes.values()}
+        self._state.processes.have_ranks_on({*of_ranks, *more})
 
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
-        return "" if self._processes is None else self._processes.when_lost
+        return "" if self._state.processes is None else self._state.processes.when_lost
 
-    def go_on_without(self, lost: Sequence[OtherHost]) -> None:
-        """Take the ranks of lost hosts out, and number the others without a gap. The group has to be formed
-        again."""
-        assert self._processes is not None
+    def go_on_without(self, lost: Sequence[OtherHost]) -> dict[int, int]:
+        """Take the ranks of lost hosts out, and number the others without a gap; return their new numbers by
+        those from before. The group has to be formed again."""
+        state = self._state
+        assert state.processes is not None
         names = {host.name for host in lost}
-        gone = [rank for rank, each in self.ranks.seating.processes.items() if each.host in names]
-        numbers = {rank: new for new, rank in enumerate(r for r in range(self.world_size) if r not in gone)}
-        self._processes.go_on_without(lost)
-        self.devices = self._wanted = tuple(self.devices[rank] for rank in numbers)
-        self._transports = transports.candidates(self.config, self.devices)
-        self._planned, self._last_seen = None, {}
-        self.history.renumber(numbers)
-        self.recovery.renumber(numbers)
-        self.stop_listening()
-        self.ranks.drop(gone)
+        gone = [rank for rank, each in state.ranks.seating.processes.items() if each.host in names]
+        numbers = {rank: new for new, rank in enumerate(r for r in range(state.world_size) if r not in gone)}
+        state.processes.go_on_without(lost)
+        state.use_devices(tuple(state.devices[rank] for rank in numbers))
+        state.last_seen = {}
+        state.history.renumber(numbers)
+        state.stop_listening()
+        state.ranks.drop(gone)
+        return numbers
 
     def start_lost_hosts(self) -> None:
         """Have lost hosts started again in the background, where that can be done."""
-        if self._returning is not None:
-            self._returning.start_again()
+        if self._state.returning is not None:
+            self._state.returning.start_again()
 
     def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
         """Give the places of lost hosts to hosts that have dialled in; return each lost one with the one that
         has its place now."""
-        if self._returning is None:
+        if self._state.returning is None:
             return []
         # The questions of a host come from what it was when it was last listened to.
-        if came := self._returning.take():
-            self.stop_listening()
+        if came := self._state.returning.take():
+            self._state.stop_listening()
         return came
 
     def hosts_cannot_return(self) -> bool:
         """Whether no lost host can come back, and the others end too, as at the end of a job."""
-        return self._returning is not None and self._returning.are_hopeless
+        return self._state.returning is not None and self._state.returning.are_hopeless
 
     def obstacles_to_return(self) -> Sequence[str]:
         """Sentences that say why hosts do not come back."""
-        return [] if self._returning is None else self._returning.obstacles()
+        return [] if self._state.returning is None else self._state.returning.obstacles()
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
         """Start ranks on hosts that have come back, as the last ones of the group, as far as more ranks are
         wanted; return what `resize` returns."""
-        assert self._processes is not None
+        state = self._state
+        assert state.processes is not None
         names = [host.name for host in hosts]
         new = [seat for seat in self.free_seats() if seat[0] in names]
-        if self._most_ranks is not None:
-            new = new[: max(0, self._most_ranks - self.world_size)]
+        if state.most_ranks is not None:
+            new = new[: max(0, state.most_ranks - state.world_size)]
         if not new:
             self._count_hosts_of_ranks()
-            self._note()
+            state.note()
             return []
-        chosen = (*self.devices, *(device for _, device in new))
+        chosen = (*state.devices, *(device for _, device in new))
         try:
-            return self.take_size(self.config, chosen, self.transport, [name for name, _ in new])
+            return self.take_size(state.config, chosen, state.transport, [name for name, _ in new])
         except BaseException:
             # They are tried once more before the next cell.
-            self._processes.go_on_without(hosts)
+            state.processes.go_on_without(hosts)
             raise

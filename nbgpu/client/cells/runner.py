@@ -1,14 +1,17 @@
-"""The calls of a cluster that run code on its ranks."""
+"""The part of a cluster that runs code on its ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.reply import Reply
+from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.faults.watch import RankWatch
+from nbgpu.client.runs.manager import RunManager
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.variables.autoreload import Reloading
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import CellOptions
 
@@ -19,25 +22,17 @@ _R = TypeVar("_R", bound=Reply)
 """A rank's pending reply."""
 
 
-class CellCalls(ClusterParts):
+class CellRunner:
     """Sends cells and function calls to the ranks."""
 
+    def __init__(self, state: ClusterState, recovery: Recovery, runs: RunManager) -> None:
+        self.state = state
+        self.recovery = recovery
+        self.reloading = Reloading()
+        self._runs = runs
+
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """Send a cell to the ranks and return at once.
-
-        Where one of them fails, the others are freed from waiting for it; `stop_cell` stops all. The next
-        call forms the process group again.
-
-        Args:
-            code: the cell's text.
-            ranks: the ranks that run it; None for all.
-
-        Returns:
-            By rank, ipyparallel's AsyncResult, which gathers the output.
-
-        Raises:
-            RunError: a training run has the ranks now.
-        """
+        """See `Cluster.submit`."""
         results = self._submit(code, ranks)
         self.recovery.note_submitted(results)
         return results
@@ -47,7 +42,7 @@ class CellCalls(ClusterParts):
             code,
             ranks,
             lambda chosen: {
-                rank: self.ranks[rank].execute(code, silent=False, block=False) for rank in chosen
+                rank: self.state.ranks[rank].execute(code, silent=False, block=False) for rank in chosen
             },
         )
 
@@ -66,44 +61,40 @@ class CellCalls(ClusterParts):
         return self._send(
             code,
             ranks,
-            lambda chosen: self.ranks.send_cell(chosen, code, options, arrivals, is_awaited),
+            lambda chosen: self.state.ranks.send_cell(chosen, code, options, arrivals, is_awaited),
         )
 
     @uninterrupted()
     def _send(
         self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]
     ) -> dict[int, _R]:
-        chosen = self._chosen(ranks)
-        self._make_ready()
-        self._last_seen = {}
-        self.reloading.before_cell(self.ranks)
-        self.history.note(chosen, code)
+        chosen = self.state.chosen(ranks)
+        self._runs.make_ready()
+        self.state.last_seen = {}
+        self.reloading.before_cell(self.state.ranks)
+        self.state.history.note(chosen, code)
         results: dict[int, _R] = {}
         try:
             # A cell that only some ranks got would meet the others' next cell in a collective.
             results |= send(chosen)
             take_interrupt()
         except KeyboardInterrupt:
-            self.recovery.stop(RankWatch(self.ranks, results), results)
-            self.history.forget_newest(chosen)
+            self.recovery.stop(RankWatch(self.state.ranks, results), results)
+            self.state.history.forget_newest(chosen)
             raise
         return results
 
     @uninterrupted()
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
-        """Run code on the ranks and return the text that each printed to stdout.
-
-        Raises:
-            RankError: the code raised on one rank or more.
-        """
+        """See `Cluster.execute`."""
         results = self._submit(code, ranks)
-        watch = RankWatch(self.ranks, results)
+        watch = RankWatch(self.state.ranks, results)
         try:
             self.recovery.bring_back(watch, results)
         finally:
             if watch.severed or watch.gone:
-                self.history.forget_newest(results)
-            self.note_use()
+                self.state.history.forget_newest(results)
+            self.state.note_use()
         for result in results.values():
             # Output comes over another socket than the result, and may come after it.
             length = -1
@@ -115,13 +106,9 @@ class CellCalls(ClusterParts):
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """Call a function on the ranks and return its results by rank; RankError if it raised."""
-        chosen = self._chosen(ranks)
-        self._make_ready()
-        results = {rank: self.ranks[rank].apply_async(function, *args) for rank in chosen}
-        self.recovery.bring_back(RankWatch(self.ranks, results), results)
+        """See `Cluster.apply`."""
+        chosen = self.state.chosen(ranks)
+        self._runs.make_ready()
+        results = {rank: self.state.ranks[rank].apply_async(function, *args) for rank in chosen}
+        self.recovery.bring_back(RankWatch(self.state.ranks, results), results)
         return {rank: result.result() for rank, result in results.items()}
-
-    def stop_cell(self) -> None:
-        """Stop a cell that ranks are still in although nobody waits for it, as the stop button would."""
-        self.recovery.stop_cell()

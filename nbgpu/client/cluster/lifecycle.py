@@ -1,0 +1,349 @@
+"""Start, reach and stop the engines, which ipyparallel runs for us: one for each rank."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nbgpu.client.cells.runner import CellRunner
+from nbgpu.client.cluster import time_limit
+from nbgpu.client.engines import environment
+from nbgpu.client.engines.other_hosts import joining
+from nbgpu.client.engines.other_hosts.returning import ReturningHosts
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.transport_fallback import find_transport
+from nbgpu.client.faults.recovery import Recovery
+from nbgpu.client.host import gpu_choice, registry
+from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
+from nbgpu.client.launchers.launcher import print_at_once
+from nbgpu.client.runs.manager import RunManager
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.history import CellHistory
+from nbgpu.client.state.release import IdleRelease, tell_in_next_cell
+from nbgpu.client.variables import saving
+from nbgpu.client.variables.store import VariableStore
+from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
+from nbgpu.errors import ClusterError, NbgpuError
+from nbgpu.host import host_checks, torch_build
+from nbgpu.machine import devices
+from nbgpu.machine.gpus.reservations import Reservations
+from nbgpu.machine.signals import uninterrupted
+from nbgpu.machine.transports import ChosenTransport
+from nbgpu.planning.host_devices import UNKNOWN
+from nbgpu.protocol.records import Device
+
+
+def require_usable(config: ClusterConfig, chosen: Sequence[Device]) -> None:
+    """Refuse settings that the devices of the ranks cannot honour."""
+    for device in chosen:
+        devices.memory_limit_bytes(config, device, chosen)
+    devices.require_simulable(config, chosen)
+
+
+class Lifecycle:
+    """Starts the engines of a cluster, takes over those that another process has started, and ends them.
+
+    Args:
+        state: the state of the cluster.
+        recovery: forgets what it knows of engines that have ended.
+        runs: the runs on the cluster.
+        cells: the cells of the cluster.
+        variables: saves the variables before an end that nobody has asked for.
+        placement_note: a line about the number of ranks, which the start shows.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        recovery: Recovery,
+        runs: RunManager,
+        cells: CellRunner,
+        variables: VariableStore,
+        placement_note: str,
+    ) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._runs = runs
+        self._cells = cells
+        self._variables = variables
+        self.placement_note = placement_note
+        self._chosen_mono_s = time.monotonic()
+        """When the devices were chosen, where that depends on who has them."""
+
+    def start(self, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None) -> None:
+        """As `Cluster.start`, for one of several clusters of this process. None of them is `current()`, and
+        the caller stops them."""
+        state = self._state
+        state.devices = state.wanted
+        state.choose_first_transport()
+        time_limit.require_loop(state.config)
+        if not state.config.is_local:
+            self._start_on_hosts(tell, stop)
+            return
+        if self.placement_note:
+            tell(self.placement_note)
+        # Before anything is written, and again where the GPUs become others.
+        self._require_startable()
+        state.processes = processes = Processes.prepare()
+        try:
+            self._take_devices(processes, tell, stop)
+            num_engines = self._require_startable()
+            # `stop` can only end what it knows of.
+            with uninterrupted():
+                # Before all else, because the import of torch takes longest.
+                processes.launch(environment.engine_variables(state.config, state.devices))
+                processes.start_engines(num_engines)
+                state.note()
+            state.client = processes.connect(num_engines, state.config.start_timeout_s)
+            seating = Seating.at_start(
+                state.client,
+                processes.this_host.name,
+                state.world_size,
+                state.config.start_timeout_s,
+                processes.require_reachable,
+            )
+            state.started_ranks = self._sit_down(processes, seating)
+            self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
+            if state.config.spare:
+                state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
+            state.time_limit = time_limit.watch_over(state, self._runs, self._variables, None)
+            if state.config.keep:
+                processes.keep()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _require_startable(self) -> int:
+        """Raise an error in conditions under which these devices can have no ranks; return the number of
+        engines that they need."""
+        state = self._state
+        torch_build.require_for(state.devices)
+        num_engines = state.world_size + state.config.spare
+        backends = [transport.backend for transport in state.transports]
+        host_checks.require_startable(os.environ, backends, num_engines)
+        return num_engines
+
+    def _take_devices(
+        self, processes: Processes, tell: Callable[[str], None], stop: threading.Event | None
+    ) -> None:
+        """Claim the GPUs before anything touches them, and wait for free ones where the settings say so."""
+        state = self._state
+
+        def keep(claimed: registry.Entry, reservations: Reservations) -> None:
+            state.entry, state.reservations = claimed, reservations
+
+        entry = registry.new_entry(state.config, state.wanted, state.chosen_transport, processes.folder)
+        taking = gpu_choice.Taking(state.config, state.wanted, self._chosen_mono_s, tell, stop)
+        taking.claim(entry, keep)
+        assert state.entry is not None, "claiming keeps it"
+        if state.entry.devices != state.wanted:
+            state.use_devices(state.entry.devices)
+            require_usable(state.config, state.wanted)
+            state.choose_first_transport()
+
+    def _start_on_hosts(self, tell: Callable[[str], None], stop: threading.Event | None) -> None:
+        state = self._state
+        state.devices = state.wanted = ()
+        state.join_file = None
+        state.launcher = launcher = launcher_of(state.config, tell)
+
+        def check() -> None:
+            processes.require_reachable()
+            if stop is not None and stop.is_set():
+                raise ClusterError("the start was stopped")
+
+        try:
+            interface, ip = launcher.listen_at()
+            state.processes = processes = Processes.prepare()
+            variables = environment.engine_variables(state.config, UNKNOWN)
+            with uninterrupted():
+                processes.launch(variables, ip)
+                entry = registry.new_entry(state.config, (), state.chosen_transport, processes.folder)
+                registry.claim(entry)
+                state.entry = entry
+                state.note()
+            state.client = processes.connect(0, state.config.start_timeout_s)
+            where = f"{interface} ({ip})"
+            state.join_file = joining.write_join_file(processes.folder, variables, where)
+            launcher.start(state.join_file, where)
+            state.note()
+            there = joining.gather(state.client, state.config, launcher, check)
+            launcher.joined()
+            processes.use(there, launcher.when_lost)
+            state.returning = ReturningHosts(state.client, processes, state.config, launcher, state.join_file)
+            seats = joining.devices_of(there)
+            registry.claim(state.entry.model_copy(update={"devices": tuple(device for _, device in seats)}))
+            # After a `resize`, a restart has as many ranks again.
+            seats = seats[: state.most_ranks]
+            num_ranks = Counter(name for name, _ in seats)
+            processes.have_ranks_on(num_ranks)
+            seating = joining.start_ranks(state.client, there, num_ranks, state.config, check)
+            state.use_devices(tuple(device for _, device in seats))
+            state.choose_first_transport()
+            state.started_ranks = self._sit_down(processes, seating)
+            self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
+            state.time_limit = time_limit.watch_over(state, self._runs, self._variables, launcher)
+            if state.config.keep:
+                processes.keep()
+        except BaseException:
+            self.stop()
+            raise
+
+    def take_over(self, entry: registry.Entry) -> None:
+        """Reach the engines that another process has started, by its entry in the registry."""
+        state = self._state
+        state.processes = processes = Processes(entry.folder, entry.leaders)
+        num_engines = sum(process.alive() for process in entry.engines.values())
+        state.client = processes.connect(num_engines, entry.config.start_timeout_s)
+        if entry.hosts:
+            state.launcher = launcher = launcher_that_started(entry.config, entry.job, entry.launched)
+            processes.use(joining.take_over(state.client, entry.hosts, entry.seating), launcher.when_lost)
+            processes.have_ranks_on({process.host for process in entry.seating.processes.values()})
+            state.most_ranks = entry.most_ranks
+            join_file = entry.folder / "join.json"
+            state.returning = ReturningHosts(state.client, processes, entry.config, launcher, join_file)
+        state.time_limit = time_limit.watch_over(state, self._runs, self._variables, state.launcher)
+        state.started_ranks = self._sit_down(processes, entry.seating)
+        state.ranks.end_leaving()
+        state.reserve()
+
+    def rejoin(self, run_folder: Path | None) -> None:
+        """Take over the run or the cell that the ranks were in when their notebook ended."""
+        if run_folder is not None and not run_folder.exists():
+            warnings.warn(f"the folder of the last run is gone: {run_folder}", stacklevel=4)
+        elif run_folder is not None and not self._runs.rejoin(run_folder).over:
+            return
+        if any(self._state.ranks.how_ended(rank) for rank in range(self._state.world_size)):
+            return  # the next cell reports it
+        self._recovery.take_up_the_cell()
+
+    def _use_transport(self, chosen_transport: ChosenTransport) -> None:
+        """Record the transport of the ranks, and warn if it is not the best one."""
+        state = self._state
+        state.chosen_transport = chosen_transport
+        # A rank alone has the first device, and a GPU that hangs has no rank.
+        state.devices = state.ranks.devices
+        state.reserve()
+        state.note()
+        if chosen_transport.failed:
+            why = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
+            now = (
+                "there is one rank, alone"
+                if state.world_size == 1
+                else f"the ranks communicate over {chosen_transport.transport.name}"
+            )
+            warnings.warn(
+                f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
+            )
+
+    def release_when_idle(self, stop: Callable[[], None]) -> None:
+        """Have `stop` called when the cluster is not used any more, where the settings say so."""
+        if (after_s := self._state.config.release_after_s) is not None:
+            self._state.release = IdleRelease(after_s, self._is_working, lambda: self._end_unused(stop))
+
+    def _is_working(self) -> bool:
+        """Whether a run is active or a rank is at work. A rank that does not answer counts as working."""
+        if self._runs.run is not None and not self._runs.run.over:
+            return True
+        idle = self._state.idle_ranks()
+        return any(
+            self._state.ranks.how_ended(rank) is None
+            for rank in range(self._state.world_size)
+            if rank not in idle
+        )
+
+    def _end_unused(self, stop: Callable[[], None]) -> None:
+        state = self._state
+        assert state.config.release_after_s is not None
+        saved_in = state.config.save_on_release
+        if saved_in:
+            try:
+                self._variables.save(saved_in)
+            except NbgpuError as error:
+                why = (
+                    f"the cluster was not used for {state.config.release_after_s:g} s and goes on all the same, because its "
+                    f"variables could not be saved (save_on_release): {error}"
+                )
+                if why not in state.news:
+                    state.news.append(why)
+                return
+        devices = "GPUs are free" if state.devices[0].kind == "cuda" else "memory is free"
+        held = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
+        state.why_ended = (
+            f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
+            f"{state.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
+            "Start it again with: start(), or %nbgpu start"
+        )
+        why_ended = state.why_ended
+        stop()
+        state.why_ended = why_ended
+        tell_in_next_cell(why_ended[0].upper() + why_ended[1:])
+
+    @uninterrupted()
+    def stop(self) -> None:
+        """End every engine and the controller, and remove their files. Harmless when repeated."""
+        state = self._state
+        state.why_ended = ""
+        if state.release is not None:
+            state.release.close()
+            state.release = None
+        if state.time_limit is not None:
+            state.time_limit.close()
+            state.time_limit = None
+        if state.returning is not None:
+            state.returning.close()
+            state.returning = None
+        if self._runs.run is not None:
+            self._runs.run.abandon()
+        if state.processes is not None:
+            state.processes.end_others()
+        launcher, state.launcher = state.launcher, None
+        if state.client is not None:
+            state.client.close()
+            state.client = None
+        state.stop_listening()
+        if state.processes is not None:
+            state.processes.end()
+            state.processes = None
+        if state.entry is not None:
+            registry.remove(state.entry)
+            state.entry = None
+        state.reservations.close()
+        if state.started_ranks is not None:
+            state.started_ranks.close()
+            state.started_ranks = None
+        state.history = CellHistory()
+        self._cells.reloading.forget()
+        self._recovery.forget()
+        state.last_seen = {}
+        if launcher is not None:
+            launcher.end()
+
+    def restart_rank(self, rank: int, replay: bool) -> str:
+        """End a rank and put a new engine in its place; see `Cluster.restart`."""
+        (rank,) = self._state.chosen([rank])
+        run = self._runs.run
+        if run is not None and not run.over and (standing := self._state.ranks.standstills([rank])):
+            self._state.ranks.end(standing, "stood still and was ended by a restart")
+            return f"rank {rank} stood still and was ended: {run.folder.name} goes on when it is replaced"
+        self._runs.refuse_during_run()
+        return self._recovery.restart(rank, replay)
+
+    def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
+        state = self._state
+        return Ranks(
+            processes,
+            state.client,
+            state.devices,
+            state.chosen_transport.transport,
+            state.config,
+            seating,
+            state.note,
+        )

@@ -1,0 +1,178 @@
+"""The part of a cluster that plans, trains and predicts."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from nbgpu.client.faults.recovery import Recovery
+from nbgpu.client.runs import planning, predicting
+from nbgpu.client.runs.batch_sizes import BatchSizes
+from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.predicting import Predictions
+from nbgpu.client.runs.run import Run
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.config import TrainConfig
+from nbgpu.errors import RunError
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.planning.suitability import settled
+from nbgpu.protocol.calls import Call
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.predictions import Job
+from nbgpu.text.ranks import count_of_ranks
+
+
+class RunManager:
+    """Has the ranks train, estimate what training needs, or apply a trained model.
+
+    Attributes:
+        run: the latest training run, which may be over.
+    """
+
+    def __init__(self, state: ClusterState, recovery: Recovery) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._planner = planning.Planner(state, recovery)
+        self._planned: Plan | None = None
+        """The latest plan."""
+        self.run: Run | None = None
+
+    @uninterrupted()
+    def make_ready(self) -> None:
+        """Have all ranks ready before work is sent, or raise the reason why they are not."""
+        self._state.note_use()
+        self._state.ranks.require_reachable()
+        self.refuse_during_run()
+        self._recovery.make_ready(self.run.folder if self.run is not None else None)
+
+    def refuse_during_run(self) -> None:
+        """Raise RunError while a run has the ranks."""
+        if self.run is None or self.run.over:
+            return
+        if self.run.is_to_stop:
+            raise RunError(
+                f"{self.run.folder.name} was asked to stop, and is {self.run.status} until then. run.wait() waits for its "
+                "end, and then cells run; no variable is lost"
+            )
+        raise RunError(
+            f"the ranks are training ({self.run.folder.name}, {self.run.status}), and code sent to them would "
+            "wait until the end. Call run.wait() or run.stop() first"
+        )
+
+    def _take(self, run: Run) -> None:
+        """Make this the latest run."""
+        self.run = run
+        self._state.run_folder = run.folder
+
+    def handle(self, folder: Path) -> Run:
+        """Return a handle of a run that another process has started."""
+        return Run.rejoin(folder, self._state, self._recovery, self._conclude)
+
+    def rejoin(self, folder: Path) -> Run:
+        """Take over a run that another process has started."""
+        run = self.handle(folder)
+        self._take(run)
+        return run
+
+    @uninterrupted()
+    def train_with(self, config: TrainConfig) -> Run:
+        """As `train`, with settings that are already checked."""
+        state = self._state
+        settled(config, state.devices)
+        state.note_use()
+        self.make_ready()
+        state.tell_news()
+        chosen = self._planner.choices(config)
+        config = settled(config.changed(**chosen.values), state.devices)
+        planned = self._planned
+        if planned is not None and (planned.config, planned.devices) != (config, state.devices):
+            planned = None
+        self._take(Run.start(config, state, self._recovery, self._conclude, planned, chosen))
+        assert self.run is not None, "it was taken"
+        state.note()
+        self.run.on_end(lambda _: state.note_use())
+        try:
+            take_interrupt()
+        except KeyboardInterrupt:
+            self.run.stop()
+            raise
+        return self.run
+
+    def _conclude(self, run: Run, step: int, config: TrainConfig) -> None:
+        """Have the ranks work out the result of a run that is over; the run is this cluster's from now on.
+
+        Args:
+            run: its handle, which asks for this.
+            step: the step of its newest checkpoint.
+            config: settings with which the run ends at that step.
+
+        Raises:
+            RunError: a training run has the ranks now, or they are not as many as the run had.
+        """
+        state = self._state
+        self.make_ready()
+        if state.world_size != run.info.world_size:
+            raise RunError(
+                f"{run.folder.name} had {count_of_ranks(run.info.world_size)}, and the cluster has {state.world_size}. "
+                f"%nbgpu resize {run.info.world_size} changes that"
+            )
+        state.tell_news()
+        values, before = config.model_dump(mode="json"), run.config.model_dump(mode="json")
+        changes = {name: value for name, value in values.items() if value != before[name]}
+        runs.note_change(run.folder, step, changes)
+        run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, True))
+        self._take(run)
+        state.note()
+        run.on_end(lambda _: state.note_use())
+
+    def work_out_result(self, run: Run | str | Path) -> Run:
+        """See `Cluster.work_out_result`."""
+        if not isinstance(run, Run):
+            self.make_ready()
+            run = self.handle(Path(run))
+        return run.work_out_result()
+
+    def plan_with(self, config: TrainConfig) -> Plan:
+        """As `plan`, with settings that are already checked."""
+        settled(config, self._state.devices)
+        self.make_ready()
+        chosen = self._planner.choices(config)
+        self._planned = self._planner.plan(
+            settled(config.changed(**chosen.values), self._state.devices), chosen
+        )
+        return self._planned
+
+    def with_choices(self, config: TrainConfig) -> TrainConfig:
+        """Return the settings for these ranks, with values for those that are left to the data.
+
+        Raises:
+            ConfigError: the ranks cannot train with these settings.
+            RankError: no file can be used.
+            RunError: a training run has the ranks now.
+        """
+        settled(config, self._state.devices)
+        self.make_ready()
+        return settled(config.changed(**self._planner.choices(config).values), self._state.devices)
+
+    def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
+        """As `find_batch_size`, with settings that are already checked."""
+        config = planning.for_search(config)
+        settled(config, self._state.devices)
+        self.make_ready()
+        chosen = self._planner.choices(config)
+        found = self._planner.find_batch_size(
+            settled(config.changed(**chosen.values), self._state.devices), stop
+        )
+        # The batch is the largest for this model, and the run with it must not choose another one.
+        self._planner.note_choices(config.changed(batch_size=found.batch_size), chosen)
+        return found
+
+    @uninterrupted()
+    def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:
+        """As `predict`, with a job that is already checked; `show` gets the progress."""
+        self.make_ready()
+        self._state.note_use()
+        try:
+            return predicting.predict(self._state, self._recovery, job, show)
+        finally:
+            self._state.note_use()

@@ -1,0 +1,280 @@
+"""What the parts of a cluster share: its settings, devices, engines and hosts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbgpu.client.engines.other_hosts.other_host import OtherHost
+from nbgpu.client.engines.other_hosts.returning import ReturningHosts
+from nbgpu.client.engines.other_hosts.served import Served
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.ranks import Ranks
+from nbgpu.client.engines.stacks import Lookout, Sighting
+from nbgpu.client.host import gpu_choice, registry
+from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.state.history import CellHistory
+from nbgpu.client.state.release import IdleRelease
+from nbgpu.client.state.time_limit_watch import TimeLimitWatch
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ConfigError, NoClusterError
+from nbgpu.host.host import Questions
+from nbgpu.machine import transports
+from nbgpu.machine.gpus import setting as gpus_setting
+from nbgpu.machine.gpus.reservations import Reservations
+from nbgpu.machine.transports import ChosenTransport, Transport
+from nbgpu.performance.timeline import Timeline
+from nbgpu.planning.host_devices import UNKNOWN
+from nbgpu.protocol.records import Device
+from nbgpu.text.ranks import count_of_ranks
+
+_ANSWER_PATIENCE_S = 1.0
+_NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
+
+
+@dataclass
+class ClusterState:
+    """The state of a cluster, which each of its parts gets when it is made."""
+
+    config: ClusterConfig
+    devices: tuple[Device, ...]
+    """The device of each rank."""
+    chosen_transport: ChosenTransport
+    """The transport, with those that were tried before it; before the start, the first to be tried."""
+    last_timeline: Timeline | None = None
+    """What the ranks did in the latest cell with `%%distributed --timeline`."""
+    run_folder: Path | None = None
+    """The folder of the latest training run."""
+    history: CellHistory = field(default_factory=CellHistory)
+    """The cells and values that were sent to the ranks."""
+    news: list[str] = field(default_factory=list)
+    """News for the next cell to show, such as ranks that were replaced in a run."""
+    join_file: Path | None = None
+    """The file with which hosts dial in, where ranks are on other hosts."""
+    most_ranks: int | None = None
+    """How many ranks the person wants on other hosts at most, by `resize`; None for one on each device."""
+    launcher: Launcher | None = None
+    """What has started the hosts; None where ranks are on this one."""
+    returning: ReturningHosts | None = None
+    """Finds hosts that come back; None where ranks are on this host."""
+    time_limit: TimeLimitWatch | None = None
+    processes: Processes | None = None
+    entry: registry.Entry | None = None
+    reservations: Reservations = field(default_factory=Reservations)
+    """Says to other users of this host which GPUs the cluster has."""
+    client: Any = None
+    """ipyparallel's client; None while the cluster is not running."""
+    started_ranks: Ranks | None = None
+    last_seen: dict[int, Sighting] = field(default_factory=dict)
+    release: IdleRelease | None = None
+    why_ended: str = ""
+    """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
+    wanted: tuple[Device, ...] = field(init=False)
+    """The devices that the next start asks for."""
+    transports: Sequence[Transport] = field(init=False)
+    """The transports that are tried, the best one first."""
+    listening: list[Questions] = field(init=False, default_factory=list)
+    """The hosts' questions; empty while nobody takes them."""
+
+    def __post_init__(self) -> None:
+        self.use_devices(self.devices)
+
+    def use_devices(self, chosen: tuple[Device, ...]) -> None:
+        """Note the devices of the ranks from now on, and the transports between them."""
+        self.devices = self.wanted = chosen
+        self.transports = transports.candidates(self.config, chosen or UNKNOWN)
+
+    def choose_first_transport(self) -> None:
+        """Begin with the best transport, as nothing is known of it yet."""
+        self.chosen_transport = ChosenTransport(self.transports[0], simulated=self.config.simulated)
+
+    @property
+    def running(self) -> bool:
+        return self.client is not None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.devices)
+
+    @property
+    def backend(self) -> str:
+        """The backend of torch.distributed."""
+        return self.chosen_transport.transport.backend
+
+    @property
+    def transport(self) -> Transport:
+        """The transport over which the ranks communicate."""
+        return self.chosen_transport.transport
+
+    @property
+    def ranks(self) -> Ranks:
+        """The engines as ranks; NoClusterError if the cluster is not running."""
+        if self.started_ranks is None:
+            raise NoClusterError(self.why_ended or _NOT_RUNNING)
+        return self.started_ranks
+
+    @property
+    def time_left_s(self) -> float | None:
+        """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
+        limit or nobody knows."""
+        return None if self.time_limit is None else self.time_limit.left_s
+
+    @property
+    def folder(self) -> Path:
+        """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
+        if self.processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self.processes.folder
+
+    @property
+    def connection_file(self) -> Path:
+        """ipyparallel's file for clients. Another process needs it to reach the engines."""
+        if self.processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        return self.processes.connection_file
+
+    def describe(self) -> str:
+        """Describe the cluster's ranks, devices and transport in one line."""
+        if not self.devices and self.config.is_local:
+            return f"GPUs that are waited for (gpus={self.config.gpus!r})"
+        if not self.devices:
+            return f"{self.config.num_hosts} host(s) that have not dialled in yet"
+        count = count_of_ranks(self.world_size)
+        if not self.config.is_local:
+            num_hosts = len(self.processes.others) if self.processes is not None else self.config.num_hosts
+            count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
+        if self.devices[0].kind == "cpu":
+            found = (
+                "no GPU found" if self.config.gpus in (gpus_setting.AUTO, gpus_setting.ALL) else "no GPU used"
+            )
+            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
+        names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
+        return f"{count} on {names}, {self.chosen_transport.describe()}"
+
+    def lost_hosts(self) -> Sequence[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        return [] if self.processes is None else self.processes.lost_hosts()
+
+    def missing_hosts(self) -> list[str]:
+        """The names of the hosts that are lost, also of those that the cluster goes on without."""
+        return [] if self.returning is None else [host.name for host in self.returning.missing()]
+
+    def hosts_dialled_in(self) -> bool:
+        """Whether a host has dialled in that would get ranks in the place of one that the cluster goes on
+        without."""
+        has_room = self.most_ranks is None or self.world_size < self.most_ranks
+        return has_room and self.returning is not None and self.returning.has_come
+
+    def lookout(self) -> Lookout:
+        """Make a lookout, which asks the ranks where they are. The caller closes it."""
+        if self.processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        hosts = self.processes.hosts
+        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self.last_seen)
+
+    def idle_ranks(self) -> list[int]:
+        """Return the ranks that answer that they are at work on nothing."""
+        with closing(self.lookout()) as lookout:
+            lookout.seen.clear()
+            lookout.ask()
+            lookout.collect(_ANSWER_PATIENCE_S)
+            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
+
+    def listen(self) -> list[Questions]:
+        """Take the questions of the ranks from now on."""
+        if self.processes is None:
+            raise NoClusterError(_NOT_RUNNING)
+        if not self.listening:
+            self.listening = [host.questions() for host in self.processes.with_ranks]
+        return self.listening
+
+    def stop_listening(self) -> None:
+        """Take no more questions of the ranks to the person, until somebody asks for them again."""
+        while self.listening:
+            self.listening.pop().close()
+
+    def note_use(self) -> None:
+        """Note that somebody uses the cluster, so that `release_after_s` counts from now."""
+        if self.release is not None:
+            self.release.used()
+
+    def note(self) -> None:
+        """Write the entry that other processes need to list, end or take over this cluster."""
+        if self.entry is None or self.processes is None:
+            return
+        known: dict[str, Any] = {
+            # Preloaded processes have a folder of their own.
+            "folder": self.processes.folder,
+            "leaders": self.processes.leaders,
+            "chosen_transport": self.chosen_transport,
+            "devices": self.devices,
+            "job": "" if self.launcher is None else self.launcher.job,
+            "launched": {} if self.launcher is None else self.launcher.record(),
+            "hosts": tuple(host.joined for host in (*self.processes.others, *self.processes.without_ranks)),
+            "most_ranks": self.most_ranks,
+        }
+        if self.started_ranks is not None:
+            seating = self.started_ranks.seating
+            known |= {
+                "config": self.config,
+                "devices": self.started_ranks.devices,
+                "seating": seating,
+                "engines": self.entry.engines_with(self.started_ranks.pids_here),
+            }
+        if self.run_folder is not None:
+            known["run"] = self.run_folder
+        self.entry = self.entry.model_copy(update=known)
+        registry.update(self.entry)
+
+    def reserve(self) -> None:
+        """Say to other users of this host which GPUs the cluster has, where it has them here."""
+        if self.config.is_local:
+            self.reservations.hold(gpu_choice.gpus_of(self.devices))
+
+    @property
+    def other_hosts(self) -> Sequence[OtherHost]:
+        """The hosts of the ranks where these are not on this one."""
+        return [] if self.processes is None else self.processes.others
+
+    @property
+    def hosts_without_ranks(self) -> Sequence[OtherHost]:
+        """Hosts of the cluster that have no ranks since a `resize`."""
+        return [] if self.processes is None else self.processes.without_ranks
+
+    def serve(self, folder: Path, known: Path | None = None, in_parent: bool = False) -> Served:
+        """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.
+
+        Args:
+            folder: the folder, which is made if it is missing.
+            known: a text file by which a host that sees the folder is known. Without it one is written into
+                the folder.
+            in_parent: whether to look at the folder above it, because this one is not made yet.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+            ClusterError: a host is lost.
+        """
+        folder = folder.absolute()
+        if self.processes is None:
+            return Served(folder, [])
+        return Served(folder, self.processes.blind_to(folder.parent if in_parent else folder, known))
+
+    def tell_news(self) -> None:
+        """Print the news."""
+        while self.news:
+            print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
+
+    def chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        """Return the ranks that a call names, or all; raise the reason why they cannot be reached."""
+        self.note_use()
+        self.ranks.require_reachable()
+        if ranks is None:
+            return list(range(self.world_size))
+        wrong = [r for r in ranks if not 0 <= r < self.world_size]
+        if wrong or not ranks:
+            raise ConfigError(f"ranks = {list(ranks)} is not valid. Ranks: 0 to {self.world_size - 1}")
+        return sorted(set(ranks))
