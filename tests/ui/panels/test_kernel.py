@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,34 @@ def test_the_panel_answers_while_a_cell_blocks(kernel: BlockingKernelClient, tmp
         timeout_s=WHILE_THE_CELL_RUNS_S,
     )
     wait_for(kernel, comm_id, lambda c: c.get("type") == "end", timeout_s=WHILE_THE_CELL_RUNS_S)
+
+
+@pytest.mark.subshells
+def test_the_kernel_stays_busy_while_a_cell_runs(kernel: BlockingKernelClient, tmp_path: Path) -> None:
+    comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
+    subshell_id = new_subshell(kernel)
+    cell_id = kernel.execute("import time; time.sleep(3)")
+    time.sleep(0.5)
+    for _ in range(3):
+        say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": True})
+    states: list[tuple[str, str]] = []
+    while ("idle", cell_id) not in states:
+        message = kernel.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "status":
+            request = message["parent_header"]
+            states.append((message["content"]["execution_state"], request["msg_id"]))
+    # From the cell's request to its end, 'idle' is the last word of no other.
+    during = [state for state, _ in states[states.index(("busy", cell_id)) : -1]]
+    assert during.count("idle") == 3
+    assert all(after == "busy" for state, after in pairwise(during) if state == "idle")
+    assert during[-1] == "busy"
+    # Between cells each answer ends 'idle'.
+    for _ in range(2):
+        say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": True})
+    for state in ("busy", "idle") * 2:
+        while (message := kernel.get_iopub_msg(timeout=30))["msg_type"] != "status":
+            pass
+        assert message["content"]["execution_state"] == state
 
 
 @pytest.mark.subshells
