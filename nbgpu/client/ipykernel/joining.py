@@ -27,6 +27,7 @@ class RunningCell:
 
     def __init__(self) -> None:
         self._kernel: Any = getattr(ipython_shell.current(), "kernel", None)
+        self._request = self._kernel.get_parent("shell") if self._kernel is not None else {}
         self.over: Callable[[], None] = self._answer_pages()
 
     def _answer_pages(self) -> Callable[[], None]:
@@ -48,3 +49,11 @@ class RunningCell:
 
         stream.on_recv(answer_or_dispatch, copy=False)
         return lambda: stream.on_recv(dispatch, copy=False)
+
+    def say_busy(self) -> None:
+        """Tell pages that the kernel is busy, because its answer to a page's request looks as if it were
+        not."""
+        if self._kernel is not None:
+            self._kernel.session.send(
+                self._kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=self._request
+            )

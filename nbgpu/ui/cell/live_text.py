@@ -152,6 +152,8 @@ class LiveText:
                     self._tail, self._new = [], []
                     if self._ended:
                         self._widget.send({"type": "end"})
+                    else:
+                        self._cell.say_busy()
                 case "chosen":
                     self._chosen = str(content.get("value"))
                 case "bundle":

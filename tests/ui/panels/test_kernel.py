@@ -127,6 +127,30 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
 
 
+WAITING_WIDGETS = """
+import ipywidgets as w
+from nbgpu.ui.controls.control_panel import _Controls
+panel = _Controls("autoencoder", cluster=None)
+def inputs(widget):
+    if widget is panel._exporting.box: return  # its fields and buttons are its own business
+    yield widget
+    for child in getattr(widget, "children", ()): yield from inputs(child)
+shown = [each for each in inputs(panel.box) if not isinstance(each, (w.Box, w.HTML))]
+waiting = [type(each).__name__ for each in shown if each.comm._reply_subshell_for({}, "subshell") != "subshell"]
+print(len(shown), waiting)
+"""
+
+
+@pytest.mark.subshells
+def test_all_of_the_controls_are_answered_on_one_thread(kernel: BlockingKernelClient) -> None:
+    # A button that is answered at once would read a field whose new value still waits for the cell's end.
+    came = run_cell(kernel, WAITING_WIDGETS)
+    (text,) = [m["content"]["text"] for m in came if m["msg_type"] == "stream"]
+    number, waiting = text.split(maxsplit=1)
+    assert int(number) > 50
+    assert waiting == "[]\n"
+
+
 @pytest.mark.subshells
 def test_a_page_that_comes_late_gets_the_whole_history(kernel: BlockingKernelClient, tmp_path: Path) -> None:
     comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
