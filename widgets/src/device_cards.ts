@@ -49,6 +49,9 @@ export interface Choice {
   isLocked: boolean;
 }
 
+/** With more GPUs than this the cards take two lines each, so that all of a machine's eight are in sight. */
+const MOST_WHOLE_CARDS = 4;
+
 /** How many pages' parts have had ids: each of them may have loaded this script for itself. */
 const COUNT = Symbol.for("nbgpu.cards");
 
@@ -65,25 +68,38 @@ function newId(): string {
  * `update` is given next.
  */
 export class DeviceCards {
+  private readonly caption = element("p", "nbgpu-cards-caption");
   private readonly places = element("div", "nbgpu-cards-grid");
   private readonly note = element("p", "nbgpu-cards-note");
   private readonly cards = new Map<string, Card>();
   private readonly splits = new Map<string, Split>();
+  private readonly root: HTMLElement;
 
   constructor(
     root: HTMLElement,
     label: string,
     private readonly onChoice?: (uuid: string, isChosen: boolean) => void,
   ) {
+    this.root = root;
     root.classList.add("nbgpu-cards");
     setAttribute(root, "role", "group");
     setAttribute(root, "aria-label", label);
-    root.replaceChildren(this.places, this.note);
+    root.replaceChildren(this.caption, this.places, this.note);
   }
 
   update({ devices, note }: Pick<Devices, "devices" | "note">, choice: Choice = { chosen: [], isLocked: true }): void {
     const cards = new Map<string, Card>();
     const splits = new Map<string, Split>();
+    const gpus = devices.filter((device) => device.kind === "gpu");
+    const isCompact = gpus.length > MOST_WHOLE_CARDS;
+    this.root.classList.toggle("nbgpu-cards-compact", isCompact);
+    // What all of many cards would say is said once, above them.
+    const common = (["name", "neighbours"] as const).flatMap((property) => {
+      const isCommon = isCompact && new Set(gpus.map((gpu) => gpu[property])).size === 1;
+      this.root.classList.toggle(`nbgpu-cards-one-${property}`, isCommon);
+      return isCommon ? [gpus[0]![property]] : [];
+    });
+    setText(this.caption, common.length ? `${gpus.length} GPUs: ${common.filter(Boolean).join(", ")}` : "");
     const inGrid: HTMLElement[] = [];
     const inSplit = new Map<Split, HTMLElement[]>();
     for (const device of devices) {
@@ -172,7 +188,7 @@ class Card {
   private readonly memory = new Measure("memory");
   private readonly load = new Measure("load");
   private readonly heat = element("span", "");
-  private readonly neighbours = element("span", "");
+  private readonly neighbours = element("span", "nbgpu-card-neighbours");
   private readonly facts = element("div", "nbgpu-card-facts", {}, this.heat, this.neighbours);
   private readonly why = element("p", "nbgpu-card-why");
   private readonly box: HTMLInputElement | undefined;
@@ -217,6 +233,7 @@ class Card {
   update(device: DeviceCard, choice: Choice, isPicker: boolean): void {
     this.uuid = device.uuid;
     setAttribute(this.root, "data-state", device.state);
+    setAttribute(this.root, "data-kind", device.kind);
     setText(this.title, device.title);
     // The name of a part is that of the whole GPU, above it, and its title.
     setText(this.name, device.group ? "" : device.name);

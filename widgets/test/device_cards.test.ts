@@ -48,6 +48,20 @@ function described(box: Element): string {
 }
 
 describe("cards of devices", () => {
+  test("are compact with more than four GPUs, and say once what all would say", () => {
+    const { root, cards, boxes } = shown();
+    const caption = root.querySelector<HTMLElement>(".nbgpu-cards-caption")!;
+    const several = (number: number): DeviceCard[] => [...Array(number).keys()].map((i) => gpu(i));
+    cards.update({ devices: [...several(4), CPU], note: "" }, NONE);
+    expect([root.classList.contains("nbgpu-cards-compact"), caption.textContent]).toEqual([false, ""]);
+    cards.update({ devices: [...several(8), CPU], note: "" }, NONE);
+    expect(root.classList.contains("nbgpu-cards-compact")).toBe(true);
+    expect(caption.textContent).toBe("8 GPUs: NVIDIA H100 80GB HBM3, NVLink to all others");
+    expect(boxes()).toHaveLength(8);
+    cards.update({ devices: [...several(7), gpu(7, { name: "NVIDIA A100" })], note: "" }, NONE);
+    expect([root.classList.contains("nbgpu-cards-compact"), caption.textContent]).toEqual([true, "8 GPUs: NVLink to all others"]);
+  });
+
   test("say everything in words, with a bar for memory and load", () => {
     const { root, cards } = shown();
     cards.update({ devices: [gpu(3)], note: "" }, NONE);

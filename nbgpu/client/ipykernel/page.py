@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ipykernel.iostream import OutStream
 from IPython.core.getipython import get_ipython
 
+from nbgpu.client.ipykernel.busy import stay_busy
+
 if TYPE_CHECKING:
     import ipywidgets
 
@@ -61,7 +63,9 @@ def answer_while_busy(widget: ipywidgets.Widget) -> None:
     thread runs a cell. ipykernel then sends them back to the thread in which the widget last spoke, which is
     the main thread: the message would wait for the cell's end. The method that decides this is private to
     ipykernel, so it is only replaced where it exists; a test fails when that no longer has the effect.
+    Answers that come while a cell is running do not make the kernel look idle.
     """
     comm = widget.comm
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, default: default
+        stay_busy(_kernel())

@@ -128,8 +128,14 @@ def test_the_cards_are_live_in_sight_and_used_by_the_keyboard(lab: Lab, page: Pa
     wait_for_choice(notebook, [0])
     screenshot(page, "cards")
 
-    # Nothing is cut off at 900 pixels, nor at 200 % zoom.
-    for width in (900, 640):
+    # Nothing is cut off at 900 pixels, nor at 200 % zoom, nor where eight GPUs share the page.
+    for width, is_compact in ((900, False), (640, False), (640, True), (900, True)):
+        if is_compact:
+            notebook.in_kernel("gpus[:] = pretend_gpus.several(8); gpus[3].used = 9 * pretend_gpus.GIB")
+            notebook.in_kernel("pretend_gpus.install(gpus)")
+            expect(page.locator(".nbgpu-picker .nbgpu-card")).to_have_count(9, timeout=30_000)
+            caption = page.locator(".nbgpu-picker .nbgpu-cards-caption")
+            expect(caption).to_have_text("8 GPUs: NVIDIA H100 80GB HBM3, NVLink to all others")
         page.set_viewport_size({"width": width, "height": 1000})
         overflow = page.locator(".nbgpu-picker").evaluate(
             """root => [...root.querySelectorAll('*')].filter(
@@ -137,6 +143,10 @@ def test_the_cards_are_live_in_sight_and_used_by_the_keyboard(lab: Lab, page: Pa
             ).map(each => each.className)"""
         )
         assert overflow == [], width
+    screenshot(page, "cards-compact")
+    last = page.locator(".nbgpu-picker").bounding_box()
+    assert last is not None
+    assert last["height"] < 700
 
     # Out of sight nothing is read, and the driver is let go; back in sight it goes on.
     notebook.run_cell(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,34 @@ def test_the_panel_answers_while_a_cell_blocks(kernel: BlockingKernelClient, tmp
 
 
 @pytest.mark.subshells
+def test_the_kernel_stays_busy_while_a_cell_runs(kernel: BlockingKernelClient, tmp_path: Path) -> None:
+    comm_id = widget_id(run_cell(kernel, start_code(tmp_path)))
+    subshell_id = new_subshell(kernel)
+    cell_id = kernel.execute("import time; time.sleep(3)")
+    time.sleep(0.5)
+    for _ in range(3):
+        say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": True})
+    states: list[tuple[str, str]] = []
+    while ("idle", cell_id) not in states:
+        message = kernel.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "status":
+            request = message["parent_header"]
+            states.append((message["content"]["execution_state"], request["msg_id"]))
+    # From the cell's request to its end, 'idle' is the last word of no other.
+    during = [state for state, _ in states[states.index(("busy", cell_id)) : -1]]
+    assert during.count("idle") == 3
+    assert all(after == "busy" for state, after in pairwise(during) if state == "idle")
+    assert during[-1] == "busy"
+    # Between cells each answer ends 'idle'.
+    for _ in range(2):
+        say(kernel, comm_id, subshell_id, {"type": "ready", "plotly": True})
+    for state in ("busy", "idle") * 2:
+        while (message := kernel.get_iopub_msg(timeout=30))["msg_type"] != "status":
+            pass
+        assert message["content"]["execution_state"] == state
+
+
+@pytest.mark.subshells
 def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
     kernel: BlockingKernelClient,
 ) -> None:
@@ -96,6 +125,30 @@ def test_the_buttons_of_the_controls_answer_while_a_cell_blocks(
         if "Patch size: 30 is not valid" in json.dumps(told["content"]):
             break
     assert time.monotonic() - started_s < WHILE_THE_CELL_RUNS_S
+
+
+WAITING_WIDGETS = """
+import ipywidgets as w
+from nbgpu.ui.controls.control_panel import _Controls
+panel = _Controls("autoencoder", cluster=None)
+def inputs(widget):
+    if widget is panel._exporting.box: return  # its fields and buttons are its own business
+    yield widget
+    for child in getattr(widget, "children", ()): yield from inputs(child)
+shown = [each for each in inputs(panel.box) if not isinstance(each, (w.Box, w.HTML))]
+waiting = [type(each).__name__ for each in shown if each.comm._reply_subshell_for({}, "subshell") != "subshell"]
+print(len(shown), waiting)
+"""
+
+
+@pytest.mark.subshells
+def test_all_of_the_controls_are_answered_on_one_thread(kernel: BlockingKernelClient) -> None:
+    # A button that is answered at once would read a field whose new value still waits for the cell's end.
+    came = run_cell(kernel, WAITING_WIDGETS)
+    (text,) = [m["content"]["text"] for m in came if m["msg_type"] == "stream"]
+    number, waiting = text.split(maxsplit=1)
+    assert int(number) > 50
+    assert waiting == "[]\n"
 
 
 @pytest.mark.subshells
