@@ -132,7 +132,6 @@ import ipywidgets as w
 from nbgpu.ui.controls.control_panel import _Controls
 panel = _Controls("autoencoder", cluster=None)
 def inputs(widget):
-    if widget is panel._exporting.box: return  # its fields and buttons are its own business
     yield widget
     for child in getattr(widget, "children", ()): yield from inputs(child)
 shown = [each for each in inputs(panel.box) if not isinstance(each, (w.Box, w.HTML))]
