@@ -64,8 +64,7 @@ def test_the_uses_of_a_pattern_only_become_fewer(pattern: str, counts: Counter[s
 
 def test_rooms_that_know_each_other_have_no_two_classes_of_one_name() -> None:
     shared = set(shared_class_names({path: path.read_text() for path in PACKAGE.rglob("*.py")}))
-    # Known where the cluster is made of parts: client/cluster/questions.py and host/host.py.
-    assert shared <= {"Questions"}, f"give one class of each name another one: {sorted(shared)}"
+    assert not shared, f"give one class of each name another one: {sorted(shared)}"
 
 
 def shared_class_names(sources: Mapping[Path, str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from nbgpu.client import presenting
 from nbgpu.client.cells import cell_timeline
 from nbgpu.client.cells.late_output import LateOutput
 from nbgpu.client.cells.outputs import CellOutput
-from nbgpu.client.cells.questions import Questions
+from nbgpu.client.cells.questions import QuestionRelay
 from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.engines.calls import expression
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
@@ -72,7 +72,7 @@ class DistributedCell:
         aborting.note_request()
         arrivals = Arrivals()
         arrivals.take_late = LateOutput(state.config.max_output_lines).take
-        self._questions = Questions(state.listen)
+        self._questions = QuestionRelay(state.listen)
         try:
             shown_as = _number() if number is None else number
             options = CellOptions(shown_as, full, self._questions.are_answered, timeline)

@@ -9,7 +9,7 @@ from typing import Protocol
 from nbgpu.client.engines.cell_replies import Answer
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
-from nbgpu.host.host import Questions as QuestionsOfHost
+from nbgpu.host.host import Questions
 from nbgpu.protocol.records import Question
 
 _END_OF_INPUT = "\x04"
@@ -24,7 +24,7 @@ class _Person(Protocol):
         """Return the text that was typed, or None as long as there is none."""
 
 
-class Questions:
+class QuestionRelay:
     """The ranks' questions in one cell. No method waits, so that the cell is watched meanwhile.
 
     Args:
@@ -32,8 +32,8 @@ class Questions:
             and `input()` on a rank raises StdinNotImplementedError as it does in a notebook's own kernel.
     """
 
-    def __init__(self, listen: Callable[[], Sequence[QuestionsOfHost]]) -> None:
-        self._asked: tuple[QuestionsOfHost, int] | None = None
+    def __init__(self, listen: Callable[[], Sequence[Questions]]) -> None:
+        self._asked: tuple[Questions, int] | None = None
         self._num_published = 0
         self._person = _person()
         self._hosts = () if self._person is None else tuple(listen())
@@ -70,7 +70,7 @@ class Questions:
 
     def _ask_next(
         self,
-        found: Sequence[tuple[QuestionsOfHost, int, Question]],
+        found: Sequence[tuple[Questions, int, Question]],
         results: Mapping[int, Answer],
         show_above: Callable[[int], None],
         person: _Person,
