@@ -25,6 +25,10 @@ _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 _MEASURED = RANK_COLORS[0]
 _TITLE_WIDTH = 56
 """In characters; a longer title would reach over the other chart."""
+_PICTURE_INCHES = (7.4, 3.8)
+_PICTURE_TITLE_WIDTH = 38
+_PICTURE_FONT_PT = 9.5
+"""11 pixels where the picture is 617 pixels wide, as in a page of 900 with JupyterLab's sidebar."""
 
 
 def svg(study: Studied) -> str:
@@ -32,7 +36,7 @@ def svg(study: Studied) -> str:
     drawn = chart(study)
     if not drawn.x:
         return ""
-    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    figure = Figure(figsize=_PICTURE_INCHES, layout="constrained")
     figure.patch.set_alpha(0)
     left, right = figure.subplots(1, 2) if drawn.parts_ms else (figure.subplots(), None)
     if drawn.ideal:
@@ -63,7 +67,7 @@ def svg(study: Studied) -> str:
                 (0, 6),
                 textcoords="offset points",
                 color=TEXT_COLOR,
-                fontsize=7,
+                fontsize=_PICTURE_FONT_PT,
                 ha="center",
                 parse_math=False,
             )
@@ -78,7 +82,7 @@ def svg(study: Studied) -> str:
         right.set_xticks(places, drawn.names)
         _style(right, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
     # Below both charts: bars and lines leave no place in them.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=5)
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_PICTURE_FONT_PT, ncols=4)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
     picture = render_svg(figure, title=drawn.title)
@@ -88,10 +92,11 @@ def svg(study: Studied) -> str:
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
-    style_axes(axes, "\n".join(wrap(title, _TITLE_WIDTH)))
-    axes.title.set_fontsize(8)
-    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=8)
-    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=8)
+    style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)))
+    axes.title.set_fontsize(_PICTURE_FONT_PT)
+    axes.tick_params(labelsize=_PICTURE_FONT_PT)
+    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=_PICTURE_FONT_PT)
+    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=_PICTURE_FONT_PT)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:
@@ -189,7 +194,11 @@ def page(study: Studied, picture: str) -> str:
         study: the study to show.
         picture: the charts, as returned by `svg`.
     """
-    drawn = f'<div role="img" aria-label="Charts of the study">{picture}</div>' if picture else ""
+    drawn = (
+        f'<div role="img" aria-label="Charts of the study" class="nbgpu-study-picture">{picture}</div>'
+        if picture
+        else ""
+    )
     place = f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p>' if study.folder else ""
     return (
         f'<div class="nbgpu-study"><style>{_CSS}</style><p class="nbgpu-study-line">{html.escape(study.describe())}</p>'
@@ -255,6 +264,7 @@ class StudyView:
 _CSS = """
 .nbgpu-study { font-size: 13px; }
 .nbgpu-study .nbgpu-study-line { font-weight: 600; margin: 0 0 6px; }
+.nbgpu-study .nbgpu-study-picture { max-width: 860px; }
 .nbgpu-study .nbgpu-study-rows { max-height: 420px; overflow: auto; }
 .nbgpu-study table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .nbgpu-study th, .nbgpu-study td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }

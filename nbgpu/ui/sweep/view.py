@@ -67,7 +67,7 @@ def svg(sweep: Sweep) -> str:
     title, lines = chart(sweep)
     if not lines:
         return ""
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.4, 3.4), layout="constrained")
     figure.patch.set_alpha(0)
     axes: Any = figure.add_subplot()
     for line in lines:
@@ -82,7 +82,7 @@ def svg(sweep: Sweep) -> str:
         )
     style_axes(axes, title, from_zero=False)
     if len(lines) <= MAX_IN_LEGEND:
-        legend = axes.legend(frameon=False, fontsize=8, ncols=math.ceil(len(lines) / 6))
+        legend = axes.legend(frameon=False, fontsize=9.5, ncols=math.ceil(len(lines) / 6))
         for text in legend.get_texts():
             text.set_color(TEXT_COLOR)
     picture = render_svg(figure, title=f"{sweep.folder.name}: {title}")
@@ -132,7 +132,11 @@ def page(sweep: Sweep, picture: str) -> str:
         picture: the chart, as returned by `svg`.
     """
     trials = sweep.ranking() if sweep.status in ("finished", "stopped", "failed") else sweep.trials
-    drawn = f'<div role="img" aria-label="Chart of the trials">{picture}</div>' if picture else ""
+    drawn = ""
+    if picture:
+        drawn = (
+            f'<div role="img" aria-label="Chart of the trials" class="nbgpu-sweep-picture">{picture}</div>'
+        )
     return (
         f'<div class="nbgpu-sweep"><style>{_CSS}</style><p class="nbgpu-sweep-line">{html.escape(sweep.describe())}</p>'
         f'{drawn}<div class="nbgpu-sweep-rows">{table_html(columns(sweep), rows(sweep, trials))}</div>'
@@ -167,6 +171,7 @@ def text(sweep: Sweep) -> str:
 _CSS = """
 .nbgpu-sweep { font-size: 13px; }
 .nbgpu-sweep .nbgpu-sweep-line { font-weight: 600; margin: 0 0 6px; }
+.nbgpu-sweep .nbgpu-sweep-picture { max-width: 860px; }
 .nbgpu-sweep .nbgpu-sweep-rows { max-height: 420px; overflow: auto; }
 .nbgpu-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .nbgpu-sweep th, .nbgpu-sweep td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ def test_the_picture_has_the_number_of_parameters_on_a_logarithmic_axis() -> Non
     svg = view.svg(CHANNELS)
     assert "number of parameters" in svg
     assert "(16, 32)" in svg
+    # A page of 900 pixels leaves 617 beside JupyterLab's sidebar, and the picture is made to fit.
+    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
+    letters = [float(size) * 617 / float(width) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
+    assert letters
+    assert min(letters) >= 10.9, letters
 
 
 @pytest.mark.parametrize(
