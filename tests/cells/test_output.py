@@ -80,6 +80,18 @@ print('no newline', end='')
     assert done.stderr == "[1] aside\n"
 
 
+def test_a_forked_child_ends_with_its_cell_as_with_a_script(notebook: Kernel) -> None:
+    forks = "import os, sys\nif (pid := os.fork()) == 0:\n    print('child')\n    {ends}\nos.waitpid(pid, 0)[1] >> 8"
+    for ends, code in (("sys.exit(3)", 3), ("sys.exit()", 0), ("sys.exit('no')", 1), ("1 / 0", 1)):
+        done = notebook.run(f"%%distributed --ranks 1\n{forks.format(ends=ends)}", timeout_s=30)
+        assert done.status == "ok", done.error
+        assert done.said(1) == [["child", str(code)]], ends
+        if code == 1:
+            assert ("ZeroDivisionError" if "/" in ends else "no") in done.stderr
+    done = notebook.run("%%distributed\nif rank == 1 and os.fork() == 0: rank = 7\ndist.barrier() if rank < 7 else rank")
+    assert done.status == "ok", done.error
+
+
 def test_halves_of_lines_never_mix_and_a_bar_is_one_line(notebook: Kernel) -> None:
     code = """
 import sys, time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
@@ -10,6 +11,7 @@ from nbgpu.engine.group import collective_timeout, straggler
 from nbgpu.engine.ipykernel import (
     awaiting,
     cell_options,
+    forked,
     input_requests,
     interrupts,
     publishing,
@@ -73,6 +75,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         find out whether the cell has to be awaited, and once more to run it, and it looks up parameters that
         never change.
         """
+        pid = os.getpid()
         with cell_options.applied(self.get_parent("shell")["metadata"], self.shell):
             result = await awaiting.run(self.shell, code, silent, store_history)
             if result is None and self._outputs is None:
@@ -82,6 +85,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
                 return plain
             if result is None:
                 result = self.shell.run_cell(code, store_history=store_history, silent=silent)
+            if os.getpid() != pid:
+                forked.end_child(result.error_before_exec or result.error_in_exec)
             return _reply(self, result, user_expressions)
 
     def raw_input(self, prompt: object = "") -> str:

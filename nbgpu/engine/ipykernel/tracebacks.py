@@ -7,6 +7,7 @@ change only their own lines anyway; the message below them is the library's.
 
 from __future__ import annotations
 
+import os
 import sys
 from asyncio import CancelledError
 from traceback import FrameSummary, extract_tb
@@ -28,7 +29,7 @@ from nbgpu.engine.frames import (
     own_part,
 )
 from nbgpu.engine.group import collective_timeout
-from nbgpu.engine.ipykernel import cell_names, ended_groups, script_lines
+from nbgpu.engine.ipykernel import cell_names, ended_groups, forked, script_lines
 from nbgpu.engine.memory import dev_shm
 from nbgpu.engine.memory.undisturbed import undisturbed
 from nbgpu.machine import interpreter
@@ -46,11 +47,14 @@ def install(shell: Any) -> None:
     _show_unless_a_cell_has_a_handler(shell)
     _print_errors_that_end_no_cell(shell)
     show = shell.showtraceback
+    rank_pid = os.getpid()
 
     def show_persons_part(*args: Any, **options: Any) -> None:
         """Show errors of functions that were sent, which ipyparallel would show with its own frames."""
         _, error, traceback = sys.exc_info()
-        if (
+        if isinstance(error, SystemExit) and os.getpid() != rank_pid:
+            forked.end_child(error)
+        elif (
             not args
             and not options
             and isinstance(error, Exception)
@@ -83,12 +87,14 @@ def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
 
 def _print_errors_that_end_no_cell(shell: Any) -> None:
     """Print the tracebacks that are shown while a cell goes on: of a widget's callback, of a block below
-    `with ipywidgets.Output()`, of `%tb`, of a script. The notebook shows only the error that ends a cell."""
+    `with ipywidgets.Output()`, of `%tb`, of a script. The notebook shows only the error that ends a cell, and
+    no message of a forked child."""
     show = shell._showtraceback
+    rank_pid = os.getpid()
 
     def show_or_print(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
         fails_in_showing = getattr(shell.displayhook, "msg", None) is not None
-        if fails_in_showing or _ends_cell(sys._getframe(1)):
+        if os.getpid() == rank_pid and (fails_in_showing or _ends_cell(sys._getframe(1))):
             show(kind, error, lines)
         else:
             print("\n".join(lines), file=sys.stderr)  # noqa: T201 - the cell's output
