@@ -42,8 +42,8 @@ def test_the_prediction_is_within_a_tenth(cluster2: Any, recipe: str, settings: 
         assert found.predicted.tensors is not None
         measured, predicted = found.measured[0].tensors, found.predicted.tensors
         assert measured["average"] == predicted["average"] > 0
-        # A number that another thread of a rank holds at that moment counts as one of the buckets.
-        assert measured["buckets"] == pytest.approx(predicted["buckets"], rel=1e-4)
+        # Numbers that other threads of a rank hold at that moment count as the buckets.
+        assert measured["buckets"] == pytest.approx(predicted["buckets"], rel=1e-3)
 
 
 def test_the_ranks_keep_what_they_have_and_nothing_else(cluster2: Any) -> None:

@@ -370,7 +370,7 @@ def test_fields_show_the_defaults_beside_the_others_until_they_are_changed(
     type_in(panel, steps="120")
     assert shown(panel, "steps", "epochs") == ["120", ""]
     planned: list[Any] = []
-    monkeypatch.setattr(type(cluster2), "plan_with", lambda _, config: planned.append(config))
+    monkeypatch.setattr(type(cluster2.parts.runs), "plan_with", lambda _, config: planned.append(config))
     panel._plan.click()
     _wait_until_free(panel)
     expected = train_config("survival", lr=0.003, data="cohort.csv", steps=120)
@@ -384,7 +384,7 @@ def test_controls_begin_with_a_preset(monkeypatch: pytest.MonkeyPatch, cluster2:
     assert shown(panel, "lr", "image_size", "epochs") == ["0.0001", "256, 256, 64", "50"]
     type_in(panel, image_size="16, 16, 8", batch_size="3")
     planned: list[Any] = []
-    monkeypatch.setattr(type(cluster2), "plan_with", lambda _, config: planned.append(config))
+    monkeypatch.setattr(type(cluster2.parts.runs), "plan_with", lambda _, config: planned.append(config))
     panel._plan.click()
     _wait_until_free(panel)
     expected = train_config("survival", preset="mace", image_size=(16, 16, 8), batch_size=3)
