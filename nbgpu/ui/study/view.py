@@ -15,7 +15,7 @@ from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
 from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
-from nbgpu.ui.study.chart import Studied, chart
+from nbgpu.ui.study.chart import Studied, StudyChart, chart
 
 if TYPE_CHECKING:
     from nbgpu.client.scaling.study import Study
@@ -25,22 +25,25 @@ _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 _MEASURED = RANK_COLORS[0]
 _TITLE_WIDTH = 56
 """In characters; a longer title would reach over the other chart."""
-_PICTURE_INCHES = (7.4, 3.8)
-_PICTURE_TITLE_WIDTH = 38
-_PICTURE_FONT_PT = 9.5
-"""11 pixels where the picture is 617 pixels wide, as in a page of 900 with JupyterLab's sidebar."""
+_PICTURE_TITLE_WIDTH = 42
+_INCHES = (4.3, 3.6)
+_FONT_PT = 9
+"""11 pixels where the picture is as narrow as the page lets it be."""
 
 
 def svg(study: Studied) -> str:
-    """The charts as an element of a page; empty where there is nothing to draw."""
+    """The charts as elements of a page, which stand one below the other where the page is narrow; empty where
+    there is nothing to draw."""
     drawn = chart(study)
     if not drawn.x:
         return ""
-    figure = Figure(figsize=_PICTURE_INCHES, layout="constrained")
-    figure.patch.set_alpha(0)
-    left, right = figure.subplots(1, 2) if drawn.parts_ms else (figure.subplots(), None)
+    return _draw_measured(drawn) + (_draw_parts(drawn) if drawn.parts_ms else "")
+
+
+def _draw_measured(drawn: StudyChart) -> str:
+    figure, axes = _new_figure()
     if drawn.ideal:
-        left.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
+        axes.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
     below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
     above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
     # Between names there is nothing that a line could show.
@@ -52,40 +55,54 @@ def svg(study: Studied) -> str:
         "capsize": 3,
         "label": "measured, 95 %",
     }
-    left.errorbar(drawn.x, drawn.y, yerr=[below, above], **style)
-    _style(left, drawn.title, drawn.x_title, drawn.y_title)
-    left.set_ylim(bottom=0)
+    axes.errorbar(drawn.x, drawn.y, yerr=[below, above], **style)
+    _style(axes, drawn.title, drawn.x_title, drawn.y_title)
+    axes.set_ylim(bottom=0)
     if drawn.ticks:
-        left.set_xscale("log")
-        left.set_xticks(list(drawn.x), list(drawn.ticks))
-        left.set_xticks([], minor=True)
+        axes.set_xscale("log")
+        axes.set_xticks(list(drawn.x), list(drawn.ticks))
+        axes.set_xticks([], minor=True)
     if drawn.is_by_size:
         for place, y, name in zip(drawn.x, drawn.y, drawn.names, strict=True):
-            left.annotate(
+            axes.annotate(
                 name,
                 (place, y),
                 (0, 6),
                 textcoords="offset points",
                 color=TEXT_COLOR,
-                fontsize=_PICTURE_FONT_PT,
+                fontsize=_FONT_PT,
                 ha="center",
                 parse_math=False,
             )
     elif drawn.ideal:
-        left.set_xticks(list(drawn.x))
-    if right is not None:
-        places = list(range(len(drawn.x)))
-        reached = [0.0] * len(places)
-        for name, milliseconds in drawn.parts_ms.items():
-            right.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
-            reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
-        right.set_xticks(places, drawn.names)
-        _style(right, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
-    # Below both charts: bars and lines leave no place in them.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_PICTURE_FONT_PT, ncols=4)
+        axes.set_xticks(list(drawn.x))
+    return _picture(figure, drawn.title)
+
+
+def _draw_parts(drawn: StudyChart) -> str:
+    figure, axes = _new_figure()
+    places = list(range(len(drawn.x)))
+    reached = [0.0] * len(places)
+    for name, milliseconds in drawn.parts_ms.items():
+        axes.bar(places, milliseconds, bottom=reached, color=_COLORS[name], label=PARTS[name], width=0.6)
+        reached = [bottom + more for bottom, more in zip(reached, milliseconds, strict=True)]
+    axes.set_xticks(places, drawn.names)
+    _style(axes, drawn.parts_title, drawn.parts_x_title, "time of a step, ms")
+    return _picture(figure, drawn.parts_title)
+
+
+def _new_figure() -> tuple[Figure, Any]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    figure.patch.set_alpha(0)
+    return figure, figure.add_subplot()
+
+
+def _picture(figure: Figure, title: str) -> str:
+    # Below the chart: bars and lines leave no place in it.
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=3)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
-    picture = render_svg(figure, title=drawn.title)
+    picture = render_svg(figure, title=title)
     # The text before the element is needed only in a separate SVG file.
     picture = picture[picture.index("<svg") :]
     return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
@@ -93,10 +110,9 @@ def svg(study: Studied) -> str:
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
     style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)))
-    axes.title.set_fontsize(_PICTURE_FONT_PT)
-    axes.tick_params(labelsize=_PICTURE_FONT_PT)
-    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=_PICTURE_FONT_PT)
-    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=_PICTURE_FONT_PT)
+    axes.tick_params(labelsize=_FONT_PT)
+    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=_FONT_PT)
+    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=_FONT_PT)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:
@@ -264,7 +280,8 @@ class StudyView:
 _CSS = """
 .nbgpu-study { font-size: 13px; }
 .nbgpu-study .nbgpu-study-line { font-weight: 600; margin: 0 0 6px; }
-.nbgpu-study .nbgpu-study-picture { max-width: 860px; }
+.nbgpu-study .nbgpu-study-picture { display: flex; flex-wrap: wrap; gap: 10px; }
+.nbgpu-study .nbgpu-study-picture > * { flex: 1 1 380px; max-width: 520px; min-width: 0; }
 .nbgpu-study .nbgpu-study-rows { max-height: 420px; overflow: auto; }
 .nbgpu-study table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .nbgpu-study th, .nbgpu-study td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }

@@ -13,6 +13,7 @@ from nbgpu.client.scaling import study_table
 from nbgpu.config import ClusterConfig
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 from nbgpu.planning.studies import StudyConfig, StudyPlan
+from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.study import view
 from nbgpu.ui.study.chart import chart
 
@@ -64,11 +65,13 @@ def test_the_picture_has_the_number_of_parameters_on_a_logarithmic_axis() -> Non
     svg = view.svg(CHANNELS)
     assert "number of parameters" in svg
     assert "(16, 32)" in svg
-    # A page of 900 pixels leaves 617 beside JupyterLab's sidebar, and the picture is made to fit.
-    (width,) = re.findall(r'viewBox="0 0 ([\d.]+) ', svg)
-    letters = [float(size) * 617 / float(width) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
-    assert letters
-    assert min(letters) >= 10.9, letters
+    # The page gives each chart 380 pixels at least, and stacks them where there is less place.
+    assert "flex: 1 1 380px" in view.page(CHANNELS, svg)
+    widths = [float(width) for width in re.findall(r'viewBox="0 0 ([\d.]+) ', svg)]
+    letters = [float(size) * 380 / max(widths) for size in re.findall(r"font(?:-size)?: ([\d.]+)px", svg)]
+    assert len(widths) == 2
+    assert min(letters) >= 11, letters
+    assert as_image(svg).count("<img ") == 2
 
 
 @pytest.mark.parametrize(
