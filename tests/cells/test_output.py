@@ -88,7 +88,9 @@ def test_a_forked_child_ends_with_its_cell_as_with_a_script(notebook: Kernel) ->
         assert done.said(1) == [["child", str(code)]], ends
         if code == 1:
             assert ("ZeroDivisionError" if "/" in ends else "no") in done.stderr
-    done = notebook.run("%%distributed\nif rank == 1 and os.fork() == 0: rank = 7\ndist.barrier() if rank < 7 else rank")
+    done = notebook.run(
+        "%%distributed\nif rank == 1 and os.fork() == 0: rank = 7\ndist.barrier() if rank < 7 else rank"
+    )
     assert done.status == "ok", done.error
 
 

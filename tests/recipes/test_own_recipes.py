@@ -459,7 +459,10 @@ def test_weights_that_the_loss_does_not_use_are_named_with_the_setting(
     with pytest.raises(nbgpu.RankError) as caught:
         cluster2.train(path, **settings).wait(60)
     told = shown(caught.value)
-    assert "ConfigError: the loss does not use all weights of the model: none of left.weight, left.bias has a" in told
+    assert (
+        "ConfigError: the loss does not use all weights of the model: none of left.weight, left.bias has a"
+        in told
+    )
     assert "Train with find_unused_parameters=True" in told
     assert "File " not in told
     assert cluster2.train(path, **settings, find_unused_parameters=True).wait(60).status == "finished"

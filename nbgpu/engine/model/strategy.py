@@ -217,7 +217,9 @@ def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
     found = _POSITIONS.search(message)
     trained = [name for name, weights in model.named_parameters() if weights.requires_grad]
     names = [trained[int(position)] for position in found[1].split()] if found else []
-    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES))
+    shown = ", ".join(names[:_MAX_NAMES]) + (
+        f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+    )
     return (
         f"the loss does not use all weights of the model{f': none of {shown} has a gradient' * bool(names)}. Train with "
         "find_unused_parameters=True, which looks for such weights in each step, or leave them out of the model"
