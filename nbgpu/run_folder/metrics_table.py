@@ -201,7 +201,7 @@ class EpochSummarizer:
         for row in rows:
             longest_s[row.step] = max(longest_s.get(row.step, 0.0), row.values["step_s"])
         train_s = sum(longest_s.values())
-        samples = round(sum(row.values["samples_per_s"] * row.values["step_s"] for row in rows))
+        samples = round(sum(row.values.get("samples_per_s", 0.0) * row.values["step_s"] for row in rows))
         validation = {
             name.removeprefix(VALIDATION): value
             for row in rows
@@ -236,7 +236,7 @@ def _own_s(rows: Sequence[MetricsRow]) -> float:
 
 
 def _mean(rows: Sequence[MetricsRow], name: str) -> float:
-    return sum(row.values[name] for row in rows) / len(rows)
+    return sum(row.values.get(name, 0.0) for row in rows) / len(rows)
 
 
 def _means(rows: Sequence[MetricsRow]) -> dict[str, float]:

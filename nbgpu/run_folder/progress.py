@@ -46,7 +46,7 @@ class ProgressBar:
     """The run's length in epochs. It is 0, too, where the length was given in steps and a change of the batch
     size has changed how many of them an epoch has: then it is no fixed number."""
     samples_per_s: float
-    """The throughput over all ranks; 0 until it is known."""
+    """The throughput over all ranks; 0 until it is known, and of a search, which goes over no samples."""
     eta_s: float | None
 
     @property
@@ -60,16 +60,19 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
     step = min((s.step for s in statuses), default=0)
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
-    samples_left = (info.total_steps - step) * info.global_batch_size
+    # A search goes over no samples, and has the time of its steps alone.
+    step_s = max((s.values.get("step_s", 0.0) for s in statuses), default=0.0)
+    step_s = info.global_batch_size / samples_per_s if samples_per_s > 0 else step_s
+    left_s = (info.total_steps - step) * step_s
     # The pace of the steps says nothing about the work after the last one.
-    moving = samples_per_s > 0 and samples_left > 0 and state not in FINAL_STATES and state != "paused"
+    moves = 0 < left_s < math.inf and state not in FINAL_STATES and state != "paused"
     return ProgressBar(
         step=step,
         total_steps=info.total_steps,
         epoch=info.epoch_at(max(1, min(step + 1, info.total_steps))).epoch if info.steps_per_epoch else 0,
         num_epochs=_num_epochs(info),
         samples_per_s=samples_per_s,
-        eta_s=samples_left / samples_per_s if moving else None,
+        eta_s=left_s if moves else None,
     )
 
 

@@ -64,7 +64,7 @@ def _are_numbers(values: object) -> bool:
     # Comparisons, because a loop over the names takes longer than all of the rest.
     return (
         0 <= known[STEP_SERIES] <= MAX_NUMBER
-        and 0 <= get("samples_per_s", -1) <= MAX_NUMBER
+        and 0 <= get("samples_per_s", 0) <= MAX_NUMBER
         and 0 <= get("compute_s", 0) <= MAX_NUMBER
         and 0 <= get("data_s", 0) <= MAX_NUMBER
         and 0 <= get("forward_s", 0) <= MAX_NUMBER

@@ -139,10 +139,16 @@ def test_a_ddp_object_of_all_ranks_is_on_the_smaller_group(cluster: nbgpu.Cluste
     cluster.execute("""
 from torch.nn.parallel import DistributedDataParallel
 ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+def summed(_, bucket):
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+hooked = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+hooked.register_comm_hook(None, summed)
 """)
     assert "ddp" not in cluster.resize(2)
-    cluster.execute("ddp(torch.full((1, 1), rank + 1.0)).sum().backward()")
-    assert cluster.execute("print(ddp.module.weight.grad.item())") == {0: "1.5\n", 1: "1.5\n"}
+    cluster.execute("for each in (ddp, hooked): each(torch.full((1, 1), rank + 1.0)).sum().backward()")
+    # The communication hook sums the gradients, and DDP itself takes their mean.
+    gradients = "print(ddp.module.weight.grad.item(), hooked.module.weight.grad.item())"
+    assert cluster.execute(gradients) == {0: "1.5 3.0\n", 1: "1.5 3.0\n"}
 
 
 SLOW_TO_FREE = """

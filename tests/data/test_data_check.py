@@ -21,6 +21,8 @@ from nbgpu.client.runs import data_check
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning import suitability
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 
 def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -218,6 +220,17 @@ def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1\.nii\.gz"):
         data_check.require(config)
     data_check.require(config.changed(check_voxels=False))
+
+
+def test_a_volume_that_is_cut_in_two_is_one_volume_to_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    _volumes(tmp_path / "volumes", 1)
+    config = train_config("autoencoder", data=str(tmp_path / "volumes"), patch_size=8)
+    assert isinstance(config, AutoencoderConfig)
+    Autoencoder(config).inspect()
+    assert caplog.messages == ["reading 1 volume to its end"]
 
 
 def test_a_check_that_breaks_is_told_and_the_run_goes_on(

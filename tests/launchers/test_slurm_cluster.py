@@ -186,6 +186,8 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
     assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
     assert started.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1
+    # As after a Stop, the result is there for the asking.
+    assert started.value("[run.result(), run.can_work_out_result]") == [None, True]
     assert re.search(r"the job has \d+ min .*stops, and writes a checkpoint first", said), said
     assert re.search(rf"the job has \d+ min .*{re.escape(str(saved_in))}", said), said
     started.run("c.restart()")

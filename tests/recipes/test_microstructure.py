@@ -144,6 +144,9 @@ def test_a_run_finds_what_one_process_finds_and_leaves_files(cluster2: nbgpu.Clu
     )
     expected = [loss for losses in alone.losses for loss in losses]
     assert _losses(run) == _losses(run, rank=1)
+    # It goes over no samples, and holds none out.
+    assert not {"samples_per_s", "val_loss"} & {*run.metrics().columns}
+    assert "val_s2_error" in run.metrics().columns
     assert _losses(run)[:10] == pytest.approx(expected[:10], rel=1e-9)
     assert len(_losses(run)) == 40
 

@@ -448,6 +448,26 @@ def test_what_is_no_loss_is_told_with_its_line(tmp_path: Path, given: str) -> No
     assert BAD_LOSSES[given] in str(caught.value)
 
 
+def test_weights_that_the_loss_does_not_use_are_named_with_the_setting(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    layers = "class Some(nn.ModuleDict):\n    def forward(self, x):\n        return self['used'](x)"
+    made = "return Some({'used': nn.Linear(3, 1), 'left': nn.Linear(3, 1)})"
+    start = "class Checked(OwnRecipe):"
+    path = checked(tmp_path, (start, f"{layers}\n\n\n{start}"), ("return nn.Linear(3, 1)", made))
+    settings = {"steps": 2, "runs_dir": str(tmp_path / "runs")}
+    with pytest.raises(nbgpu.RankError) as caught:
+        cluster2.train(path, **settings).wait(60)
+    told = shown(caught.value)
+    assert (
+        "ConfigError: the loss does not use all weights of the model: none of left.weight, left.bias has a"
+        in told
+    )
+    assert "Train with find_unused_parameters=True" in told
+    assert "File " not in told
+    assert cluster2.train(path, **settings, find_unused_parameters=True).wait(60).status == "finished"
+
+
 def test_a_forgotten_return_is_told_with_the_function_s_line(tmp_path: Path) -> None:
     recipe = recipe_of(checked(tmp_path, (RETURN, "out.square().mean()")))
     with pytest.raises(

@@ -175,6 +175,16 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     settings = {**SMALL, "runs_dir": str(tmp_path / "first"), "schedule": "constant", "warmup_steps": 0}
     first = cluster3.train("autoencoder", **settings).wait(120)
     changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "clip_norm": 0.5}
+    goes_on = [
+        f"going on from step-00000010 of {first.folder.name}",
+        "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; clip_norm was 1.0, is 0.5; "
+        "amp was 'off', is 'bf16'",
+    ]
+    # The plan says so before anything starts, and refuses what the run would refuse.
+    planned = dict(cluster3.plan("autoencoder", **{**settings, **changed}).rows())
+    assert planned["begins"].splitlines() == goes_on
+    with pytest.raises(nbgpu.ConfigError, match="there is no such folder"):
+        cluster3.plan("autoencoder", **settings, resume=str(tmp_path / "nowhere"))
     config = train_config("autoencoder", **{**settings, **changed, "runs_dir": str(tmp_path / "second")})
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
@@ -183,9 +193,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     assert done.stdout.startswith(f"finished: {folder}\n")
     records, _ = Reader(folder, world_size=1, live=False).since()
     assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
-        f"going on from step-00000010 of {first.folder.name}",
-        "goes on with other settings: steps was 10, is 12; lr was 0.004, is 1e-05; clip_norm was 1.0, is 0.5; "
-        "amp was 'off', is 'bf16'",
+        *goes_on,
         "goes on with another number of ranks: 3 ranks then, 1 now",
         "an epoch has 12 steps now, 4 before; epoch 3 begins again",
     ]

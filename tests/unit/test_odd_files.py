@@ -252,7 +252,7 @@ DAMAGED = {
     "true as loss": _wrong(values={"loss": True}),
     "a huge loss": _wrong(values={"loss": 10**400}),
     "an infinite time of a step": _wrong(values={"step_s": float("inf"), "samples_per_s": 1.0}),
-    "a step with no rate": _wrong(values={"step_s": 1.0}),
+    "a step with a rate below 0": _wrong(values={"step_s": 1.0, "samples_per_s": -1.0}),
     "nested too deeply": DEEP,
     "a kind that is none": _event(kind=3),
     "a text that is none": _event(text=None),

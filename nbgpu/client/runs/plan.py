@@ -35,6 +35,9 @@ class Plan:
     """How the data come to the ranks, one sentence for each part."""
     steps_per_epoch: int
     """The number of steps, or 0 if it is not known."""
+    beginning: tuple[str, ...] = ()
+    """From which checkpoint the run goes on and with which other settings, one sentence for each; empty where
+    it begins with its first step."""
 
     @classmethod
     def at_first(
@@ -79,13 +82,14 @@ class Plan:
                 f"step (ranks: {num_ranks}, accumulate: {config.accumulate})",
             ),
             ("length", self._length()),
+            *([("begins", "\n".join(self.beginning))] if self.beginning else []),
             ("data", "\n".join(self.data)),
             ("precision", f"{config.dtype}, amp {config.amp}"),
             ("memory", self._memory()),
         ]
         if not self._trains_a_model:
             others = {"backend": self.chosen_transport.describe(), "length": f"at most {config.steps} steps"}
-            kept = ("devices", "backend", "length", "data", "memory")
+            kept = ("devices", "backend", "length", "begins", "data", "memory")
             return [(name, others.get(name, row)) for name, row in rows if name in kept]
         return rows
 

@@ -70,8 +70,13 @@ class Planner:
         return there.with_more(found)
 
     def plan(self, config: TrainConfig, chosen: Chosen) -> Plan:
-        """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready."""
+        """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready.
+
+        Raises:
+            ConfigError, RunError: as `resume.find`.
+        """
         state = self._state
+        beginning = resume.find(config, contents=False)
         (estimate,) = self._ask(Call.ESTIMATE_MEMORY, config, ranks=[0])
         data, steps_per_epoch = data_in_words(config, state.world_size, estimate["data"])
         if steps_per_epoch:
@@ -86,6 +91,7 @@ class Planner:
             estimate["memory"],
             (*chosen.words, *data),
             steps_per_epoch,
+            beginning.notes,
         )
 
     def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:

@@ -65,8 +65,10 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
     new = [item for item in items if item not in good]
     if new:
         rest = f"; {len(items) - len(new)} were found good before" if len(new) < len(items) else ""
-        what = config.VOLUME if len(new) == 1 else f"{config.VOLUME}s"
-        _log.info("reading %d %s to %s end%s", len(new), what, "its" if len(new) == 1 else "their", rest)
+        # One volume that is cut into parts is several items.
+        count = len({tuple(value for value in item.values() if isinstance(value, Path)) for item in new})
+        what = config.VOLUME if count == 1 else f"{config.VOLUME}s"
+        _log.info("reading %d %s to %s end%s", count, what, "its" if count == 1 else "their", rest)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         # Only the outcome is kept, because all volumes together may not fit into memory.
         could = list(threads.map(lambda item: "failure" not in decode(item), new))

@@ -7,6 +7,7 @@ tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits
 from __future__ import annotations
 
 import inspect
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,11 @@ if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
 Result = TypeVar("Result")
 
 _NOTHING = -1
+
+_UNUSED_WEIGHTS = "Expected to have finished reduction in the prior iteration"
+_POSITIONS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""The part of the same message in which DDP counts the weights that have no gradient."""
+_MAX_NAMES = 5
 
 
 class Strategy(Protocol):
@@ -185,11 +191,16 @@ class Replicated:
 
     @contextmanager
     def exchange(self, now: bool) -> Iterator[None]:
-        with nullcontext() if now else self._ddp.no_sync():
-            yield
-        if now and not self.bucket_order and not self._ddp.find_unused_parameters:
-            torch_private.rebuild_buckets(self._ddp)
-            self.bucket_order = torch_private.bucket_order(self._ddp)
+        try:
+            with nullcontext() if now else self._ddp.no_sync():
+                yield
+            if now and not self.bucket_order and not self._ddp.find_unused_parameters:
+                torch_private.rebuild_buckets(self._ddp)
+                self.bucket_order = torch_private.bucket_order(self._ddp)
+        except RuntimeError as error:
+            if _UNUSED_WEIGHTS not in str(error):
+                raise
+            raise ConfigError(_advice_on_unused_weights(str(error), self._ddp.module)) from None
 
     def evaluating(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -199,6 +210,20 @@ class Replicated:
 
     def close(self) -> None:
         ddp_objects.forget(self._ddp)
+
+
+def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
+    """Return what to do about DDP's error message that a gradient is missing, which counts the weights."""
+    found = _POSITIONS.search(message)
+    trained = [name for name, weights in model.named_parameters() if weights.requires_grad]
+    names = [trained[int(position)] for position in found[1].split()] if found else []
+    shown = ", ".join(names[:_MAX_NAMES]) + (
+        f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+    )
+    return (
+        f"the loss does not use all weights of the model{f': none of {shown} has a gradient' * bool(names)}. Train with "
+        "find_unused_parameters=True, which looks for such weights in each step, or leave them out of the model"
+    )
 
 
 class Sharded:

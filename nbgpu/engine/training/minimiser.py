@@ -291,14 +291,12 @@ class Minimiser(Loop):
         if self.recorder is None or (self.step % self.config.log_every and self._num_left):
             return
         step_s = time.perf_counter() - self._step_began_s
-        num_parts = self.problem.num_parts(self._stage, self.rank, self.member.world_size)
         # A search by swaps computes no gradient.
         values = {"grad_norm": self._grad_norm} if self._num_evaluations else {}
         self.recorder.sample(
             self.step,
             loss=loss,
             step_s=step_s,
-            samples_per_s=num_parts * max(1, self._num_evaluations) / step_s,
             num_evaluations=float(self._num_evaluations),
             **values,
         )
@@ -313,9 +311,11 @@ class Minimiser(Loop):
         self._enter("validating")
         with group.without_timeout():
             measured = together(lambda: self.problem.measure(self._found) if self.rank == 0 else {})
-        values = {"loss": self._loss, **exchange.broadcast(measured, source=0)}
+        measured = exchange.broadcast(measured, source=0)
+        # The loss is that of the step, and nothing is held out of it.
+        values = {"loss": self._loss, **measured}
         if self.rank == 0 and self.recorder is not None:
-            self.recorder.sample(self.step, **{f"val_{name}": value for name, value in values.items()})
+            self.recorder.sample(self.step, **{f"val_{name}": value for name, value in measured.items()})
             if self._shows_pictures(self.command == "stop" or self.step == sum(self.problem.num_steps)):
                 self._show(self.problem.pictures(self._found))
         self._progress.validated(self.step, values)

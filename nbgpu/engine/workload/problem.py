@@ -108,10 +108,6 @@ class Problem(ABC):
         )
 
     @abstractmethod
-    def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        """Return the number of parts of a step's work, such as slices, that this rank does."""
-
-    @abstractmethod
     def measure(self, tensor: Tensor) -> dict[str, float]:
         """Return metrics of the tensor other than its loss, by name, as JSON; no collective. Rank 0 calls
         this."""

@@ -36,8 +36,8 @@ from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
-from nbgpu.recipes.microstructure.swaps import NUM_CANDIDATES, Cooling, at_random, swap
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
+from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap
 from nbgpu.recipes.microstructure.target import S2, Target, load_target, save_descriptors
 from nbgpu.recipes.side_by_side import Colours
 
@@ -195,15 +195,6 @@ class Microstructure(Problem):
             config.oor_multiplier,
             config.phase_sum_multiplier,
         )
-
-    def num_parts(self, stage: int, rank: int, world_size: int) -> int:
-        if self._swaps(stage):
-            return NUM_CANDIDATES // world_size
-        shape = shape_on(self._coarser(stage), self.target.shape)
-        lengths = shape if len(shape) == NUM_DIRECTIONS else (1,)
-        if self.config.slices_per_step is not None:
-            lengths = tuple(min(length, self.config.slices_per_step) for length in lengths)
-        return sum(len(share_of(length, rank, world_size)) for length in lengths)
 
     def measure(self, tensor: Tensor) -> dict[str, float]:
         """Return `s2_error` and `volume_fraction_error` of the field with each pixel in one phase, as in the

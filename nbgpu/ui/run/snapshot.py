@@ -254,7 +254,7 @@ def _epochs(epochs: Sequence[EpochSummary]) -> str:
             f"{epoch.epoch}" if epoch.complete else f"{epoch.epoch} (a part)",
             f"{epoch.first_step} to {epoch.last_step}",
             duration(epoch.train_s),
-            epoch.samples_per_s,
+            epoch.samples_per_s or "",
             *(epoch.means.get(name, "") for name in names),
             *(_validation_value(name, epoch.validation) for name in held_out),
             f"rank {epoch.slowest_rank}, {epoch.straggler_ratio:.2f} x the fastest",

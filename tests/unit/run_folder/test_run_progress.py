@@ -166,3 +166,11 @@ def test_the_time_left_is_that_of_the_pace(state: str, left_s: float | None) -> 
     ]
     now = progress(info, state, ranks)
     assert (now.step, now.epoch, now.num_epochs, now.eta_s) == (20, 3, 10, left_s)
+
+
+def test_the_time_left_of_a_search_is_that_of_its_steps() -> None:
+    """A search goes over no samples, and its batch size means nothing."""
+    info = RunInfo("r", "microstructure", (CPU, CPU), "gloo", 100, 1, 2, 4, 0.0)
+    ranks = [RankStatus(rank, "training", 20, CPU, 0.0, {"step_s": 0.5 + rank}) for rank in (0, 1)]
+    now = progress(info, "training", ranks)
+    assert (now.samples_per_s, now.eta_s) == (0.0, 120.0)
