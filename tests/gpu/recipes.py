@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checks import Place, check
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SMALL: dict[str, dict[str, Any]] = {
     "autoencoder": {"data": "phantoms", "num_phantoms": 16, "patch_size": 16, "lr": 4e-3},
@@ -58,6 +61,13 @@ def _smoke_test(name: str) -> Callable[[Place], None]:
     return test
 
 
+def rate(frame: pd.DataFrame) -> tuple[str, float]:
+    """The samples of a second, or of a search, which goes over none, the evaluations of its loss."""
+    if "samples_per_s" in frame:
+        return "samples", float(frame["samples_per_s"].median())
+    return "evaluations of the loss", float((frame["num_evaluations"] / frame["step_s"]).median())
+
+
 def _training(name: str) -> Callable[[Place], None]:
     def train(place: Place) -> None:
         recipe, settings = _recipe(place, name)
@@ -74,7 +84,7 @@ def _training(name: str) -> Callable[[Place], None]:
         place.figure("steps", len(losses))
         place.figure("mean loss of the first steps", first)
         place.figure("mean loss of the last steps", last)
-        place.figure("samples", float(frame["samples_per_s"].iloc[len(frame) // 2 :].median()), "1/s")
+        place.figure(*rate(frame.iloc[len(frame) // 2 :]), "1/s")
         # A partial likelihood over a few patients of each batch moves too much for so few steps.
         if place.on_gpu and name != "survival":
             assert last < first, f"the loss went from {first:.4g} to {last:.4g}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from checks import REPOSITORY, Place, Skipped, check
 from machine import copy_bytes_per_s, product_flops
-from recipes import SMALL
+from recipes import SMALL, rate
 
 
 def _in_turns(channels: tuple[int, ...], full_batch: int, peer: str) -> Callable[[Place], None]:
@@ -157,7 +157,7 @@ def _full_size(name: str) -> Callable[[Place], None]:
             assert run.status == "finished", run.failures
             frame = run.metrics().dropna(subset=["loss"])
             later = frame[frame["step"] > num_steps // 2]
-            place.figure("samples", float(later["samples_per_s"].median()), "1/s")
+            place.figure(*rate(later), "1/s")
             if place.on_gpu:
                 reserved = cluster.execute("print(torch.cuda.max_memory_reserved())")[0]
                 place.figure("memory, reserved", int(reserved) / 2**30, "GiB")
