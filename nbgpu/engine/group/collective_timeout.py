@@ -112,7 +112,7 @@ def explain(error: BaseException) -> BaseException:
     return CollectiveTimeoutError(_message).with_traceback(error.__traceback__)
 
 
-def take() -> CollectiveTimeoutError | None:
+def take_error() -> CollectiveTimeoutError | None:
     """Return the clock's error, once, if the main thread has not raised it yet."""
     global _is_due
     is_due, _is_due = _is_due, False

@@ -81,7 +81,7 @@ class Line:
         self.given_up = threading.Event()
         """Set when results are no longer waited for, because the group was given up."""
 
-    def take(self, begun_s: float, lasts_s: float, *directions: str) -> float:
+    def reserve(self, begun_s: float, lasts_s: float, *directions: str) -> float:
         """Return when a message is through that could begin at `begun_s`; the link is taken until then."""
         with self._lock:
             through_s = max(begun_s, *(self._free_s[name] for name in directions)) + lasts_s
@@ -162,7 +162,7 @@ class _Held:
         try:
             value = None if self._real is None else _result(self._real)
             begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
-            through_s = self._line.take(begun_s, self._lasts_s, *directions)
+            through_s = self._line.reserve(begun_s, self._lasts_s, *directions)
             if self._line.given_up.wait(max(0.0, through_s - time.monotonic())):
                 raise dist.DistBackendError(
                     "the process group was given up while a simulated link held a result back, because another rank failed"

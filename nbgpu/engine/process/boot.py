@@ -72,7 +72,7 @@ class Sentinel:
 
     def _watch(self) -> None:
         try:
-            self._obey_to_the_end()
+            self._serve_until_over()
         except (OSError, ValueError) as error:
             # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with
             # them.
@@ -86,7 +86,7 @@ class Sentinel:
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey_to_the_end(self) -> None:
+    def _serve_until_over(self) -> None:
         socket_fd = self._socket.fileno()
         while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
@@ -175,7 +175,7 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     """
     from nbgpu.engine.group import group, simulated_link
 
-    taken = _take(Seat(**seat))
+    taken = _become_rank(Seat(**seat))
     store = _store(taken, generation)
     torchrun_variables.publish_master(taken, store)
     group.form(_membership(taken), store, generation)
@@ -192,7 +192,7 @@ def seat_for_replay(seat: Mapping[str, Any]) -> None:
     """
     from nbgpu.engine.group import group
 
-    group.form_alone(_membership(_take(Seat(**seat))))
+    group.form_alone(_membership(_become_rank(Seat(**seat))))
 
 
 def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
@@ -213,19 +213,19 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import ask
 
-    global _taken
+    global _seat
     new_seat = Seat(**seat)
     why = "this belonged to the old process group; make it again"
     variables = shell.current().user_ns
     of_libraries = []
-    is_resized = _taken is not None and _taken.world_size != new_seat.world_size
-    if _taken is not None and _taken != new_seat:
-        why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
-        resizing.follow(_taken, new_seat, shell.current())
+    is_resized = _seat is not None and _seat.world_size != new_seat.world_size
+    if _seat is not None and _seat != new_seat:
+        why = resizing.what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
+        resizing.adopt_seat(_seat, new_seat, shell.current())
         if is_resized:
             of_libraries = library_objects.how_to_make_again(variables)
-        _taken = new_seat
-    taken = _take(new_seat)
+        _seat = new_seat
+    taken = _become_rank(new_seat)
     owned = user_groups.owned(variables)
     # With another number of ranks no group of the person's can be as it was.
     own = [] if is_resized else own_groups.living()
@@ -258,11 +258,11 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     return lost
 
 
-_taken: Seat | None = None
+_seat: Seat | None = None
 _settings_of_transport: list[str] = []
 
 
-def _settle_variables(seat: Seat) -> None:
+def _set_environment(seat: Seat) -> None:
     """Set the environment of the transport before CUDA, NCCL or gloo read it."""
     from nbgpu.engine.group import safe_nccl
 
@@ -281,19 +281,19 @@ def _settle_variables(seat: Seat) -> None:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def _take(seat: Seat) -> Seat:
+def _become_rank(seat: Seat) -> Seat:
     """Prepare this engine to be a rank, once."""
-    global _taken
-    if _taken is not None:
-        assert _taken == seat, f"this engine is rank {_taken.rank} already"
+    global _seat
+    if _seat is not None:
+        assert _seat == seat, f"this engine is rank {_seat.rank} already"
         return seat
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
     from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
-    _taken = seat
+    _seat = seat
     # Before torch is used, because CUDA, NCCL and gloo read it once.
-    _settle_variables(seat)
+    _set_environment(seat)
     for install in INSTALLERS:
         install(seat, shell.current())
     return seat

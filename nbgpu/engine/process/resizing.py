@@ -28,7 +28,7 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
     )
 
 
-def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
+def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     """Give this process what differs in its seat: the names `rank` and `world_size`, torchrun's variables,
     its threads and its memory limit.
 

@@ -43,7 +43,7 @@ class Attachments:
         return hook.__qualname__ if is_function else type(hook).__name__
 
 
-def take(ddp: DistributedDataParallel) -> Attachments:
+def collect(ddp: DistributedDataParallel) -> Attachments:
     """Return what is on an object that is initialised again afterwards."""
     attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
     return Attachments(attributes, ddp_objects.hook_of(ddp))

@@ -148,7 +148,7 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
     seen = [theirs for _, theirs in on_every_rank]
     problems = {}
     for ranks in map(tuple, groups):
-        differ = _differ([seen[rank] for rank in ranks])
+        differ = _difference([seen[rank] for rank in ranks])
         if differ == "in shape":
             raise _CannotMoveError("whose parameters differ in shape between the ranks")
         if differ:
@@ -173,7 +173,7 @@ def _initialise_again(
 ) -> tuple[str, ddp_attachments.Attachments]:
     """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
     that failed, empty if it did not; what the person had put on the object)."""
-    attachments = ddp_attachments.take(ddp)
+    attachments = ddp_attachments.collect(ddp)
 
     def initialise() -> None:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
@@ -249,7 +249,7 @@ def _allow_time(tensors: Iterable[Tensor]) -> None:
     persons_objects.allow(sum(tensor.numel() for tensor in tensors) / _ELEMENTS_PER_S)
 
 
-def _differ(gathered: Sequence[Any]) -> str:
+def _difference(gathered: Sequence[Any]) -> str:
     """Return '' if some ranks' tensors are equal, otherwise 'in shape' or 'in value'.
 
     Args:
@@ -332,7 +332,9 @@ def _share_optimizers(
             lines.append(f"{name}: {next(filter(None, problems))}")
             continue
         seen = [theirs for _, theirs in on_every_rank]
-        if all(compared == seen[0][0] for compared, _ in seen) and not _differ([sums for _, sums in seen]):
+        if all(compared == seen[0][0] for compared, _ in seen) and not _difference(
+            [sums for _, sums in seen]
+        ):
             continue
         tensors = dict(exchange.broadcast_tensors(state.tensors, source, moved[0].device))
         theirs, values = exchange.broadcast([_settings(state), state.values], source)
