@@ -65,7 +65,7 @@ class Arrivals:
         slots = (
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
-        times_s: list[float] = [time_s for found, time_s in slots if found == number]
+        times_s: list[float] = [time_s for slots_number, time_s in slots if slots_number == number]
         return max(times_s)
 
     def _offset(self, rank: int, number: int) -> int:
@@ -82,7 +82,13 @@ class Line:
         """Set when results are no longer waited for, because the group was given up."""
 
     def reserve(self, begun_s: float, lasts_s: float, *directions: str) -> float:
-        """Return when a message is through that could begin at `begun_s`; the link is taken until then."""
+        """Reserve the link for a message, as soon as it is free; return when the message is through.
+
+        Args:
+            begun_s: the earliest time for the message to begin.
+            lasts_s: how long the link has work with it.
+            directions: those that it takes, 'out' and 'in'.
+        """
         with self._lock:
             through_s = max(begun_s, *(self._free_s[name] for name in directions)) + lasts_s
             self._free_s.update(dict.fromkeys(directions, through_s))

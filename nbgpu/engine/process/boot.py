@@ -71,6 +71,7 @@ class Sentinel:
                 os.close(self._lifetime.fds.pop())
 
     def _watch(self) -> None:
+        """Obey the client until this engine's lifetime is over, and then end all of it."""
         try:
             self._serve_until_over()
         except (OSError, ValueError) as error:
@@ -87,6 +88,7 @@ class Sentinel:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _serve_until_over(self) -> None:
+        """Give up each generation of the group that the client names, until the lifetime is over."""
         socket_fd = self._socket.fileno()
         while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
@@ -175,12 +177,12 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     """
     from nbgpu.engine.group import group, simulated_link
 
-    taken = _become_rank(Seat(**seat))
-    store = _store(taken, generation)
-    torchrun_variables.publish_master(taken, store)
-    group.form(_membership(taken), store, generation)
+    own_seat = _become_rank(Seat(**seat))
+    store = _store(own_seat, generation)
+    torchrun_variables.publish_master(own_seat, store)
+    group.form(_membership(own_seat), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(taken.folder), generation)
+    simulated_link.begin(Path(own_seat.folder), generation)
     return _settings_of_transport
 
 
@@ -215,43 +217,49 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
 
     global _seat
     new_seat = Seat(**seat)
-    why = "this belonged to the old process group; make it again"
+    # Take over what the new seat changes in a process that was a rank before.
+    reason = "this belonged to the old process group; make it again"
     variables = shell.current().user_ns
-    of_libraries = []
+    library_lines = []
     is_resized = _seat is not None and _seat.world_size != new_seat.world_size
     if _seat is not None and _seat != new_seat:
-        why = resizing.what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
+        reason = resizing.what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
         resizing.adopt_seat(_seat, new_seat, shell.current())
         if is_resized:
-            of_libraries = library_objects.how_to_make_again(variables)
+            library_lines = library_objects.how_to_make_again(variables)
         _seat = new_seat
-    taken = _become_rank(new_seat)
+    _become_rank(new_seat)
+    # Note what belongs to the groups that are about to end.
     owned = user_groups.owned(variables)
     # With another number of ranks no group of the person's can be as it was.
     own = [] if is_resized else own_groups.living()
     ended: list[Any] = [dist.group.WORLD]
     name_before = None if ended[0] is None else ended[0].group_name
-    store = _store(taken, generation)
-    torchrun_variables.publish_master(taken, store)
-    group.form_again(_membership(taken), store, generation)
+    # Form the group.
+    store = _store(new_seat, generation)
+    torchrun_variables.publish_master(new_seat, store)
+    group.form_again(_membership(new_seat), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(taken.folder), generation)
+    simulated_link.begin(Path(new_seat.folder), generation)
     remains.forget_failure()
     with simulated_link.not_simulated():
+        # Make the person's groups again, and put each in the place of the one that has ended.
         pairs = group.make_own_groups_again(own)
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
             pairs.append((ended[0], now))
         # It looks at all of the process, which may be much.
         _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
-        # Where a rank was replaced, it has no part of what belonged to all ranks.
+        # Move the models, and say which variables cannot be moved. Where a rank was replaced, it has no part
+        # of what belonged to all ranks.
         moved = {new.group_name for _, new in pairs}
         lost = sharded.reset()
         if problem:
             lost.append(f"some variables may still hold a group that has ended ({problem})")
-        lost += [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
+        lost += [f"{reason}: {line}" for line in [*user_groups.lost(owned, moved), *library_lines]]
         lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
         lost += replicas.move(variables, healthy, ended[0])
+    # This function may not keep the old groups alive.
     ended += [old for old, _ in pairs]
     del own, pairs, owned
     group.let_go(ended)
@@ -282,7 +290,7 @@ def _set_environment(seat: Seat) -> None:
 
 
 def _become_rank(seat: Seat) -> Seat:
-    """Prepare this engine to be a rank, once."""
+    """Make this engine the rank of this seat, and install what ranks need; do nothing if it is that rank."""
     global _seat
     if _seat is not None:
         assert _seat == seat, f"this engine is rank {_seat.rank} already"

@@ -140,6 +140,7 @@ class ForkServer:
         return None
 
     def _reap(self, descriptor: int) -> None:
+        """Collect the exit status of an engine that has ended, and write it into a file for the client."""
         pid = self._pid_of.pop(descriptor)
         os.close(descriptor)
         status = watched.reap(pid)
@@ -149,6 +150,7 @@ class ForkServer:
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
+        """Do what the client asks for on this connection: import what training needs, or fork an engine."""
         asked = _read(request)
         if asked is None:
             request.close()
