@@ -124,6 +124,7 @@ def install(
     are_sent_ahead = not are_plain()
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
+        """Send a distributed cell to the ranks, and then have ipykernel execute it as any other cell."""
         if are_sent_ahead and magic in code and not silent:
             # Before and after the time in which ipykernel waits for the cell, and passes interrupts on to it,
             # an interrupt would be raised in the kernel's own loop, and the notebook would get no answer.

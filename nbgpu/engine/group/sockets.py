@@ -150,6 +150,7 @@ def cut() -> None:
 
 
 def _open_connections() -> Connections:
+    """Return all TCP connections that this process has now."""
     connections: Connections = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a Path for each would triple the time
         # Another thread may close the descriptor at any moment.
