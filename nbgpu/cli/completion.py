@@ -131,6 +131,7 @@ def _cases(words: Mapping[str, Iterable[str]]) -> str:
 
 
 def _fish() -> str:
+    """Return the completions for fish: the commands, and the flags of each, which depend on the recipe."""
     lines = ["# For ~/.config/fish/config.fish: nbgpu completion fish | source"]
     first = "complete -c nbgpu -f -n __fish_use_subcommand"
     lines += [f"{first} -a {entry.name} -d '{entry.what}'" for entry in COMMANDS.values()]

@@ -53,6 +53,7 @@ class Endings:
         return ExitStatus(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
 
     def _guess_of_killer(self, pid: int) -> str:
+        """Say whether the kernel's OOM killer ended a process, by its count since the last guess."""
         if pid not in self._guesses:
             before, now = self._num_oom_kills, _num_oom_kills()
             self._num_oom_kills = now

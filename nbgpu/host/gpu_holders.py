@@ -159,7 +159,12 @@ class Holders:
         return Holder("free", "free")
 
     def _strangers(self, reading: DeviceReading, ours: set[int]) -> list[tuple[GpuProcess, _ProcessOwner]]:
-        """The processes on a GPU that are not of these clusters, with their owners."""
+        """Return the processes on a GPU that do not belong to the clusters that have it, each with its owner.
+
+        Args:
+            reading: what NVML says of the GPU.
+            ours: the pids of these clusters' processes.
+        """
         others = [process for process in reading.processes if not _belongs(process.pid, ours)]
         people = [(process, self._person(process.pid)) for process in others]
         if ours and len(others) == len(reading.processes):

@@ -212,6 +212,7 @@ class ServedFolder:
     def _read(self, name: str, max_bytes: int, pieces: list[Piece]) -> tuple[int, int]:
         """Add the next piece of a file, if there is one; return how many bytes it has, and how many come
         after it."""
+        # A file that has the stamp of the last time has nothing new.
         path = self.copy / name
         try:
             stamp = _stamp(path)
@@ -221,6 +222,7 @@ class ServedFolder:
         if sent.stamp == stamp:
             return 0, 0
         inode, size_bytes, _ = stamp
+        # A file that has only grown goes on where it was; any other is sent from its beginning.
         with path.open("rb") as file:
             offset_bytes = sent.offset_bytes if self._has_grown(name, file.fileno(), sent, stamp) else 0
             missing = size_bytes - offset_bytes
@@ -234,6 +236,7 @@ class ServedFolder:
             if name.endswith(_OF_LINES):
                 # A rank that takes another's place cuts half a line off.
                 content = content[: content.rfind(b"\n") + 1]
+        # Remember what was sent, and its end, by which a file that has grown is told from a new one.
         end_bytes = offset_bytes + len(content)
         tail = (sent.tail if offset_bytes else b"") + content
         self._sent[name] = _Sent(end_bytes, tail[-_TAIL_BYTES:], inode, stamp if is_last else None)

@@ -47,6 +47,7 @@ def main() -> None:
 
 
 def _check_training(settings: dict[str, Any]) -> None:
+    """Have the recipe of these settings look at its files; a DataError lists what is wrong with them."""
     recipe: object = by_name.load(from_data.complete(train_config(**settings)))
     if isinstance(recipe, Problem):
         recipe.load()

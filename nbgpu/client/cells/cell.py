@@ -71,7 +71,7 @@ class DistributedCell:
         self._refresh_due_s = self._started_s + _REFRESH_PERIOD_S
         aborting.note_request()
         arrivals = Arrivals()
-        arrivals.take_late = LateOutput(state.config.max_output_lines).take
+        arrivals.take_late = LateOutput(state.config.max_output_lines).show
         self._questions = QuestionRelay(state.listen)
         try:
             shown_as = _number() if number is None else number
@@ -121,20 +121,24 @@ class DistributedCell:
         self._stop_was_pressed = True
 
     async def _until_back(self) -> None:
+        """Wait until all ranks are back or gone, and refresh the output ten times a second.
+
+        Answers may arrive on other threads, so they wake the loop through an event.
+        """
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         returned = asyncio.Event()
 
         answered = itertools.count(1)
 
-        def wake(answer: Answer) -> None:
+        def on_answer(answer: Answer) -> None:
             # A rank that is back can wait for the others, unless it failed and they must be freed from
             # waiting for it. The ranks are not asked each time whether they are back: of many this takes
             # longer than their answers.
             is_last = next(answered) == len(self._results)
             if is_last or answer.exception() is not None or self._watch.gone:
-                look()
+                wake_loop()
 
-        def look() -> None:
+        def wake_loop() -> None:
             if threading.get_ident() == thread:
                 returned.set()
                 return
@@ -144,12 +148,13 @@ class DistributedCell:
 
         def stop() -> None:
             self.note_stop()
-            look()
+            wake_loop()
 
         for result in self._results.values():
-            result.add_done_callback(wake)
+            result.add_done_callback(on_answer)
         try:
             while self._watch.pending():
+                # Sleep until a rank wakes the loop, or the next refresh is due.
                 due = loop.call_later(_REFRESH_PERIOD_S, returned.set)
                 try:
                     await returned.wait()
@@ -159,7 +164,7 @@ class DistributedCell:
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
                 if not self._watch.pending():
-                    break  # what there is to do now is done at the cell's end
+                    break  # `_finish` shows the rest
                 self._refresh()
                 views = presenting.cell_presenter
                 if views and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:
@@ -190,6 +195,7 @@ class DistributedCell:
                 self._show_timeline()
 
     def _interrupted(self) -> CellInterrupted:
+        """Return the exception of a cell that the person has stopped, which names the ranks that are gone."""
         # A rank's process may have ended after the rank had come back.
         is_as_before = self._state.world_size == self._world_size
         lost = {*self._watch.gone, *(self._state.ranks.gone() if is_as_before else ())}
@@ -222,6 +228,12 @@ class DistributedCell:
 
     @uninterrupted()
     def _refresh(self) -> None:
+        """Look after the ranks, and show what is new: output, questions, and notices of ranks that wait.
+
+        Raises:
+            ClusterError: the cell took longer than its timeout, or a rank did not come back.
+            RankError: a rank failed, and another one did not come back.
+        """
         self._watch.check()
         if not self._watch.pending() or (now_s := time.monotonic()) < self._refresh_due_s:
             return  # the output of a rank that is back can wait for the others, or is shown at the end
@@ -250,7 +262,7 @@ class DistributedCell:
             self._watch.stop()
         except KeyboardInterrupt:
             # This is a second Stop: the next cell waits for the ranks and restores the group.
-            self._runner.recovery.leave_behind(self._results)
+            self._runner.recovery.abandon_cell(self._results)
             raise
         self._output.finish(without=self._watch.pending() + self._watch.gone)
         self._abandon_stuck_ranks()
@@ -262,6 +274,7 @@ class DistributedCell:
 
     @uninterrupted()
     def _finish(self) -> None:
+        """Show the last output, restore the group, and raise the failures of the ranks as a RankError."""
         self._report_reloaded_modules()
         failed, freed = self._watch.outcome()
         self._output.finish(without=self._watch.gone)
@@ -277,7 +290,8 @@ class DistributedCell:
             raise RankError(failed, self._world_size, self._hint(failed))
 
     def _hint(self, failed: Sequence[RankFailure]) -> str:
-        """Return what to do about names that the ranks did not find, and that the notebook has."""
+        """Return advice about names that are not defined on the ranks and are in the notebook; empty if there
+        are none."""
         shell = get_ipython()
         if shell is None or all(failure.error_type != "NameError" for failure in failed):
             return ""
@@ -294,9 +308,10 @@ class DistributedCell:
             _show_line(line)
 
     def _abandon_stuck_ranks(self) -> None:
+        """End the cell with an error if ranks did not come back although they were freed and interrupted."""
         stuck = self._watch.stuck()
         if stuck:
-            self._runner.recovery.leave_behind(self._results)
+            self._runner.recovery.abandon_cell(self._results)
             self._state.history.forget_newest(self._results)
             explanation = self._hangs.not_back(stuck)
             if causes := self._watch.causes():
@@ -310,7 +325,7 @@ class DistributedCell:
         if self._state.world_size != self._world_size:
             return
         try:
-            timeline = cell_timeline.taken(
+            timeline = cell_timeline.collect_timeline(
                 self._state, list(self._results), self._watch.pending(), self._number
             )
         except NbgpuError as error:

@@ -19,8 +19,10 @@ _PATIENCE_S = 20.0
 """A rank whose cell has ended answers at once, unless its device is still working."""
 
 
-def taken(state: ClusterState, ranks: Sequence[int], stuck: Sequence[int], number: int) -> Timeline:
-    """Take from the ranks what they noted in their last cell.
+def collect_timeline(
+    state: ClusterState, ranks: Sequence[int], stuck: Sequence[int], number: int
+) -> Timeline:
+    """Collect the notes that the ranks took in their last cell, and make a timeline of them.
 
     Args:
         state: of the cluster whose ranks are back from the cell.
@@ -31,8 +33,10 @@ def taken(state: ClusterState, ranks: Sequence[int], stuck: Sequence[int], numbe
     Raises:
         ClusterError: a rank does not answer, or none has noted anything.
     """
-    found = _called(state, Call.TAKE_CELL_TIMELINE, [rank for rank in ranks if rank not in stuck])
-    notes: dict[int, dict[str, Any]] = {rank: own for rank, own in found.items() if own is not None}
+    answers = _call(state, Call.TAKE_CELL_TIMELINE, [rank for rank in ranks if rank not in stuck])
+    notes: dict[int, dict[str, Any]] = {
+        rank: answer for rank, answer in answers.items() if answer is not None
+    }
     if not notes:
         raise ClusterError("no rank has noted anything")
     several = f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
@@ -40,17 +44,18 @@ def taken(state: ClusterState, ranks: Sequence[int], stuck: Sequence[int], numbe
     clocks = _clocks(state, notes)
     steps = {number: cell_steps.cell_as_steps(number, notes, clocks)}
     lacking = sorted(set(ranks) - set(notes))
-    return Timeline(title, steps, clocks, unit="cell", notes=list(_about(notes, lacking)))
+    return Timeline(title, steps, clocks, unit="cell", notes=_describe_gaps(notes, lacking))
 
 
-def _about(notes: dict[int, dict[str, Any]], lacking: Sequence[int]) -> list[str]:
+def _describe_gaps(notes: dict[int, dict[str, Any]], lacking: Sequence[int]) -> list[str]:
+    """Return sentences about what the timeline does not show."""
     lines = []
     num_kept, num_all = cell_steps.num_forgotten(notes.values())
     if num_kept < num_all:
         lines.append(f"the last {num_kept} of {num_all} collectives are shown")
-    elif any(own["num_marks"] > len(own["marks"]) for own in notes.values()):
+    elif any(note["num_marks"] > len(note["marks"]) for note in notes.values()):
         lines.append("only the end of the cell is shown")
-    if num_unseen := max(own["num_unseen"] for own in notes.values()):
+    if num_unseen := max(note["num_unseen"] for note in notes.values()):
         lines.append(
             f"{num_unseen} DDP model{'s have' if num_unseen > 1 else ' has'} a hook in C++: the buckets and the "
             "waiting for them are in the backward pass"
@@ -61,15 +66,16 @@ def _about(notes: dict[int, dict[str, Any]], lacking: Sequence[int]) -> list[str
 
 
 def _clocks(state: ClusterState, notes: dict[int, dict[str, Any]]) -> Clocks:
-    if len({own["clock"] for own in notes.values()}) == 1:
+    """Compare the clocks of the ranks, unless all have the same one."""
+    if len({note["clock"] for note in notes.values()}) == 1:
         return Clocks()
-    found = _called(state, Call.COMPARE_CLOCKS, range(state.world_size))[0]
-    now_s = _called(state, Call.MONOTONIC_S, [0])[0]
+    offsets = _call(state, Call.COMPARE_CLOCKS, range(state.world_size))[0]
+    now_s = _call(state, Call.MONOTONIC_S, [0])[0]
     return Clocks(
-        [ClockComparison(now_s, [offset_s for offset_s, _ in found], [error_s for _, error_s in found])]
+        [ClockComparison(now_s, [offset_s for offset_s, _ in offsets], [error_s for _, error_s in offsets])]
     )
 
 
-def _called(state: ClusterState, call: Call, ranks: Sequence[int]) -> dict[int, Any]:
+def _call(state: ClusterState, call: Call, ranks: Sequence[int]) -> dict[int, Any]:
     pending = {rank: state.ranks[rank].apply_async(reference(call)) for rank in ranks}
     return collect(pending, _PATIENCE_S)

@@ -33,16 +33,20 @@ class LateOutput:
         self._arrivals: Arrivals | None = None
         """What has come; None while nothing is shown."""
 
-    def take(self, rank: int, ranks: Collection[int], message: Message) -> None:
-        """Take a message of one of the ranks that ran the cell."""
+    def show(self, rank: int, ranks: Collection[int], message: Message) -> None:
+        """Show a message that one of the ranks has sent after its cell; start the thread if none shows
+        any."""
         with self._lock:
             if self._arrivals is None:
                 self._arrivals = Arrivals()
                 show = self._context.copy().run
-                threading.Thread(target=show, args=(self._show, ranks, self._arrivals), daemon=True).start()
+                threading.Thread(
+                    target=show, args=(self._show_until_quiet, ranks, self._arrivals), daemon=True
+                ).start()
             self._arrivals.add(rank, message)
 
-    def _show(self, ranks: Collection[int], arrivals: Arrivals) -> None:
+    def _show_until_quiet(self, ranks: Collection[int], arrivals: Arrivals) -> None:
+        """Show what arrives, until nothing has come for a second."""
         # The widget of a cell's text cannot be made on this thread.
         output = CellOutput(arrivals, ranks, self._max_lines, has_view=False)
         newest_s = time.monotonic()

@@ -73,6 +73,7 @@ class _Queue:
         return any(kind == _DISPLAY for kind, _ in self.items[: self.num_ripe])
 
     def drop_taken(self) -> None:
+        """Remove the items that were taken in this turn, and count the ripe ones anew."""
         del self.items[: self.at]
         self.num_ripe -= self.at
         # Items that were taken before they were ripe are the oldest of those.
@@ -131,10 +132,10 @@ class Merger:
         return waiting
 
 
-def merged(said: Mapping[int, Sequence[Item]]) -> list[Block]:
+def merged(items_by_rank: Mapping[int, Sequence[Item]]) -> list[Block]:
     """Merge all lines of ranks that have ended."""
-    merger = Merger(said)
-    for rank, items in said.items():
+    merger = Merger(items_by_rank)
+    for rank, items in items_by_rank.items():
         merger.add(rank, items, 0.0)
         merger.end(rank)
     return merger.take(0.0)
@@ -145,7 +146,7 @@ class _Shared:
     from."""
 
     def __init__(self, to_say: Mapping[int, list[Item]]) -> None:
-        several = _blocks_of_several_ranks(to_say.values())
+        several = _items_of_several_ranks(to_say.values())
         self._left = {
             rank: Counter(item for item in items if item in several) if several else Counter[Item]()
             for rank, items in to_say.items()
@@ -153,14 +154,19 @@ class _Shared:
         self.num_ranks = Counter(item for left in self._left.values() for item in left)
         self.items = several
 
-    def take(self, rank: int, item: Item) -> None:
+    def remove(self, rank: int, item: Item) -> None:
+        """Note that an item was taken from a rank."""
         self._left[rank][item] -= 1
         if self._left[rank][item] == 0:
             self.num_ranks[item] -= 1
 
 
 def _ready_blocks(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ...], Sequence[Item]]]:
-    """Yield (ranks, items) in the order in which they are shown, and advance the queues."""
+    """Yield (ranks, items) in the order in which they are shown, and advance the queues.
+
+    The beginning that all ranks have in common comes first, in one piece. Then the ranks take turns: each
+    yields the ripe items that only it has, and an item that several have is yielded once for all of them.
+    """
     same = _num_same([queue.items for queue in talking.values()])
     if same:
         yield tuple(talking), next(iter(talking.values())).items[:same]
@@ -181,7 +187,7 @@ def _ready_blocks(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ..
             yield tuple(ranks), [item]
             for rank in ranks:
                 talking[rank].at += 1
-                shared.take(rank, item)
+                shared.remove(rank, item)
             went_on = True
 
 
@@ -200,18 +206,19 @@ def _num_same(lists: Sequence[list[Item]]) -> int:
     return low
 
 
-def _blocks_of_several_ranks(lists: Iterable[list[Item]]) -> set[Item]:
+def _items_of_several_ranks(lists: Iterable[list[Item]]) -> set[Item]:
+    """Return the items that are in more than one of the lists."""
     seen: set[Item] = set()
     several: set[Item] = set()
     for items in lists:
-        said = set(items)
-        several |= seen & said
-        seen |= said
+        of_one = set(items)
+        several |= seen & of_one
+        seen |= of_one
     return several
 
 
 def _end_of_single_rank_run(queue: _Queue, shared: set[Item]) -> int:
-    """The end of the run of ripe items that no other rank has."""
+    """Return the index behind the ripe items at the front that no other rank has."""
     if not shared:
         return max(queue.at, queue.num_ripe)
     at = queue.at
@@ -221,7 +228,7 @@ def _end_of_single_rank_run(queue: _Queue, shared: set[Item]) -> int:
 
 
 def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
-    """The ranks whose next item is the same and can be shown now; empty where it is better to wait."""
+    """Return ranks whose next item is the same and can be shown now; empty where it is better to wait."""
     ranks_by_head: dict[Item, list[int]] = {}
     for rank, queue in talking.items():
         if queue.head is not None:
@@ -243,10 +250,10 @@ def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
     return crossing if all(item in shared.items for item in ranks_by_head) else []
 
 
-def _blocks(said: Iterable[tuple[tuple[int, ...], Sequence[Item]]]) -> Iterator[Block]:
+def _blocks(runs: Iterable[tuple[tuple[int, ...], Sequence[Item]]]) -> Iterator[Block]:
     """Join consecutive items of the same ranks in the same stream."""
     open_block: Block | None = None
-    for ranks, items in said:
+    for ranks, items in runs:
         for kind, run in groupby(items, key=lambda item: item[0]):
             texts = [text for _, text in run]
             if open_block is not None and (open_block.ranks, open_block.kind) == (ranks, kind):

@@ -111,17 +111,17 @@ class CellOutput:
     def show_above_question(self, rank: int) -> None:
         """Show what has arrived, so that a question of this rank appears below it, and later output below the
         question."""
-        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
-        self._queue(rank, self._settled(rank, "finish"))
-        self._show(self._limited(self._merger.take(time.monotonic() + DISPLAY_HOLD_S)))
+        self._receive([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._queue(rank, self._screen_lines(rank, "finish"))
+        self._show(self._cut_to_limit(self._merger.take(time.monotonic() + DISPLAY_HOLD_S)))
         self._close_view()
 
     def _update(self, now_s: float, view_since_s: float) -> None:
         """Show the lines that are ready, and open a view for text that has been waiting since
         `view_since_s`."""
         # The ends are read before the messages: once a rank is known to have ended, its last output is there.
-        self._take([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
-        self._show(self._limited(self._merger.take(now_s)))
+        self._receive([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
+        self._show(self._cut_to_limit(self._merger.take(now_s)))
         if self._transcript is not None:
             self._transcript.flush()
         rows = self._rows()
@@ -151,11 +151,11 @@ class CellOutput:
         self._arrivals.close()
         if not self._has_taken and not self._incomplete and self._arrivals.are_empty:
             return  # no rank has printed or displayed anything
-        self._take(self._ranks)
-        blocks = self._limited(self._merger.take(time.monotonic()))
+        self._receive(self._ranks)
+        blocks = self._cut_to_limit(self._merger.take(time.monotonic()))
         values = _as_lines(merged({rank: [value] for rank, value in self._values.items()}))
         if self._transcript is None:
-            values = self._limited(values)
+            values = self._cut_to_limit(values)
         if self._transcript is not None:
             blocks += self._closing_note(self._transcript)
             self._transcript.close()
@@ -163,34 +163,37 @@ class CellOutput:
         self._show([*blocks, *values, *missing], is_end=True)
         self._close_view()
 
-    # The way in.
+    # From the messages of the ranks to the merger.
 
-    def _take(self, ended: Collection[int]) -> None:
+    def _receive(self, ended: Collection[int]) -> None:
         """Pass the messages to the merger, in the order in which each rank sent them."""
         self._has_taken = True
-        said: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
+        # Texts that a rank writes to one stream one after the other are joined, and interpreted at once.
+        parts_by_rank: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "execute_result":
                 self._values[rank] = _value(content)
                 continue
             kind, text = (content["name"], content["text"]) if kind == "stream" else _display(rank, message)
-            if kind in _STREAMS and said[rank] and said[rank][-1][0] == kind:
-                said[rank][-1][1].append(text)
+            parts = parts_by_rank[rank]
+            if kind in _STREAMS and parts and parts[-1][0] == kind:
+                parts[-1][1].append(text)
             else:
-                said[rank].append((kind, [text]))
-        for rank, parts in said.items():
+                parts.append((kind, [text]))
+        for rank, parts in parts_by_rank.items():
             items: list[Item] = []
             for kind, texts in parts:
                 items += self._items(rank, kind, texts)
-            items += self._settled(rank, "settle")
+            items += self._screen_lines(rank, "settle")
             if rank in ended and rank not in self._ended:
-                items += self._settled(rank, "finish")
+                items += self._screen_lines(rank, "finish")
                 self._ended.add(rank)
                 self._merger.end(rank)
             self._queue(rank, items)
 
     def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
+        """Return the lines that a rank has completed by writing texts to a stream, or its display."""
         if kind in _STREAMS:
             closed = [
                 (name, line)
@@ -200,21 +203,24 @@ class CellOutput:
             ]
             return closed + [(kind, line) for line in self._screens[rank][kind].write("".join(texts))]
         # An unfinished line comes before the display that follows it.
-        return [*self._settled(rank, "finish"), (kind, texts[0])]
+        return [*self._screen_lines(rank, "finish"), (kind, texts[0])]
 
-    def _settled(self, rank: int, how: str) -> list[Item]:
+    def _screen_lines(self, rank: int, how: str) -> list[Item]:
+        """Return the lines that a rank's screens give up: `how` is the method, settle or finish."""
         lines_by_name = {name: getattr(screen, how)() for name, screen in self._screens[rank].items()}
         return [(name, line) for name, lines in lines_by_name.items() for line in lines]
 
     def _queue(self, rank: int, items: list[Item]) -> None:
+        """Pass items to the merger; lines beyond the limit go to the rank's file."""
         if self._transcript is not None:
             self._transcript.write(rank, [item for item in items if item[0] in _STREAMS])
             items = [item for item in items if item[0] not in _STREAMS]
         self._merger.add(rank, items, time.monotonic())
 
-    # The way out.
+    # From the merger to the page.
 
     def _rows(self) -> list[Block]:
+        """Return the rows that may still change, below the last lines that went to files."""
         newest = [] if self._transcript is None else self._transcript.newest()
         rows = {
             rank: [(name, row) for name, screen in screens.items() for row in screen.rows()]
@@ -222,8 +228,9 @@ class CellOutput:
         }
         return newest + merged(rows)
 
-    def _limited(self, blocks: Sequence[Block]) -> list[Block]:
-        """The blocks that still fit into the limit of the cell. Beyond the limit, text goes to files."""
+    def _cut_to_limit(self, blocks: Sequence[Block]) -> list[Block]:
+        """Return the blocks that still fit into the limit of the cell. Beyond the limit, text goes to
+        files."""
         shown = []
         went_on_in_files = self._transcript is not None
         for block in blocks:
@@ -243,6 +250,7 @@ class CellOutput:
                     self._transcript.write_block(rest)
                     shown += self._continuation_note(self._transcript)
         if self._transcript is not None and not went_on_in_files:
+            # What waits in the merger comes after the limit, too.
             self._shown = []
             for rank, items in self._merger.drain().items():
                 self._queue(rank, items)
@@ -289,6 +297,7 @@ class CellOutput:
             _publish(block)
 
     def _show_text(self, blocks: Sequence[Block], is_over: bool) -> None:
+        """Add text to the view; without one it waits until `_update` opens a view, or the text is over."""
         if self._view is not None:
             self._view.add(blocks)
             return
@@ -325,6 +334,7 @@ class Streams:
     short text."""
 
     def add(self, blocks: Sequence[Block]) -> None:
+        """Write the blocks in their order; if they switch often between the streams, stdout before stderr."""
         turns = [list(run) for _, run in groupby(blocks, _stream_of)]
         if len(turns) > _MAX_SWITCHES:
             turns = [

@@ -56,26 +56,28 @@ class QuestionRelay:
             return
         published = sum(_newest(result) for result in results.values())
         is_new, self._num_published = published > self._num_published, published
-        found = [
+        # One question is asked at a time: first the answer to the one that was asked is passed on.
+        questions = [
             (host, number, question) for host in self._hosts for number, question in host.look(is_new).items()
         ]
         if self._asked is not None and (answer := self._person.answer()) is not None:
             host, number = self._asked
             host.answer(number, answer)
-            found = [each for each in found if each[:2] != self._asked]
-        if self._asked is not None and self._asked not in [each[:2] for each in found]:
-            self._asked = None
+            questions = [question for question in questions if question[:2] != self._asked]
+        if self._asked is not None and self._asked not in [question[:2] for question in questions]:
+            self._asked = None  # the rank no longer waits for an answer
         if self._asked is None:
-            self._ask_next(found, results, show_above, self._person)
+            self._ask_next(questions, results, show_above, self._person)
 
     def _ask_next(
         self,
-        found: Sequence[tuple[Questions, int, Question]],
+        questions: Sequence[tuple[Questions, int, Question]],
         results: Mapping[int, Answer],
         show_above: Callable[[int], None],
         person: _Person,
     ) -> None:
-        for host, number, question in found:
+        """Ask the first of the open questions whose rank's earlier output is here."""
+        for host, number, question in questions:
             result = results.get(question.rank)
             # A thread that an earlier cell has started asks on that cell's behalf.
             if result is None or result.ready() or _newest(result) >= question.number:

@@ -68,7 +68,14 @@ class CellRunner:
     def _send(
         self, code: str, ranks: Sequence[int] | None, send: Callable[[Sequence[int]], Mapping[int, _R]]
     ) -> dict[int, _R]:
-        chosen = self.state.chosen(ranks)
+        """Prepare the ranks, send code to all that are chosen or to none, and return their pending replies.
+
+        Args:
+            code: the code, which is kept in the history.
+            ranks: the ranks; None for all.
+            send: sends the code to ranks, by their numbers.
+        """
+        chosen = self.state.checked_ranks(ranks)
         self._runs.make_ready()
         self.state.last_seen = {}
         self.reloading.before_cell(self.state.ranks)
@@ -107,7 +114,7 @@ class CellRunner:
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
         """See `Cluster.apply`."""
-        chosen = self.state.chosen(ranks)
+        chosen = self.state.checked_ranks(ranks)
         self._runs.make_ready()
         results = {rank: self.state.ranks[rank].apply_async(function, *args) for rank in chosen}
         self.recovery.bring_back(RankWatch(self.state.ranks, results), results)

@@ -41,6 +41,7 @@ class Screen:
         begun = _BEGUN_CONTROL.search(text)
         self._begun_control = begun[0] if begun else ""
         text = text.removesuffix(self._begun_control)
+        # Plain text, the usual case, is only split into lines.
         if len(self._rows) == 1 and not self._rows[0].redrawn and not _MOVES_BACK.search(text):
             *lines, self._rows[0].text = (self._rows[0].text + text).split("\n")
             self._column = len(self._rows[0].text)

@@ -93,14 +93,14 @@ class Lifecycle:
         self._require_startable()
         state.processes = processes = Processes.prepare()
         try:
-            self._take_devices(processes, tell, stop)
+            self._claim_devices(processes, tell, stop)
             num_engines = self._require_startable()
             # `stop` can only end what it knows of.
             with uninterrupted():
                 # Before all else, because the import of torch takes longest.
                 processes.launch(environment.engine_variables(state.config, state.devices))
                 processes.start_engines(num_engines)
-                state.note()
+                state.write_entry()
             state.client = processes.connect(num_engines, state.config.start_timeout_s)
             seating = Seating.at_start(
                 state.client,
@@ -109,7 +109,7 @@ class Lifecycle:
                 state.config.start_timeout_s,
                 processes.require_reachable,
             )
-            state.started_ranks = self._sit_down(processes, seating)
+            state.started_ranks = self._make_ranks(processes, seating)
             self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
             if state.config.spare:
                 state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
@@ -130,18 +130,21 @@ class Lifecycle:
         host_checks.require_startable(os.environ, backends, num_engines)
         return num_engines
 
-    def _take_devices(
+    def _claim_devices(
         self, processes: Processes, tell: Callable[[str], None], stop: threading.Event | None
     ) -> None:
-        """Claim the GPUs before anything touches them, and wait for free ones where the settings say so."""
+        """Claim the GPUs before anything touches them, and wait for free ones where the settings say so.
+
+        The claim may give other GPUs than were chosen before, when those were no longer free.
+        """
         state = self._state
 
-        def keep(claimed: registry.Entry, reservations: Reservations) -> None:
+        def store_claim(claimed: registry.Entry, reservations: Reservations) -> None:
             state.entry, state.reservations = claimed, reservations
 
         entry = registry.new_entry(state.config, state.wanted, state.chosen_transport, processes.folder)
         taking = gpu_choice.Taking(state.config, state.wanted, self._chosen_mono_s, tell, stop)
-        taking.claim(entry, keep)
+        taking.claim(entry, store_claim)
         assert state.entry is not None, "claiming keeps it"
         if state.entry.devices != state.wanted:
             state.use_devices(state.entry.devices)
@@ -149,6 +152,8 @@ class Lifecycle:
             state.choose_first_transport()
 
     def _start_on_hosts(self, tell: Callable[[str], None], stop: threading.Event | None) -> None:
+        """Start a cluster on other hosts: launch the controller here, wait until the hosts have dialled in,
+        and have each fork its ranks."""
         state = self._state
         state.devices = state.wanted = ()
         state.join_file = None
@@ -160,6 +165,7 @@ class Lifecycle:
                 raise ClusterError("the start was stopped")
 
         try:
+            # The controller comes first: the join file tells the hosts where it listens.
             interface, ip = launcher.listen_at()
             state.processes = processes = Processes.prepare()
             variables = environment.engine_variables(state.config, UNKNOWN)
@@ -168,26 +174,28 @@ class Lifecycle:
                 entry = registry.new_entry(state.config, (), state.chosen_transport, processes.folder)
                 registry.claim(entry)
                 state.entry = entry
-                state.note()
+                state.write_entry()
             state.client = processes.connect(0, state.config.start_timeout_s)
             where = f"{interface} ({ip})"
             state.join_file = joining.write_join_file(processes.folder, variables, where)
             launcher.start(state.join_file, where)
-            state.note()
+            # The entry has the job from here on, so that another process can end a job that waits.
+            state.write_entry()
             there = joining.gather(state.client, state.config, launcher, check)
             launcher.joined()
             processes.use(there, launcher.when_lost)
             state.returning = ReturningHosts(state.client, processes, state.config, launcher, state.join_file)
+            # Which devices there are is known only now.
             seats = joining.devices_of(there)
             registry.claim(state.entry.model_copy(update={"devices": tuple(device for _, device in seats)}))
             # After a `resize`, a restart has as many ranks again.
             seats = seats[: state.most_ranks]
             num_ranks = Counter(name for name, _ in seats)
-            processes.have_ranks_on(num_ranks)
+            processes.set_hosts_with_ranks(num_ranks)
             seating = joining.start_ranks(state.client, there, num_ranks, state.config, check)
             state.use_devices(tuple(device for _, device in seats))
             state.choose_first_transport()
-            state.started_ranks = self._sit_down(processes, seating)
+            state.started_ranks = self._make_ranks(processes, seating)
             self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
             state.time_limit = time_limit.watch_over(state, self._runs, self._variables, launcher)
             if state.config.keep:
@@ -197,7 +205,8 @@ class Lifecycle:
             raise
 
     def take_over(self, entry: registry.Entry) -> None:
-        """Reach the engines that another process has started, by its entry in the registry."""
+        """Connect to the engines that another process has started, as its entry in the registry describes
+        them."""
         state = self._state
         state.processes = processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
@@ -205,12 +214,12 @@ class Lifecycle:
         if entry.hosts:
             state.launcher = launcher = launcher_that_started(entry.config, entry.job, entry.launched)
             processes.use(joining.take_over(state.client, entry.hosts, entry.seating), launcher.when_lost)
-            processes.have_ranks_on({process.host for process in entry.seating.processes.values()})
+            processes.set_hosts_with_ranks({process.host for process in entry.seating.processes.values()})
             state.most_ranks = entry.most_ranks
             join_file = entry.folder / "join.json"
             state.returning = ReturningHosts(state.client, processes, entry.config, launcher, join_file)
         state.time_limit = time_limit.watch_over(state, self._runs, self._variables, state.launcher)
-        state.started_ranks = self._sit_down(processes, entry.seating)
+        state.started_ranks = self._make_ranks(processes, entry.seating)
         state.ranks.end_leaving()
         state.reserve()
 
@@ -222,7 +231,7 @@ class Lifecycle:
             return
         if any(self._state.ranks.how_ended(rank) for rank in range(self._state.world_size)):
             return  # the next cell reports it
-        self._recovery.take_up_the_cell()
+        self._recovery.adopt_cell()
 
     def _use_transport(self, chosen_transport: ChosenTransport) -> None:
         """Record the transport of the ranks, and warn if it is not the best one."""
@@ -231,16 +240,17 @@ class Lifecycle:
         # A rank alone has the first device, and a GPU that hangs has no rank.
         state.devices = state.ranks.devices
         state.reserve()
-        state.note()
+        state.write_entry()
         if chosen_transport.failed:
-            why = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
-            now = (
+            failures = "\n".join(f"{name} failed: {error}" for name, error in chosen_transport.failed.items())
+            outcome = (
                 "there is one rank, alone"
                 if state.world_size == 1
                 else f"the ranks communicate over {chosen_transport.transport.name}"
             )
             warnings.warn(
-                f"{now}, because better transports failed\n{why}\nnbgpu doctor says more", stacklevel=3
+                f"{outcome}, because better transports failed\n{failures}\nnbgpu doctor says more",
+                stacklevel=3,
             )
 
     def release_when_idle(self, stop: Callable[[], None]) -> None:
@@ -260,6 +270,10 @@ class Lifecycle:
         )
 
     def _end_unused(self, stop: Callable[[], None]) -> None:
+        """Save the variables if the settings say so, stop the cluster, and say both in the next cell.
+
+        A cluster whose variables cannot be saved goes on.
+        """
         state = self._state
         assert state.config.release_after_s is not None
         saved_in = state.config.save_on_release
@@ -267,22 +281,23 @@ class Lifecycle:
             try:
                 self._variables.save(saved_in)
             except NbgpuError as error:
-                why = (
+                news = (
                     f"the cluster was not used for {state.config.release_after_s:g} s and goes on all the same, because its "
                     f"variables could not be saved (save_on_release): {error}"
                 )
-                if why not in state.news:
-                    state.news.append(why)
+                if news not in state.news:
+                    state.news.append(news)
                 return
         devices = "GPUs are free" if state.devices[0].kind == "cuda" else "memory is free"
-        held = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
+        variables = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
         state.why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
-            f"{state.config.release_after_s:g} s (release_after_s). Its {devices}, and {held}. "
+            f"{state.config.release_after_s:g} s (release_after_s). Its {devices}, and {variables}. "
             "Start it again with: start(), or %nbgpu start"
         )
         why_ended = state.why_ended
         stop()
+        # `stop` has emptied it.
         state.why_ended = why_ended
         tell_in_next_cell(why_ended[0].upper() + why_ended[1:])
 
@@ -291,6 +306,7 @@ class Lifecycle:
         """End every engine and the controller, and remove their files. Harmless when repeated."""
         state = self._state
         state.why_ended = ""
+        # The threads that act on the cluster by themselves end first.
         if state.release is not None:
             state.release.close()
             state.release = None
@@ -302,6 +318,7 @@ class Lifecycle:
             state.returning = None
         if self._runs.run is not None:
             self._runs.run.abandon()
+        # The other hosts are reached through the client and the controller, which end after them.
         if state.processes is not None:
             state.processes.end_others()
         launcher, state.launcher = state.launcher, None
@@ -328,15 +345,15 @@ class Lifecycle:
 
     def restart_rank(self, rank: int, replay: bool) -> str:
         """End a rank and put a new engine in its place; see `Cluster.restart`."""
-        (rank,) = self._state.chosen([rank])
+        (rank,) = self._state.checked_ranks([rank])
         run = self._runs.run
-        if run is not None and not run.over and (standing := self._state.ranks.standstills([rank])):
-            self._state.ranks.end(standing, "stood still and was ended by a restart")
+        if run is not None and not run.over and (standstills := self._state.ranks.standstills([rank])):
+            self._state.ranks.end(standstills, "stood still and was ended by a restart")
             return f"rank {rank} stood still and was ended: {run.folder.name} goes on when it is replaced"
         self._runs.refuse_during_run()
         return self._recovery.restart(rank, replay)
 
-    def _sit_down(self, processes: Processes, seating: Seating) -> Ranks:
+    def _make_ranks(self, processes: Processes, seating: Seating) -> Ranks:
         state = self._state
         return Ranks(
             processes,
@@ -345,5 +362,5 @@ class Lifecycle:
             state.chosen_transport.transport,
             state.config,
             seating,
-            state.note,
+            state.write_entry,
         )

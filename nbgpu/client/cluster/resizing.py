@@ -55,7 +55,7 @@ class Resizing:
         self._recovery = recovery
 
     def resize(self, num_ranks: int) -> str:
-        """Give a cluster that is ready for work another number of ranks; return what happened, in words.
+        """Give a cluster that is ready for work another number of ranks; return a message with what happened.
 
         Raises:
             ConfigError: there cannot be so many ranks; nothing has happened.
@@ -66,7 +66,7 @@ class Resizing:
         num_before = state.world_size
         wanted = self.wanted_ranks(num_ranks)
         if num_ranks == num_before:
-            self._changes.want(num_ranks)
+            self._changes.note_wanted_ranks(num_ranks)
             return f"there are {count_of_ranks(num_before)} already: nothing was changed"
         config, chosen = wanted.config, wanted.devices
         transport = self._transport(config, chosen)
@@ -75,22 +75,22 @@ class Resizing:
         if num_ranks > num_before and config.is_local:
             host_checks.require_startable(os.environ, [transport.backend], num_ranks + config.spare)
         try:
-            lines = self._changes.take_size(config, chosen, transport, wanted.hosts[num_before:])
+            lines = self._changes.change_size(config, chosen, transport, wanted.hosts[num_before:])
         except KeyboardInterrupt:
-            self._mend()
+            self._restore()
             raise
         except NbgpuError as error:
-            mended = self._mend()
+            message = self._restore()
             num_now = state.world_size
             as_before = ", as before" if num_now == num_before else ""
             raise ClusterError(
-                f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {mended} To try again: "
+                f"{sentence(str(error))} The cluster has {count_of_ranks(num_now)}{as_before}. {message} To try again: "
                 f"%nbgpu resize {num_ranks}"
             ) from error
-        self._changes.want(num_ranks)
+        self._changes.note_wanted_ranks(num_ranks)
         state.ranks.end_leaving()
         state.ranks.add_spares(config.spare)
-        return "\n".join([_happened(num_before, num_ranks), state.describe(), *lines])
+        return "\n".join([_describe_change(num_before, num_ranks), state.describe(), *lines])
 
     def wanted_ranks(self, num_ranks: int) -> WantedRanks:
         """Return the ranks that a cluster that runs would have with another number of ranks.
@@ -151,10 +151,10 @@ class Resizing:
         possible = transports.candidates(config, chosen)
         failed = state.chosen_transport.failed
         if state.transport.name == SINGLE:
-            why = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
+            failures = "\n".join(f"{name} failed: {error}" for name, error in failed.items())
             raise ConfigError(
                 f"ranks = {len(chosen)}: there is one rank, alone, because ranks cannot communicate with each other here. nbgpu "
-                f"doctor says more\n{why}"
+                f"doctor says more\n{failures}"
             )
         if state.transport in possible:
             return state.transport
@@ -168,12 +168,12 @@ class Resizing:
         wrong = []
         for rank, (host, device) in enumerate(seats[: self._state.world_size]):
             # The ranks of each host share what it has.
-            there = [each for name, each in seats if name == host]
-            limit_bytes = devices.memory_limit_bytes(wanted.config, device, there)
+            devices_there = [device for name, device in seats if name == host]
+            limit_bytes = devices.memory_limit_bytes(wanted.config, device, devices_there)
             used_bytes = self._state.ranks.resident_bytes(rank) or 0
             if limit_bytes is not None and used_bytes >= limit_bytes:
                 wrong.append(
-                    f"{self._state.ranks.called(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
+                    f"{self._state.ranks.name_of(rank)} has {in_words(used_bytes)} and could have {in_words(limit_bytes)}"
                 )
         if wrong:
             raise ConfigError(
@@ -182,7 +182,8 @@ class Resizing:
             )
 
     def _require_idle(self) -> None:
-        """Raise ClusterError if a rank is still at work, or does not say."""
+        """Raise ClusterError if a rank is still at work, or does not say, after a moment in which it may
+        end."""
         state = self._state
         begun_s = time.monotonic()
         with closing(state.lookout()) as lookout:
@@ -196,26 +197,29 @@ class Resizing:
                 }
                 # A rank is idle too while a cell is on its way to it.
                 busy = [
-                    rank for rank, what in doing.items() if what != "idle" or state.ranks.owes_answer(rank)
+                    rank for rank, work in doing.items() if work != "idle" or state.ranks.owes_answer(rank)
                 ]
                 if not busy:
                     return
                 standstills = state.ranks.standstills(busy)
-                # A rank that frees memory may be silent meanwhile.
+                # A rank that frees memory may be silent meanwhile, so that silence alone gets more time.
                 is_persons = bool(standstills) or any(doing[rank] in ("cell", "run") for rank in busy)
                 if time.monotonic() > begun_s + (_CELL_PATIENCE_S if is_persons else _CALL_PATIENCE_S):
                     break
                 time.sleep(_LOOK_PERIOD_S)
                 take_interrupt()
-        standing = "".join(f" Rank {rank}: {why}." for rank, why in standstills.items())
+        reasons = "".join(f" Rank {rank}: {reason}." for rank, reason in standstills.items())
         raise ClusterError(
             f"{named_ranges(busy)} {'is' if len(busy) == 1 else 'are'} still at work, and the number of ranks can only change between two cells."
-            f"{standing} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
+            f"{reasons} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
         )
 
-    def _mend(self) -> str:
-        """Form the group of the ranks from before again, and replace those whose processes have ended; return
-        what happened, in words. What cannot be done now is done before the next cell."""
+    def _restore(self) -> str:
+        """Restore the group of the ranks from before after a change that failed; return a message for the
+        person.
+
+        Ranks whose processes have ended are replaced. What cannot be done now is done before the next cell.
+        """
         state = self._state
         try:
             if state.ranks.gone():
@@ -227,7 +231,8 @@ class Resizing:
         return "They kept all variables."
 
 
-def _happened(num_before: int, num_now: int) -> str:
+def _describe_change(num_before: int, num_now: int) -> str:
+    """Say which ranks have come or left, and which kept their variables."""
     if num_now < num_before:
         left = named_ranges(range(num_now, num_before))
         return f"{left} left, and the variables there are gone; {named_ranges(range(num_now))} kept all variables"

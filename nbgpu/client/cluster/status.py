@@ -28,7 +28,7 @@ def table(state: ClusterState, run: Run | None, lookout: Lookout) -> str:
     for rank, device in enumerate(state.devices):
         used_bytes = state.ranks.resident_bytes(rank)
         memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
-        doing = "gone" if used_bytes is None else _doing(state, run, rank, lookout)
+        doing = "gone" if used_bytes is None else _activity(state, run, rank, lookout)
         if seating.processes[rank].host in lost:
             memory, doing = "", "lost with its host"
         host = [seating.processes[rank].host] if with_hosts else []
@@ -55,18 +55,21 @@ def _clocks(state: ClusterState) -> list[str]:
     ]
 
 
-def _doing(state: ClusterState, run: Run | None, rank: int, lookout: Lookout) -> str:
-    of_run = run.statuses()[rank] if run is not None and not run.over else None
+def _activity(state: ClusterState, run: Run | None, rank: int, lookout: Lookout) -> str:
+    """Describe what a rank that lives is doing: its line, its step in a run, or that it does not answer."""
+    run_status = run.statuses()[rank] if run is not None and not run.over else None
     if lookout.silent_s(rank):
         # An import may hold the GIL.
-        is_loading = of_run is not None and of_run.state == "loading packages" and lookout.computes(rank)
+        is_loading = (
+            run_status is not None and run_status.state == "loading packages" and lookout.computes(rank)
+        )
         return "loading packages" if is_loading else lookout.silence(rank)
     if rank not in lookout.seen:
         return "does not say"
     where = lookout.seen[rank].where
-    if run is None or of_run is None:
+    if run is None or run_status is None:
         return described(where)
-    doing = f"{of_run.state}, {progress(run.info, of_run.state, [of_run]).in_steps}"
+    doing = f"{run_status.state}, {progress(run.info, run_status.state, [run_status]).in_steps}"
     if where.collective:
         return f"{doing}, waits in {where.collective}"
     return f"{doing}, {where.within}" if where.within else doing

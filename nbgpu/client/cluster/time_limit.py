@@ -45,51 +45,55 @@ def require_limit(config: ClusterConfig) -> None:
 
 
 def job_state(launcher: Launcher | None) -> str:
-    """Say how the jobs are that have the ranks or the notebook; nothing where there is none."""
-    own = None if isinstance(launcher, StepLauncher) else NotebooksJob.that_ends_this_process()
-    return "\n".join(filter(None, [each.state() for each in (launcher, own) if each is not None]))
+    """Return the state of the jobs that have the ranks or the notebook; empty if there is no job."""
+    notebooks_job = None if isinstance(launcher, StepLauncher) else NotebooksJob.that_ends_this_process()
+    return "\n".join(filter(None, [job.state() for job in (launcher, notebooks_job) if job is not None]))
 
 
 def watch_over(
     state: ClusterState, runs: RunManager, variables: VariableStore, launcher: Launcher | None
 ) -> TimeLimitWatch | None:
-    """Stop the cluster's run and save its variables before the hosts are taken away, or the notebook itself;
-    None where no job has them.
+    """Watch the time limits of the jobs that have the ranks or the notebook. Shortly before the first of
+    them, stop the cluster's run and save its variables.
+
 
     Args:
         state: the state of the cluster.
         runs: its runs.
         variables: its variables.
         launcher: what has started its hosts; None where its ranks are on the notebook's.
+
+    Returns:
+        The watch; None if no job has a time limit.
     """
     limits: list[Callable[[], float | None]] = []
     if launcher is not None and state.config.launcher_settings.IS_JOB:
         limits.append(launcher.time_left_s)
-    if not isinstance(launcher, StepLauncher) and (own := NotebooksJob.that_ends_this_process()) is not None:
-        limits.append(own.time_left_s)
+    if not isinstance(launcher, StepLauncher) and (job := NotebooksJob.that_ends_this_process()) is not None:
+        limits.append(job.time_left_s)
     if not limits:
         return None
 
     def time_left_s() -> float | None:
         return min((left_s for limit in limits if (left_s := limit()) is not None), default=None)
 
-    def warn(why: str) -> None:
-        told = why
+    def warn(reason: str) -> None:
+        message = reason
         run = runs.run
         if run is not None and not run.over:
             try:
-                run.stop(f"{why}: stopped after this step, with a checkpoint")
-                told = f"{why}: {run.folder.name} stops, and writes a checkpoint first"
+                run.stop(f"{reason}: stopped after this step, with a checkpoint")
+                message = f"{reason}: {run.folder.name} stops, and writes a checkpoint first"
             except NbgpuError as error:
-                told = f"{why}, and {run.folder.name} could not be stopped: {error}"
-        _log.warning("%s", told)
-        tell_in_next_cell(told[0].upper() + told[1:])
+                message = f"{reason}, and {run.folder.name} could not be stopped: {error}"
+        _log.warning("%s", message)
+        tell_in_next_cell(message[0].upper() + message[1:])
 
     def can_save() -> bool:
         return runs.run is None or runs.run.over
 
-    def save(why: str) -> None:
+    def save(reason: str) -> None:
         if state.running and state.config.save_before_time_limit:
-            _log.warning("%s", variables.save_before_the_end(state.config.save_before_time_limit, why))
+            _log.warning("%s", variables.save_before_the_end(state.config.save_before_time_limit, reason))
 
     return TimeLimitWatch(time_left_s, warn, can_save, save)

@@ -80,6 +80,7 @@ class Arrivals:
         self._num_came[rank] = 0
 
     def _receive(self, rank: int, message: Message) -> None:
+        """Receive what a rank publishes: its output, and that it is idle."""
         kind = message["header"]["msg_type"]
         if kind in CellOutputs.KINDS:
             self.add(rank, message)
@@ -88,7 +89,8 @@ class Arrivals:
         elif kind == "status" and message["content"]["execution_state"] == "idle":
             self._end(rank)
 
-    def _is_answered(self, rank: int, num_outputs: int) -> None:
+    def _note_answer(self, rank: int, num_outputs: int) -> None:
+        """Note that a rank has answered, and how many messages with output it has sent in all."""
         self._num_in_all[rank] = num_outputs
         self._end_if_all_came(rank)
 
@@ -112,7 +114,7 @@ class Answer:
     Args:
         rank: the rank that is to answer.
         arrivals: the object that gets what the rank publishes.
-        gathered: what ipyparallel knows of the request.
+        metadata: what ipyparallel knows of the request.
         socket: the socket on which the answer comes, unless it comes to ipyparallel's thread.
         forget: a function that makes ipyparallel forget the request.
     """
@@ -121,11 +123,11 @@ class Answer:
         self,
         rank: int,
         arrivals: Arrivals,
-        gathered: Message,
+        metadata: Message,
         socket: CellSocket | None,
         forget: Callable[[], None],
     ) -> None:
-        self.metadata = gathered
+        self.metadata = metadata
         self.iopub_callbacks = [self._receive]
         """ipyparallel calls these with each message that the rank publishes."""
         self._rank = rank
@@ -135,7 +137,7 @@ class Answer:
         self._news = arrivals._news
         self._outcome: Any = None
         self._is_here = False
-        self._to_tell: deque[Callable[[Answer], object]] = deque()
+        self._callbacks: deque[Callable[[Answer], object]] = deque()
         arrivals._expect(rank, self)
 
     def ready(self) -> bool:
@@ -175,12 +177,12 @@ class Answer:
     def add_done_callback(self, tell: Callable[[Answer], object]) -> None:
         """Call `tell` when the answer is there, on the thread that receives it, or at once if it is there
         already."""
-        self._to_tell.append(tell)
+        self._callbacks.append(tell)
         if self._is_here:
             self._notify_all()
 
-    def take(self, outcome: Any, num_outputs: int | None) -> None:
-        """Complete this future with the rank's answer.
+    def complete(self, outcome: Any, num_outputs: int | None) -> None:
+        """Complete this pending answer with what the rank has sent.
 
         Args:
             outcome: IPython's number of the cell on the rank, or an exception.
@@ -188,12 +190,14 @@ class Answer:
                 a rank that refused the cell, which says that it is idle.
         """
         if num_outputs is not None:
-            self._arrivals._is_answered(self._rank, num_outputs)
+            self._arrivals._note_answer(self._rank, num_outputs)
         self.set_result(outcome)
 
     def set_result(self, outcome: Any) -> None:
-        """Take the outcome; ipyparallel calls this with an error when the engine has died. Later calls do
-        nothing."""
+        """Set the outcome, and wake whoever waits for it. Later calls do nothing.
+
+        ipyparallel, which gave the name, calls this with an error when the engine has died.
+        """
         with self._news:
             if self._is_here:
                 return
@@ -203,9 +207,9 @@ class Answer:
         self.forget_if_over()
 
     def _notify_all(self) -> None:
-        while self._to_tell:
+        while self._callbacks:
             try:
-                tell = self._to_tell.popleft()
+                tell = self._callbacks.popleft()
             except IndexError:
                 return  # another thread, which does the same at this moment, has taken the last
             tell(self)

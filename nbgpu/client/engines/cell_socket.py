@@ -37,9 +37,9 @@ class CellSocket:
         self._dispatch = dispatch
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._is_taking = False
-        self._look_is_due = False
-        self._loop.add_reader(socket.FD, self._take)
+        self._is_receiving = False
+        self._receive_is_due = False
+        self._loop.add_reader(socket.FD, self._receive_all)
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -53,31 +53,32 @@ class CellSocket:
             for part in parts:
                 self._socket.send(part, zmq.SNDMORE)
             self._socket.send(last)
-        if not self._look_is_due:
+        if not self._receive_is_due:
             # The descriptor signals new messages only once, and sending may have used up that signal.
-            self._look_is_due = True
-            self._loop.call_soon(self._look)
+            self._receive_is_due = True
+            self._loop.call_soon(self._receive_when_due)
 
-    def _look(self) -> None:
-        self._look_is_due = False
-        self._take()
+    def _receive_when_due(self) -> None:
+        self._receive_is_due = False
+        self._receive_all()
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Receive the answers that have come, or that come within `timeout_s`. Call on the socket's own
         thread."""
-        if self._is_taking or self._socket.closed:
+        if self._is_receiving or self._socket.closed:
             return
         if timeout_s > 0.0:
             self._socket.poll(int(1000 * timeout_s))
         if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             # An interrupt in the middle of an answer would lose it.
             with uninterrupted():
-                self._take()
+                self._receive_all()
 
-    def _take(self) -> None:
-        if self._is_taking or self._socket.closed:
+    def _receive_all(self) -> None:
+        """Receive all messages that have come, and dispatch each."""
+        if self._is_receiving or self._socket.closed:
             return
-        self._is_taking = True
+        self._is_receiving = True
         try:
             while not self._socket.closed:
                 parts = self._next_message()
@@ -89,7 +90,7 @@ class CellSocket:
         except zmq.Again:
             pass  # there are no more messages
         finally:
-            self._is_taking = False
+            self._is_receiving = False
 
     def _next_message(self) -> list[bytes]:
         """Return the parts of a message that has come. Raises zmq.Again if there is none."""

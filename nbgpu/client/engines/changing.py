@@ -16,14 +16,14 @@ _ENGINE_PATIENCE_S = 60.0
 
 
 class ChangingRanks(ABC):
-    """The ranks of a group, as far as their number changes."""
+    """Adds ranks to a running group, and removes some."""
 
     seating: Seating
     _chosen: tuple[Device, ...]
     _seats: list[dict[str, Any]]
     _transport: Transport
     _lifetimes: Lifetimes
-    _distrusted: set[int]
+    _suspects: set[int]
     _note: Callable[[], None]
 
     @abstractmethod
@@ -64,15 +64,16 @@ class ChangingRanks(ABC):
             RankError: a rank failed to join again and again.
         """
         seating = self.seating
+        # All that this changes, to be restored if it fails.
         before = self._chosen, self._seats, self._transport, dict(seating.engines), dict(seating.processes)
         new = range(len(self), len(chosen))
         arrived = dict(zip(new, self._lifetimes.take_spares(hosts), strict=True))
-        came = {engine: seating.spares[engine] for engine in arrived.values()}
-        leaving = {rank: each for rank, each in seating.processes.items() if rank >= len(chosen)}
+        new_processes = {engine: seating.spares[engine] for engine in arrived.values()}
+        leaving = {rank: process for rank, process in seating.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
         seating.leaving = list(leaving.values())
         try:
-            self._lifetimes.give_places(arrived)
+            self._lifetimes.seat_spares(arrived)
             self._chosen = tuple(chosen)
             self._transport = transport
             self._seats = self._seats_with_transport(transport)
@@ -85,8 +86,8 @@ class ChangingRanks(ABC):
             self._chosen, self._seats, self._transport, seating.engines, seating.processes = before
             seating.leaving = []
             seating.is_whole = False
-            self._distrusted.difference_update(new)
-            self._lifetimes.dismiss(came)
+            self._suspects.difference_update(new)
+            self._lifetimes.dismiss(new_processes)
             self._note()
             raise
         return lines
@@ -99,7 +100,7 @@ class ChangingRanks(ABC):
             ClusterError: a process does not end.
         """
         leaving = self.seating.leaving
-        self._lifetimes.end_those_of_no_rank(leaving)
+        self._lifetimes.end_left(leaving)
         if leaving:
             self.seating.leaving = []
             self._note()
@@ -116,7 +117,7 @@ class ChangingRanks(ABC):
         seating.engines = {new: seating.engines[rank] for new, rank in enumerate(staying)}
         seating.processes = {new: seating.processes[rank] for new, rank in enumerate(staying)}
         seating.is_whole = False
-        self._distrusted = {new for new, rank in enumerate(staying) if rank in self._distrusted}
+        self._suspects = {new for new, rank in enumerate(staying) if rank in self._suspects}
         self._chosen = tuple(self._chosen[rank] for rank in staying)
         self._seats = self._seats_with_transport(self._transport)
         self._note()

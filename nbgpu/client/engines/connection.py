@@ -79,7 +79,8 @@ class Client(ipp.Client):  # type: ignore[misc]
             content={"code": code, "silent": False, "user_expressions": {}},
             metadata={CellOptions.METADATA: sent_along},
         )
-        # All ranks get the same message, except for its id: it is made and packed once.
+        # Make a message for each engine, and expect its answer. All ranks get the same one, except for its
+        # id: it is made and packed once.
         delimiter, _, header, *rest = self.session.serialize(request)
         idents, _ = self._build_targets(list(engines.values()))
         answers, messages = {}, []
@@ -91,6 +92,7 @@ class Client(ipp.Client):  # type: ignore[misc]
             answers[rank] = self._expect(message_id, rank, arrivals, socket)
             answers[rank].metadata["engine_id"] = engine
             self._outstanding_dict[ident.decode()].add(message_id)
+        # Threads and tasks of the newest cells may print after their end.
         if arrivals.take_late is not None:
             self._late[request["msg_id"]] = arrivals.take_late, tuple(engines)
             if len(self._late) > _NUM_LATE_CELLS:
@@ -114,8 +116,8 @@ class Client(ipp.Client):  # type: ignore[misc]
         something or dies."""
 
         def forget() -> None:
-            for known in (self._futures, self.metadata, self.results):
-                known.pop(message_id, None)
+            for table in (self._futures, self.metadata, self.results):
+                table.pop(message_id, None)
 
         self.metadata[message_id] = Metadata()
         answer = Answer(rank, arrivals, self.metadata[message_id], socket, forget)
@@ -178,9 +180,9 @@ class Client(ipp.Client):  # type: ignore[misc]
             self._note_remains(engine, msg["metadata"])
         return metadata
 
-    def _note_remains(self, engine: int, said: Message) -> None:
+    def _note_remains(self, engine: int, metadata: Message) -> None:
         """Note what a cell or a call left broken on its engine, by the metadata of the answer."""
-        remains = said.get(Remains.METADATA)
+        remains = metadata.get(Remains.METADATA)
         if remains is None and not self.without_group and not self.cut_off:
             return
         left = Remains(**(remains or {}))
@@ -198,14 +200,14 @@ class Client(ipp.Client):  # type: ignore[misc]
         if _OF_A_CELL not in message_id:
             super()._handle_execute_reply(msg)
             return
-        said, content = msg["metadata"], msg["content"]
+        metadata, content = msg["metadata"], msg["content"]
         self.outstanding.discard(message_id)
-        self._outstanding_dict[said.get("engine")].discard(message_id)
+        self._outstanding_dict[metadata.get("engine")].discard(message_id)
         # An engine that was given up may answer all the same.
         if message_id in self._futures:
             answer = self._futures[message_id]
-            self._note_remains(answer.metadata["engine_id"], said)
-            answer.take(_outcome(message_id, content), said.get(CellOutputs.NUM))
+            self._note_remains(answer.metadata["engine_id"], metadata)
+            answer.complete(_outcome(message_id, content), metadata.get(CellOutputs.NUM))
 
 
 class _Requests(defaultdict[str, Message]):

@@ -152,12 +152,12 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
             unregister()
             return
 
-        def has_ended(*_: object) -> None:
+        def on_end(*_: object) -> None:
             hub.loop.remove_handler(process)
             os.close(process)
             hub.loop.call_later(_FAREWELL_S, unregister)
 
-        hub.loop.add_handler(process, has_ended, hub.loop.READ)
+        hub.loop.add_handler(process, on_end, hub.loop.READ)
 
     hub.finish_registration = watch_over
     # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
@@ -165,14 +165,17 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
 
 
 def give_up_host(hub: Any, heart: bytes) -> None:
-    """Give up a host that is not heard any more, with all engines there. Its lease is shorter: it has ended
-    them."""
+    """Unregister a host that is not heard any more, with all engines there.
+
+    The host's lease is shorter than the hub's patience, so that the host has ended these engines by now.
+    """
     host = engine_host(heart.decode())
+    # Only the host's own engine stands for the host: a rank's engine may merely be stopped.
     if not host or hub.hearts.get(heart, 0) < FIRST_NUMBER:
         return
-    for each, number in list(hub.hearts.items()):
-        if engine_host(each.decode()) == host:
-            hub.unregister_engine(each, {"content": {"id": number}})
+    for other, number in list(hub.hearts.items()):
+        if engine_host(other.decode()) == host:
+            hub.unregister_engine(other, {"content": {"id": number}})
 
 
 if __name__ == "__main__":

@@ -55,23 +55,23 @@ class Lifetimes:
         self._config = config
         self._seating = seating
         self._note = note
-        self._glances: dict[EngineProcess, ExitProbe] = {}
+        self._probes: dict[EngineProcess, ExitProbe] = {}
         self._why_ended: dict[EngineProcess, str] = {}
         """How a process ended, in words, if this object has ended it."""
 
-    def glance(self, process: EngineProcess) -> ExitProbe:
-        """Return the object for frequent looks at the process of a rank."""
-        if process not in self._glances:
-            for replaced in set(self._glances) - set(self._seating.processes.values()):
-                self._glances.pop(replaced).close()
-            self._glances[process] = self._processes.host_of(process).glance(process.pid)
-        return self._glances[process]
+    def exit_probe(self, process: EngineProcess) -> ExitProbe:
+        """Return the probe that looks often and cheaply whether the process of a rank is exiting."""
+        if process not in self._probes:
+            for replaced in set(self._probes) - set(self._seating.processes.values()):
+                self._probes.pop(replaced).close()
+            self._probes[process] = self._processes.host_of(process).glance(process.pid)
+        return self._probes[process]
 
     def close(self) -> None:
         """Stop watching the processes."""
-        for glance in self._glances.values():
-            glance.close()
-        self._glances.clear()
+        for probe in self._probes.values():
+            probe.close()
+        self._probes.clear()
 
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how a process ended, in words that follow its name, or None while it lives."""
@@ -82,12 +82,12 @@ class Lifetimes:
     def core_uses(self, processes: Mapping[int, EngineProcess]) -> dict[int, CoreUse]:
         """Return the core time that processes have used and waited for, with the keys under which they are
         given; one that has ended is left out."""
-        found = {
+        by_process = {
             EngineProcess(host, pid): used
             for host, pids in by_host(processes.values()).items()
             for pid, used in self._processes.hosts[host].core_uses(pids).items()
         }
-        return {key: found[process] for key, process in processes.items() if process in found}
+        return {key: by_process[process] for key, process in processes.items() if process in by_process}
 
     def end(self, process: EngineProcess, name: str, why: str = "") -> None:
         """End a process, and wait until it has ended.
@@ -104,7 +104,7 @@ class Lifetimes:
         self._kill([process])
         self._wait_for_end(process, f"{name} (pid {process.pid})")
 
-    def end_those_of_no_rank(self, processes: Sequence[EngineProcess]) -> None:
+    def end_left(self, processes: Sequence[EngineProcess]) -> None:
         """End processes whose ranks have left the group, and wait until they have ended.
 
         Raises:
@@ -112,8 +112,8 @@ class Lifetimes:
         """
         self._kill(processes)
         for process in processes:
-            if process in self._glances:
-                self._glances.pop(process).close()
+            if process in self._probes:
+                self._probes.pop(process).close()
             self._wait_for_end(process, f"a rank that has left (pid {process.pid})")
 
     def _kill(self, processes: Iterable[EngineProcess]) -> None:
@@ -132,19 +132,19 @@ class Lifetimes:
             take_interrupt()
 
     def new_spare(self, host: str) -> int:
-        """Start a new engine on a host and return its number.
+        """Start a new engine on a host, and return its number.
 
-        It is a spare until it has a rank's place, so that an interrupt in between leaves no engine without an
-        owner: the next replacement takes it.
+        It is a spare until it becomes a rank. So an interrupt in between leaves no engine without an owner:
+        the next replacement takes it.
         """
         new: list[int] = []
 
-        def take(process: EngineProcess, engine: int) -> None:
+        def register(process: EngineProcess, engine: int) -> None:
             self._seating.spares[engine] = process
             new.append(engine)
             self._note()
 
-        self._processes.new_engine(host, take)
+        self._processes.new_engine(host, register)
         (engine,) = new
         return engine
 
@@ -163,8 +163,11 @@ class Lifetimes:
             taken.append(engine)
         return taken
 
-    def give_places(self, arrived: Mapping[int, int]) -> None:
-        """Put spares, their numbers by rank, in the place of the ranks' old engines, once they have come.
+    def seat_spares(self, arrived: Mapping[int, int]) -> None:
+        """Give ranks new engines: wait until these spares have registered, and assign them to the ranks.
+
+        Args:
+            arrived: ipyparallel's number of the spare for each rank.
 
         Raises:
             ClusterError: one has ended or does not come, and all of them were ended.
@@ -179,12 +182,13 @@ class Lifetimes:
             self._seating.processes[rank] = self._seating.spares.pop(engine)
 
     def dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
-        """End new engines, by number, that get no place."""
+        """End new engines, by number, that become no rank."""
         self._kill(engines.values())
         for engine in engines:
             self._seating.spares.pop(engine, None)
 
     def _wait_until_registered(self, arriving: Iterable[int]) -> None:
+        """Wait until these spares have registered; ClusterError if one has ended or does not come."""
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
             for process in (self._seating.spares[engine] for engine in missing):

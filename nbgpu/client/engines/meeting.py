@@ -100,8 +100,8 @@ class _Generation:
         self.queues.setdefault(key, deque()).appendleft(value)
 
     def has(self, kind: Ask, key: bytes) -> bool:
-        """Whether a request of this kind need not wait for a key. torch's own stores let `wait` and `check`
-        see queues as well."""
+        """Whether a key is there for this kind of request. Its `wait` and `check` see queues as well, as
+        those of torch's own stores do."""
         in_values = kind is not Ask.POP and key in self.values
         return in_values or (kind is not Ask.GET and key in self.queues)
 
@@ -112,7 +112,7 @@ class _Generation:
             self._waiting_for.setdefault(key, {})[request] = None
 
     def forget(self, request: _Waiting) -> None:
-        """Let a request wait no longer."""
+        """Remove a waiting request."""
         self.waiting.pop(request, None)
         for key in request.missing:
             waiting = self._waiting_for.get(key, {})
@@ -157,7 +157,7 @@ class Meeting:
         """The number of requests that wait for a key."""
         return sum(len(generation.waiting) for generation in self._generations.values())
 
-    def take(self, client: bytes, frames: Sequence[bytes]) -> None:
+    def receive(self, client: bytes, frames: Sequence[bytes]) -> None:
         """Answer a request, at once or later."""
         try:
             answer = self._answer(client, frames)
@@ -197,11 +197,11 @@ class Meeting:
             keys = [_key(key) for key in arguments[1:]]
             request = _Waiting(client, kind, keys, self._clock_s() + max(patience_s, 0.0))
             return self._answer_or_wait(generation, request)
-        given = self._act(generation, kind, arguments)
-        return [Said.DONE.value, *given]
+        values = self._act(generation, kind, arguments)
+        return [Said.DONE.value, *values]
 
     def _act(self, generation: _Generation, kind: Ask, arguments: Sequence[bytes]) -> Sequence[bytes]:
-        """Do what a request that does not wait asks for, and return what it gives."""
+        """Carry out a request that does not wait, and return the values of its answer."""
         if kind is Ask.COUNT:
             return [_number(len(generation.values))]
         if kind is Ask.LIST:
@@ -210,8 +210,8 @@ class Meeting:
         values = generation.values
         match kind:
             case Ask.SET:
-                for one, value in zip(arguments[::2], arguments[1::2], strict=True):
-                    self._store(generation, _key(one), value)
+                for name, value in zip(arguments[::2], arguments[1::2], strict=True):
+                    self._store(generation, _key(name), value)
             case Ask.ADD:
                 total = _number(_as_number(values.get(key, b"0")) + int(arguments[1]))
                 self._store(generation, key, total)
@@ -225,7 +225,7 @@ class Meeting:
                     self._store(generation, key, desired)
                 return [values.get(key, expected)]
             case Ask.CHECK:
-                return [_number(all(generation.has(kind, _key(one)) for one in arguments))]
+                return [_number(all(generation.has(kind, _key(name)) for name in arguments))]
             case Ask.DELETE:
                 return [_number(generation.delete(key))]
             case Ask.PUSH:
@@ -254,12 +254,15 @@ class Meeting:
             )
 
     def _wake(self, generation: _Generation, key: bytes) -> None:
+        """Answer the requests that waited for a key alone, now that it is stored."""
         for request in generation.woken_by(key):
             answer = self._answer_or_wait(generation, request)
             if answer is not None and not self._send(request.client, answer) and request.kind is Ask.POP:
                 generation.push_back(request.keys[0], answer[1])
 
     def _answer_or_wait(self, generation: _Generation, request: _Waiting) -> Answer | None:
+        """Return the answer if all keys of a request are there; else have the request wait, and return
+        None."""
         request.missing = {key for key in request.keys if not generation.has(request.kind, key)}
         if request.missing:
             if request.until_mono_s <= self._clock_s():
@@ -276,6 +279,8 @@ class Meeting:
         return [Said.DONE.value]
 
     def _refuse_generation(self, number: int) -> None:
+        """Give up this generation and all earlier ones: answer who waits in them, and drop what they
+        stored."""
         self._given_up = number
         for ended in [other for other in self._generations if other <= number]:
             for request in self._generations.pop(ended).waiting:
@@ -361,7 +366,7 @@ class Server:
                 try:
                     client, empty, *frames = self._socket.recv_multipart()
                     if empty == b"":
-                        self._meeting.take(client, frames)
+                        self._meeting.receive(client, frames)
                 except Exception:  # noqa: BLE001 - it is logged
                     # Without this thread no group could be formed any more.
                     _log.exception("a request of a rank could not be answered")

@@ -80,8 +80,10 @@ def begun(choose: Callable[[ClusterConfig], Sequence[Device]], config: ClusterCo
 
 
 def take(engines_environment: Mapping[str, str]) -> launch.Launched | None:
-    """The preloaded processes, which are the caller's from now on; None where there are none that are as if
-    they were launched now.
+    """Hand over the preloaded processes; None if there are none, or if they no longer match.
+
+    They match if a launch at this moment would give the same variables, folder, limits and packages.
+    Processes that do not match are ended.
 
     Args:
         engines_environment: the variables of the engines beside this process's own.

@@ -35,7 +35,7 @@ from nbgpu.protocol.meeting import MEETING
 logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 
 GONE_WITH_HOST = "is gone with its host, which is not heard any more"
-"""How an engine ended of which only that is known."""
+"""Reported as an engine's end when its host is lost, and its exit status with it."""
 _OBITUARY_PATIENCE_S = 0.2
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
@@ -144,6 +144,7 @@ class Processes:
         while (connection := self._connection()) is None:
             self._check_start(0, num_engines, deadline_s, timeout_s)
         _fill_serializers_tables()
+        # A client may miss the news of an engine, so one that has waited in vain is replaced by a new one.
         client = None
         patience_s, news_patience_s = _CONTROLLER_PATIENCE_S, _NEWS_PATIENCE_S
         ask_again_mono_s = math.inf
@@ -196,7 +197,7 @@ class Processes:
         return [*self.others] or [self.this_host]
 
     def use(self, others: Sequence[OtherHost], when_lost: Callable[[], str]) -> None:
-        """Have the ranks on these hosts, which have dialled in.
+        """Have the ranks on these hosts, which have dialled in, and not on this one.
 
         Args:
             others: the hosts.
@@ -210,11 +211,12 @@ class Processes:
         """The hosts that have ranks and are not heard any more."""
         return [host for host in self.others if not host.is_there]
 
-    def have_ranks_on(self, names: Collection[str]) -> None:
-        """Count exactly the hosts with these names among those that have ranks."""
-        of_cluster = [*self.others, *self.without_ranks]
-        self.others = [host for host in of_cluster if host.name in names]
-        self.without_ranks = [host for host in of_cluster if host.name not in names]
+    def set_hosts_with_ranks(self, names: Collection[str]) -> None:
+        """Mark the hosts with these names as those that have ranks, and the cluster's others as those
+        without."""
+        hosts = [*self.others, *self.without_ranks]
+        self.others = [host for host in hosts if host.name in names]
+        self.without_ranks = [host for host in hosts if host.name not in names]
 
     @property
     def when_lost(self) -> str:
@@ -222,13 +224,13 @@ class Processes:
         return self._when_lost()
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> None:
-        """Count these hosts no longer among those of the cluster. They may come back."""
+        """Remove lost hosts from those of the cluster. They may come back."""
         self.others = [host for host in self.others if host not in lost]
         self.without_ranks = [host for host in self.without_ranks if host not in lost]
         self.left += lost
 
     def take_back(self, host: OtherHost, instead_of: OtherHost) -> None:
-        """Have a host that has come back, or another one, in the place of a lost one."""
+        """Put a host that has dialled in into the place of a lost one."""
         if instead_of in self.others:
             self.others[self.others.index(instead_of)] = host
         elif instead_of in self.without_ranks:
@@ -239,7 +241,7 @@ class Processes:
         self.hosts[host.name] = host
 
     def place_of(self, host: str) -> Place:
-        """What the ranks on a host must know of it."""
+        """Return what the ranks on a host must know of it."""
         for other in self.others:
             if other.name == host:
                 there = other.description
@@ -348,8 +350,12 @@ class Processes:
     def _is_heard(self, host: str) -> bool:
         return all(other.is_there for other in self.others if other.name == host)
 
-    def blind_to(self, folder: Path, known: Path | None = None) -> list[OtherHost]:
-        """The hosts that do not see a folder; `known` as for `ClusterState.serve`.
+    def hosts_not_seeing(self, folder: Path, marker: Path | None = None) -> list[OtherHost]:
+        """Return the hosts that do not see a folder: those that do not read the marker's text there.
+
+        Args:
+            folder: the folder.
+            marker: a text file in it; None to write one for the moment.
 
         Raises:
             ConfigError: the folder cannot be written to.
@@ -357,10 +363,10 @@ class Processes:
         """
         if not self.others:
             return []
-        content = known.read_text() if known is not None else secrets.token_hex(8)
-        file = folder / f".{content}" if known is None else known
+        content = marker.read_text() if marker is not None else secrets.token_hex(8)
+        file = folder / f".{content}" if marker is None else marker
         try:
-            if known is None:
+            if marker is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 file.write_text(content)
         except OSError as error:
@@ -369,11 +375,11 @@ class Processes:
             ) from None
         try:
             asked = {host: host.tell(Call.CONTENT_ON_HOST, str(file)) for host in self.others}
-            return [host for host, each in asked.items() if host.answer(each) != content]
+            return [host for host, request in asked.items() if host.answer(request) != content]
         except OSError as error:
             raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None
         finally:
-            if known is None:
+            if marker is None:
                 file.unlink(missing_ok=True)
 
     def log_tail(self, whose: Whose = "engines") -> str:
@@ -397,6 +403,7 @@ class Processes:
         return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
 
     def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
+        """Wait a moment; ClusterError if a process has ended, or the engines are late."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine"] * self.this_host.num_ended()
         if gone:

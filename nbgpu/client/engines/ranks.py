@@ -75,8 +75,8 @@ class Ranks(ChangingRanks):
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
         self._lifetimes = Lifetimes(processes, client, config, seating, note)
-        self._distrusted: set[int] = set()
-        """While the group is not whole: ranks whose state is not to be trusted if the ranks differ."""
+        self._suspects: set[int] = set()
+        """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
         self._transport = transport
         self._seats = self._seats_with_transport(transport)
 
@@ -143,12 +143,14 @@ class Ranks(ChangingRanks):
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     @uninterrupted()
-    def prepare_for(self, transport: Transport, with_new_engines: bool) -> None:
-        """Give the engines their seats for a transport.
+    def seat_engines(self, transport: Transport, with_new_engines: bool) -> None:
+        """Prepare the ranks for `join` over a transport: work out their seats, and start new engines if
+        asked.
 
         Args:
-            with_new_engines: whether the ranks have tried another transport, whose remains in an engine
-                cannot be repaired.
+            transport: the transport that is tried next.
+            with_new_engines: whether to replace the engines, because they have tried another transport, whose
+                remains in a process cannot be repaired.
         """
         if with_new_engines:
             self.end(range(len(self)))
@@ -156,7 +158,7 @@ class Ranks(ChangingRanks):
         self._seats = self._seats_with_transport(transport)
         if with_new_engines:
             self.seating.generation += 1
-            self._lifetimes.give_places(
+            self._lifetimes.seat_spares(
                 {rank: self._lifetimes.new_spare(self._host_name(rank)) for rank in range(len(self))}
             )
             for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
@@ -172,7 +174,7 @@ class Ranks(ChangingRanks):
         """
         self._note()
         joining = self.call(Call.JOIN, self.seating.generation, seated=True)
-        variables = self._meet(joining, timeout_s)
+        variables = self._wait_for_meeting(joining, timeout_s)
         self.seating.is_whole = True
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
@@ -247,10 +249,10 @@ class Ranks(ChangingRanks):
     def how_ended(self, rank: int) -> str | None:
         """Return how the process of a rank ended, in words, or None while it lives."""
         ended = self._lifetimes.how_ended(self.seating.processes[rank])
-        return None if ended is None else f"{self.called(rank)} {ended}"
+        return None if ended is None else f"{self.name_of(rank)} {ended}"
 
-    def called(self, rank: int) -> str:
-        """The rank's name for messages, which has its host where there are several: 'rank 2 on host n2'."""
+    def name_of(self, rank: int) -> str:
+        """Return the rank's name for messages: 'rank 2', or 'rank 2 on host n2' if hosts have dialled in."""
         return f"rank {rank} on host {self._host_name(rank)}" if self._processes.others else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
@@ -266,7 +268,7 @@ class Ranks(ChangingRanks):
             ranks: the ranks to look at; None for all.
         """
         chosen = self.seating.processes if ranks is None else ranks
-        return {rank: why for rank in chosen if (why := self._standstill(self.seating.processes[rank]))}
+        return {rank: reason for rank in chosen if (reason := self._standstill(self.seating.processes[rank]))}
 
     def _standstill(self, process: EngineProcess) -> str:
         return self._processes.host_of(process).standstill(process.pid)
@@ -300,12 +302,14 @@ class Ranks(ChangingRanks):
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""
         processes = self.seating.processes
-        ending = [rank for rank in range(len(self)) if self._lifetimes.glance(processes[rank]).is_ending()]
+        ending = [
+            rank for rank in range(len(self)) if self._lifetimes.exit_probe(processes[rank]).is_ending()
+        ]
         return {rank: how for rank in ending if (how := self.how_ended(rank)) is not None}
 
     def gone_together(self) -> dict[int, str]:
-        """Do the work of `gone`; where a rank is gone, wait for others that are on their way out, because
-        what has ended one may have ended them, too."""
+        """Return the ranks whose processes have ended, as `gone` does, after a wait for those that are
+        exiting: what has ended one may have ended the others, too."""
         give_up_s = time.monotonic() + _EXIT_PATIENCE_S
         while gone := self.gone():
             alive = set(range(len(self))) - gone.keys()
@@ -332,7 +336,7 @@ class Ranks(ChangingRanks):
             ClusterError: a rank's process ended meanwhile, or a rank did not come.
             RankError: a rank failed to join again and again.
         """
-        self._distrusted.update(failed)
+        self._suspects.update(failed)
         for _ in range(_MAX_REGROUP_ATTEMPTS - 1):
             try:
                 return self._form_again()
@@ -342,25 +346,26 @@ class Ranks(ChangingRanks):
         return self._form_again()
 
     def _form_again(self) -> list[str]:
+        """Have all ranks form the next generation of the group; see `regroup`, which may try it again."""
         everybody = range(len(self))
-        healthy = [rank for rank in everybody if rank not in self._distrusted] or list(everybody)
+        healthy = [rank for rank in everybody if rank not in self._suspects] or list(everybody)
         try:
             self.seating.generation += 1
             self.seating.is_whole = False
             self._note()
             joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
-            lost = self._meet(joining, _REGROUP_PATIENCE_S)
+            lost = self._wait_for_meeting(joining, _REGROUP_PATIENCE_S)
         except BaseException:
             # Free the ranks even if the person stopped it: those that came would wait for one that does not.
             self.sever()
             raise
         self.seating.is_whole = True
-        self._distrusted.clear()
+        self._suspects.clear()
         self._note()
         # Keep the order of the lines, because the variables are to be made again in that order.
         return list(dict.fromkeys(line for lines in lost.values() for line in lines))
 
-    def _meet(self, results: Mapping[int, Reply], timeout_s: float) -> dict[int, Any]:
+    def _wait_for_meeting(self, results: Mapping[int, Reply], timeout_s: float) -> dict[int, Any]:
         """Wait for calls in which the ranks wait for one another; if one rank fails, free the others.
 
         Raises:
@@ -381,7 +386,7 @@ class Ranks(ChangingRanks):
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
         if late := [rank for rank, result in results.items() if not result.ready()]:
-            standing = [f"rank {rank}: {why}" for rank, why in self.standstills(late).items()]
+            standing = [f"rank {rank}: {reason}" for rank, reason in self.standstills(late).items()]
             named = ", ".join(map(str, late))
             raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *standing]))
         return collect(results, _POLL_PERIOD_S)
@@ -405,12 +410,12 @@ class Ranks(ChangingRanks):
         Returns:
             The lines that `regroup` returns.
         """
-        self._distrusted.update(ranks)
+        self._suspects.update(ranks)
         self.seating.is_whole = False
         self.end(ranks)
-        wanted = [(on or {}).get(rank, self._host_name(rank)) for rank in ranks]
-        arrived = dict(zip(ranks, self._lifetimes.take_spares(wanted), strict=True))
-        self._lifetimes.give_places(arrived)
+        hosts = [(on or {}).get(rank, self._host_name(rank)) for rank in ranks]
+        arrived = dict(zip(ranks, self._lifetimes.take_spares(hosts), strict=True))
+        self._lifetimes.seat_spares(arrived)
         if on:
             # A host that came back has another folder, and perhaps another interface.
             self._seats = self._seats_with_transport(self._transport)
@@ -450,7 +455,7 @@ class Ranks(ChangingRanks):
             ClusterError: a process does not end.
         """
         for rank in ranks:
-            self._lifetimes.end(self.seating.processes[rank], self.called(rank), why)
+            self._lifetimes.end(self.seating.processes[rank], self.name_of(rank), why)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and

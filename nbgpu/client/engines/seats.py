@@ -38,17 +38,17 @@ def rank_seats(
         place = processes.place_of(hosts[rank])
         world_size = 1 if transport.name == SINGLE else len(chosen)
         with_ranks = list(dict.fromkeys(hosts[:world_size]))
-        here = [each for each in range(world_size) if hosts[each] == hosts[rank]]
+        ranks_here = [other for other in range(world_size) if hosts[other] == hosts[rank]]
         # No process sees another host's devices.
-        devices_here = [each for each, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
+        devices_here = [d for d, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
         bound = numa.binding(place.numa_nodes if config.bind_cores else {}, device, devices_here)
         seats.append(
             {
                 "rank": rank,
                 "world_size": world_size,
                 "host": place.name,
-                "local_rank": here.index(rank),
-                "local_world_size": len(here),
+                "local_rank": ranks_here.index(rank),
+                "local_world_size": len(ranks_here),
                 "host_number": with_ranks.index(hosts[rank]),
                 "num_hosts": len(with_ranks),
                 "interface": place.interface,
@@ -61,7 +61,7 @@ def rank_seats(
                 "store": meeting.address,
                 "store_keys": place.meeting_file,
                 "binding": bound,
-                "threads": config.threads_for(len(here), place.num_cores, bound.share),
+                "threads": config.threads_for(len(ranks_here), place.num_cores, bound.share),
                 "collective_timeout_s": config.collective_timeout_s,
                 "memory_limit_bytes": devices.memory_limit_bytes(config, device, devices_here),
                 "cell_seed": config.cell_seed,

@@ -123,6 +123,7 @@ def described(where: MainThreadState) -> str:
 
 
 def _located(where: MainThreadState) -> str:
+    """Describe where a rank was, in words that follow 'last seen'."""
     if where.doing == "idle":
         return "idle"
     return f"at {where.place}" if where.place else where.busy_with or "busy"

@@ -31,7 +31,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
     has_tried = False
     while untried:
         transport = untried.pop(0)
-        ranks.prepare_for(transport, with_new_engines=has_tried)
+        ranks.seat_engines(transport, with_new_engines=has_tried)
         has_tried = True
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:
@@ -44,10 +44,11 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
         except ClusterError as error:
             failed[transport.name] = str(error)
         ranks.require_reachable()
+        # A GPU that hangs spoils NCCL for all ranks: without it the same transport may work.
         if transport.backend == "nccl" and (left_out := _leave_out_stuck_gpus(ranks)):
             warnings.warn(f"{transport.name} failed: {failed.pop(transport.name)}\n{left_out}", stacklevel=4)
             untried.insert(0, transport)
-    reasons = "\n".join(f"{name}: {why}" for name, why in failed.items())
+    reasons = "\n".join(f"{name}: {error}" for name, error in failed.items())
     advice = "" if config.backend == "auto" else "\nbackend='auto' tries the other transports, too"
     raise ClusterError(
         f"the ranks cannot communicate with each other. nbgpu doctor says more.\n{reasons}{advice}"
@@ -55,10 +56,11 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
 
 
 def _leave_out_stuck_gpus(ranks: Ranks) -> str:
-    """End the ranks, and take out those on GPUs that compute all the same; return which, in words.
+    """End the ranks, and drop those whose GPUs still compute although no process is left on them.
 
     Returns:
-        Empty where there is no such GPU, or no other one. GPUs of other hosts are not looked at.
+        A message about these GPUs; empty if there are none, or no others. GPUs of other hosts are not looked
+        at.
     """
     if not ranks.pids_here:
         return ""

@@ -76,58 +76,63 @@ class RankActivity:
         return f"is {'at ' if self.where.place else ''}{described(self.where)}"
 
 
-def notice(places: Mapping[int, RankActivity], after_s: float, since_busy_s: float = math.inf) -> str:
+def notice(activities: Mapping[int, RankActivity], after_s: float, since_busy_s: float = math.inf) -> str:
     """Return the text of `describe_all` if a rank waits in a collective for `after_s` or stands still, else
     nothing.
 
     Args:
-        places: what each rank is doing, by rank.
+        activities: what each rank is doing, by rank.
         after_s: the time that ranks may wait, in seconds.
         since_busy_s: how long no rank has made progress with work that the others wait for; their waiting
             before that is explained.
     """
-    waits_s = [min(place.for_s, since_busy_s) for place in places.values() if place.waits]
+    waits_s = [min(activity.for_s, since_busy_s) for activity in activities.values() if activity.waits]
     # If all ranks wait in the same place, they have done so since the last one arrived; until then the others
     # waited for that one.
-    are_together = len(waits_s) == len(places) and len({place.kind for place in places.values()}) == 1
+    are_together = (
+        len(waits_s) == len(activities) and len({activity.kind for activity in activities.values()}) == 1
+    )
     hangs = bool(waits_s) and (min(waits_s) if are_together else max(waits_s)) >= after_s
-    hangs |= any(place.stands_still for place in places.values())
-    return describe_all(places) if hangs else ""
+    hangs |= any(activity.stands_still for activity in activities.values())
+    return describe_all(activities) if hangs else ""
 
 
-def describe_all(places: Mapping[int, RankActivity]) -> str:
+def describe_all(activities: Mapping[int, RankActivity]) -> str:
     """Return a sentence that says which ranks wait where and which do not.
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
     """
     ranks_by_kind: dict[str, list[int]] = {}
-    for rank, place in sorted(places.items()):
-        ranks_by_kind.setdefault(place.kind, []).append(rank)
-    all_wait = all(place.waits for place in places.values())
+    for rank, activity in sorted(activities.items()):
+        ranks_by_kind.setdefault(activity.kind, []).append(rank)
+    all_wait = all(activity.waits for activity in activities.values())
     parts = []
     for ranks in ranks_by_kind.values():
         named = named_ranks(ranks)
-        if all_wait and len(ranks) == len(places) > 1:
+        if all_wait and len(ranks) == len(activities) > 1:
             named = "all ranks"
-        words = min((places[rank] for rank in ranks), key=lambda place: place.for_s).words
-        parts.append(f"{named} {words if len(ranks) == 1 else _plural(words)}")
+        shortest = min((activities[rank] for rank in ranks), key=lambda activity: activity.for_s).words
+        parts.append(f"{named} {shortest if len(ranks) == 1 else _plural(shortest)}")
     if all_wait and len(parts) > 1:
         return "; ".join(parts) + ": they wait for each other"
-    return "; ".join(parts) + _about_uneven_batches(places)
+    return "; ".join(parts) + _about_uneven_batches(activities)
 
 
-def _about_uneven_batches(places: Mapping[int, RankActivity]) -> str:
+def _about_uneven_batches(activities: Mapping[int, RankActivity]) -> str:
     """Return what lets DDP end where some ranks had fewer batches; empty where it is something else."""
     in_ddp = any(
-        place.waits and place.where.collective.startswith("DDP") for place in places.values() if place.where
+        activity.waits and activity.where.collective.startswith("DDP")
+        for activity in activities.values()
+        if activity.where
     )
-    if not in_ddp or not any(place.instead == _FINISHED_CELL for place in places.values()):
+    if not in_ddp or not any(activity.instead == _FINISHED_CELL for activity in activities.values()):
         return ""
     return ". If the ranks have unequal numbers of batches, write the loop below `with model.join():`"
 
 
-def _plural(words: str) -> str:
-    first, _, rest = words.partition(" ")
+def _plural(singular: str) -> str:
+    """Return a predicate in the plural: 'waits in barrier' as 'wait in barrier'."""
+    first, _, rest = singular.partition(" ")
     plural = {"waits": "wait", "is": "are", "has": "have", "does": "do", "was": "were"}.get(first, first)
     return f"{plural} {rest}"
 
@@ -177,13 +182,13 @@ class HangWatch:
             return
         self._asked_mono_s = now_s
         self._lookout.ask()
-        places = self._look()
+        activities = self._update_longest_wait()
         # Count a rank that is no longer busy, too: it may take a moment to join the others, which have waited
         # for long.
-        got_on_mono_s = [now_s - place.for_s for place in places.values() if place.is_busy]
+        got_on_mono_s = [now_s - activity.for_s for activity in activities.values() if activity.is_busy]
         self._busy_mono_s = max([self._busy_mono_s, *got_on_mono_s])
         if self._notice_after_s:
-            self.text = notice(places, self._notice_after_s, now_s - self._busy_mono_s)
+            self.text = notice(activities, self._notice_after_s, now_s - self._busy_mono_s)
 
     def wait_longer_than(self, seconds: float) -> bool:
         """Return whether a rank has stood still, or waited in a collective, for more than `seconds`, and
@@ -195,10 +200,11 @@ class HangWatch:
             return False
         self._lookout.ask()
         self._collect_stacks(_CONFIRM_PATIENCE_S)
-        self._look()
+        self._update_longest_wait()
         return self.longest_wait_s > seconds
 
     def _collect_stacks(self, patience_s: float = 0.0) -> None:
+        """Receive the ranks' answers, and keep since when each rank has been in its state."""
         self._lookout.collect(patience_s)
         for rank, seen in list(self._lookout.seen.items()):
             # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
@@ -207,16 +213,18 @@ class HangWatch:
             if is_of_now and (rank not in self._here_since or self._here_since[rank][0] != seen.where):
                 self._here_since[rank] = seen.where, seen.mono_s
 
-    def _look(self) -> dict[int, RankActivity]:
-        places = self._places()
+    def _update_longest_wait(self) -> dict[int, RankActivity]:
+        """Return what each rank is doing, and keep the longest wait among them."""
+        activities = self._activities()
         self.longest_wait_s = max(
-            (place.for_s for place in places.values() if place.waits or place.stands_still), default=0.0
+            (activity.for_s for activity in activities.values() if activity.waits or activity.stands_still),
+            default=0.0,
         )
-        return places
+        return activities
 
     def describe_all(self) -> str:
         """Return what all ranks are doing, whether they hang or not."""
-        return describe_all(self._places())
+        return describe_all(self._activities())
 
     def ask(self) -> None:
         """Ask now, so that a rank that does not answer is known to be silent a moment later."""
@@ -224,14 +232,18 @@ class HangWatch:
 
     def describe(self, rank: int) -> str:
         """Return the state of a rank that did not come back, in words that follow its name."""
-        place = self._place(rank)
-        if place.instead and not place.stands_still and (line := self._lookout.cell_line(rank)) is not None:
-            return f"{place.words}, at cell line {line}"
-        return place.words
+        activity = self._activity(rank)
+        if (
+            activity.instead
+            and not activity.stands_still
+            and (line := self._lookout.cell_line(rank)) is not None
+        ):
+            return f"{activity.words}, at cell line {line}"
+        return activity.words
 
     def not_back(self, ranks: Sequence[int]) -> str:
-        """Return which ranks did not come back although they were freed and interrupted, why, and what to
-        do."""
+        """Return a message about ranks that did not come back although they were freed and interrupted: what
+        each is doing, why, and what the person can do."""
         are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not say how the code reacted to them.
         self._lookout.ask()
@@ -240,12 +252,13 @@ class HangWatch:
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
         if all(self._lookout.stands_still(rank) for rank in ranks):
             return f"{message}. To give up the rank's variables instead: {ways_out}"
-        why = "".join(
+        reasons = "".join(
             f" {reason}." for reason in dict.fromkeys(map(self._reason_for_absence, ranks)) if reason
         )
-        return f"{message}.{why} Wait for it to end, or give up the rank's variables: {ways_out}"
+        return f"{message}.{reasons} Wait for it to end, or give up the rank's variables: {ways_out}"
 
     def _reason_for_absence(self, rank: int) -> str:
+        """Return why the interrupts did not bring a rank back; empty if its process stands still."""
         if self._lookout.stands_still(rank):
             return ""
         seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)
@@ -261,10 +274,11 @@ class HangWatch:
                 return f"Rank {rank} imports a part of torch, which would be of no use cut in two"
         return "Code in C cannot be interrupted"
 
-    def _places(self) -> dict[int, RankActivity]:
-        return {rank: self._place(rank) for rank in range(self._world_size)}
+    def _activities(self) -> dict[int, RankActivity]:
+        return {rank: self._activity(rank) for rank in range(self._world_size)}
 
-    def _place(self, rank: int) -> RankActivity:
+    def _activity(self, rank: int) -> RankActivity:
+        """Return what a rank is doing, from its reply, its silence and its last answer, in this order."""
         if rank not in self._results:
             return RankActivity(instead=f"was not given the {self._work}")
         if self._results[rank].ready():

@@ -57,7 +57,7 @@ class LostHosts:
         """The hosts on which ranks get their new engines, where these are other hosts than before."""
 
     def what_the_next_cell_does(self) -> str:
-        """Say what the next cell waits for; nothing where no host is lost or the cluster need not wait."""
+        """Return a message about the host that the next cell waits for; empty if it waits for none."""
         lost = self._state.lost_hosts()
         if not lost or self._state.config.on_host_lost != "wait":
             return ""
@@ -96,10 +96,10 @@ class LostHosts:
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and no other host has ranks. {self._changes.when_host_is_lost()}"
             )
-        words = self._shrunk(lost, ranks)
+        message = self._describe_shrinking(lost, ranks)
         self.places = {}
         self._renumber(self._changes.go_on_without(lost))
-        return [words]
+        return [message]
 
     def ranks_on(self, hosts: Sequence[OtherHost]) -> list[int]:
         """Return the ranks that these hosts have."""
@@ -109,38 +109,48 @@ class LostHosts:
         return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost]) -> str:
+        """Return a sentence about the ranks that have kept their variables."""
         gone = self.ranks_on(lost)
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
         return f"{named_ranges(kept).capitalize()} kept all variables."
 
-    def _shrunk(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
+    def _describe_shrinking(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
+        """Return a message about the ranks that stay without lost hosts, and their new numbers."""
         staying = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         count = count_of_ranks(len(staying))
-        words = f"{_named(lost)} lost, and the cluster goes on with {count}. {self._kept(lost)}"
+        message = f"{_named(lost)} lost, and the cluster goes on with {count}. {self._kept(lost)}"
         moved = {rank: new for new, rank in enumerate(staying) if rank != new}
         if moved:
-            words += f" They have other numbers now: {', '.join(f'{r} is {n}' for r, n in moved.items())}."
-        return f"{words} When a host comes back, the cluster takes it before the next cell"
+            message += f" They have other numbers now: {', '.join(f'{r} is {n}' for r, n in moved.items())}."
+        return f"{message} When a host comes back, the cluster takes it before the next cell"
 
     def _wait(self, lost: Sequence[OtherHost], waiting: Waiting) -> list[str]:
+        """Wait until each lost host is back or replaced; return a line for each.
+
+        Raises:
+            HostsGivenUpError: they cannot come back, did not come in time, or nobody wants to wait.
+        """
         begun_s = time.monotonic()
         patience_s = self._state.config.host_patience_s
         ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
-            while still := self._state.lost_hosts():
-                for before, now in self._changes.take_returned_hosts():
+            while still_lost := self._state.lost_hosts():
+                for (
+                    before,
+                    now,
+                ) in self._changes.take_returned_hosts():  # (the lost one, the one in its place)
                     # A host that had no ranks may be the one that came.
                     self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
                 obstacles = "; ".join(self._changes.obstacles_to_return())
-                names = " and ".join(f"host {host.name}" for host in still)
+                names = " and ".join(f"host {host.name}" for host in still_lost)
                 if self._changes.hosts_cannot_return():
                     raise HostsGivenUpError(
-                        f"{names} cannot come back. {self._kept(still)} {self._changes.when_host_is_lost()}"
+                        f"{names} cannot come back. {self._kept(still_lost)} {self._changes.when_host_is_lost()}"
                     )
                 if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
                     waited = (
@@ -148,23 +158,23 @@ class LostHosts:
                         if waiting.goes_on()
                         else "is not waited for any more"
                     )
-                    why = f"{obstacles}. " if obstacles else ""
+                    reason = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
-                        f"{names} {waited}. {why}{self._kept(still)} The next cell waits once more. "
+                        f"{names} {waited}. {reason}{self._kept(still_lost)} The next cell waits once more. "
                         f"{self._changes.when_host_is_lost()}"
                     )
-                words = (
-                    f"waiting for {names}, which {'are' if len(still) > 1 else 'is'} lost; Stop ends the wait"
-                )
-                waiting.show(f"{words}. {obstacles}" if obstacles else words)
+                text = f"waiting for {names}, which {'are' if len(still_lost) > 1 else 'is'} lost; Stop ends the wait"
+                waiting.show(f"{text}. {obstacles}" if obstacles else text)
                 time.sleep(_LOOK_PERIOD_S)
         finally:
             waiting.show("")
         return lines
 
-    def take_more(self) -> str:
-        """Have ranks on hosts that have come back after the cluster went on without them; return what
-        happened, in words, and nothing where none has come back or no more ranks are wanted.
+    def readmit_hosts(self) -> str:
+        """Start ranks on hosts that have come back after the cluster went on without them.
+
+        Returns:
+            A message; empty if no host has come back, or no more ranks are wanted.
 
         Raises:
             ClusterError: a rank did not come. The cluster is as before.
@@ -177,10 +187,10 @@ class LostHosts:
         new = range(before, len(self._state.ranks))
         if not new:
             return ""
-        words = "; ".join(_came(lost, host) for lost, host in came)
+        arrivals = "; ".join(_came(lost, host) for lost, host in came)
         return "\n".join(
             [
-                f"{words[0].upper()}{words[1:]}: {named_ranks(new)} {'are' if len(new) > 1 else 'is'} new and empty, and "
+                f"{arrivals[0].upper()}{arrivals[1:]}: {named_ranks(new)} {'are' if len(new) > 1 else 'is'} new and empty, and "
                 f"there are {count_of_ranks(len(self._state.ranks))}. {named_ranges(range(before)).capitalize()} kept all variables.",
                 *lines,
             ]

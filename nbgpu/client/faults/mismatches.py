@@ -56,15 +56,15 @@ def explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
 def _call(failure: RankFailure) -> str:
     """Return a rank's call in words, such as 'called all_reduce of float32[4] at cell line 3'."""
     traceback = _ANSI.sub("", failure.traceback)
-    name, of_what = "", ""
-    if failure.message.startswith(_MISMATCH) and (own := _FINGERPRINT.search(failure.message)):
-        name = _NAMES.get(own["kind"], own["kind"].lower())
-        if own["dtype"] is not None:
-            of_what = f" of {_DTYPES.get(own['dtype'], own['dtype'].lower())}[{own['shape']}]"
+    name, tensor = "", ""
+    if failure.message.startswith(_MISMATCH) and (fingerprint := _FINGERPRINT.search(failure.message)):
+        name = _NAMES.get(fingerprint["kind"], fingerprint["kind"].lower())
+        if fingerprint["dtype"] is not None:
+            tensor = f" of {_DTYPES.get(fingerprint['dtype'], fingerprint['dtype'].lower())}[{fingerprint['shape']}]"
     if called := _IN_COLLECTIVE.search(traceback):
         name = called[1]  # the function that the person wrote: barrier, where torch says all_reduce
     lines = _CELL_LINE.findall(traceback)
     # The outermost lines are the cell's; the lines below them belong to functions from earlier cells.
     in_cell = [line for cell, line in lines if cell == lines[0][0]]
     where = f" at cell line {in_cell[-1]}" if in_cell else ""
-    return f"called {name}{of_what}{where}" if name else f"failed{where}"
+    return f"called {name}{tensor}{where}" if name else f"failed{where}"

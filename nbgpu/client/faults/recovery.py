@@ -42,15 +42,15 @@ class Recovery:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, because other engines are started."""
-        self._left_behind: dict[int, Reply] = {}
+        """Forget what is known of the engines, because other ones are started."""
+        self._abandoned: dict[int, Reply] = {}
         """The cells from which ranks did not come back, by rank."""
         self._submitted: dict[int, Reply] = {}
         """The newest cell for which no caller waits, by rank."""
         self._stood_still: set[int] = set()
-        """The ranks that were left behind while their processes were stopped."""
+        """The ranks whose processes were stopped when the cell was abandoned."""
         self._empty: set[int] = set()
-        """The ranks that have a new engine of which the person has not been told."""
+        """The ranks with a new engine about which the person has not read yet."""
         self._reported_signals: set[str] = set()
         self.hosts.places.clear()
 
@@ -84,16 +84,16 @@ class Recovery:
             raise ClusterError(
                 f"Between two cells, {sentence('; '.join(ended))} {message}\nNothing was run: run it again"
             )
-        if came := self.hosts.take_more():
+        if came := self.hosts.readmit_hosts():
             raise ClusterError(f"{came}\nNothing was run: run it again")
 
     def _readmit_abandoned_ranks(self, last_run: Path | None) -> None:
-        """Form the group again if ranks that were given up are back, or if the forming was cut short before.
+        """Form the group again if the ranks of an abandoned cell are back, or if the forming was cut short.
 
         Raises:
             ClusterError: a rank is not back.
         """
-        if not self._left_behind and self._state.ranks.group_is_whole:
+        if not self._abandoned and self._state.ranks.group_is_whole:
             return
         if self._stood_still & set(self._busy()) and not self._state.ranks.standstills(self._busy()):
             # The rank goes on, perhaps with a cell that was stopped before the rank had begun it.
@@ -108,14 +108,18 @@ class Recovery:
             standing = self._state.ranks.standstills(busy)
             message = f"rank(s) {named} are still in an earlier cell"
             if standing:
-                why = "; ".join(f"rank {rank} does not answer: {why}" for rank, why in standing.items())
+                reasons = "; ".join(
+                    f"rank {rank} does not answer: {reason}" for rank, reason in standing.items()
+                )
                 ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in standing)
-                raise ClusterError(f"{message}. {why}. To give up the rank's variables instead: {ways_out}")
+                raise ClusterError(
+                    f"{message}. {reasons}. To give up the rank's variables instead: {ways_out}"
+                )
             raise ClusterError(
                 f"{message}. Wait for them, or stop it with nbgpu.current().stop_cell(), which C code may not hear. If "
                 f"neither helps, give up their variables: {', '.join(f'%nbgpu restart --rank {rank}' for rank in busy)}"
             )
-        self._left_behind = {}
+        self._abandoned = {}
         self._stood_still = set()
         self._state.news += self._state.ranks.regroup()
         if last_run is not None:
@@ -172,7 +176,7 @@ class Recovery:
             self.stop(watch, results)
             raise
         if stuck := watch.stuck():
-            self.leave_behind(results)
+            self.abandon_cell(results)
             with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
                 message = hangs.not_back(stuck)
             if causes := watch.causes():
@@ -189,10 +193,10 @@ class Recovery:
         try:
             watch.stop()
         except KeyboardInterrupt:
-            self.leave_behind(results)
+            self.abandon_cell(results)
             raise
         if watch.stuck():
-            self.leave_behind(results)
+            self.abandon_cell(results)
         else:
             self._state.news += self.restore_group(watch, results)
 
@@ -211,8 +215,8 @@ class Recovery:
             Lines for the person.
         """
         try:
-            if watch.gone and (words := self.hosts.what_the_next_cell_does()):
-                return [words]
+            if watch.gone and (message := self.hosts.what_the_next_cell_does()):
+                return [message]
             if watch.gone:
                 lines = [self.replace_gone()]
                 self._state.ranks.add_spares(self._state.config.spare)
@@ -223,7 +227,7 @@ class Recovery:
             return [str(error)]
         except NbgpuError as error:
             # The person must see the errors that the ranks raised, and not this one.
-            self.leave_behind(results)
+            self.abandon_cell(results)
             return [
                 f"the process group could not be formed again, and the next cell tries once more: {error}"
             ]
@@ -242,7 +246,7 @@ class Recovery:
             ended: is given a line for each of these ranks, which says how it ended.
         """
         ended = [] if ended is None else ended
-        # Once more below: ranks of a lost host are ranks no more then, and others may have ended meanwhile.
+        # Asked again below: a lost host's ranks may have left the group by then, and others may have ended.
         ended.extend(how for how in self._state.ranks.gone().values() if how not in ended)
         lines = self.hosts.go_on(waiting)
         gone = self._state.ranks.gone_together()
@@ -257,23 +261,21 @@ class Recovery:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
             self._empty |= set(gone) - set(self._state.ranks.gone())
             if isinstance(error, KeyboardInterrupt):
-                self._state.news += self._replaced(())
+                self._state.news += self._report_replaced(())
             raise
-        return "\n".join([*lines, *self._replaced(gone), *lost])
+        return "\n".join([*lines, *self._report_replaced(gone), *lost])
 
-    def _replaced(self, gone: Iterable[int]) -> list[str]:
-        """Return the line that tells of ranks which have just got new engines, and of those not told of
-        yet."""
+    def _report_replaced(self, gone: Iterable[int]) -> list[str]:
+        """Return a line about these ranks, which have just got new engines, and those that no line has
+        reported yet."""
         replaced = sorted(self._empty.union(gone))
         self._empty.clear()
         return [self._describe_replaced(replaced)] if replaced else []
 
     def _renumber(self, numbers: Mapping[int, int]) -> None:
-        """Follow the ranks to their new numbers, given by those from before. The others are lost."""
-        self._submitted = {numbers[rank]: each for rank, each in self._submitted.items() if rank in numbers}
-        self._left_behind = {
-            numbers[rank]: each for rank, each in self._left_behind.items() if rank in numbers
-        }
+        """Give all that is kept by rank the ranks' new numbers, by those from before; others are lost."""
+        self._submitted = {numbers[rank]: reply for rank, reply in self._submitted.items() if rank in numbers}
+        self._abandoned = {numbers[rank]: reply for rank, reply in self._abandoned.items() if rank in numbers}
         self._stood_still = {numbers[rank] for rank in self._stood_still if rank in numbers}
         self._empty = {numbers[rank] for rank in self._empty if rank in numbers}
 
@@ -300,6 +302,8 @@ class Recovery:
         return self.replace_gone(waiting, ended)
 
     def _describe_replaced(self, ranks: Sequence[int]) -> str:
+        """Say that these ranks are new and empty, which ranks kept their variables, and how to get more
+        back."""
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in ranks]
         return (
             f"{named_ranges(ranks)} {'was replaced and is' if len(ranks) == 1 else 'were replaced and are'} empty; "
@@ -307,24 +311,24 @@ class Recovery:
             + " ".join(f"%nbgpu restart --rank {rank} --replay runs its cells again." for rank in ranks)
         )
 
-    def leave_behind(self, results: Mapping[int, Reply]) -> None:
-        """Note ranks that did not come back from a cell; until they do, they get no other cell and no
-        answers."""
+    def abandon_cell(self, results: Mapping[int, Reply]) -> None:
+        """Keep the pending replies of ranks that did not come back from a cell. Until they do, the ranks get
+        no other cell, and their questions no answers."""
         self._state.stop_listening()
-        self._left_behind = dict(results)
+        self._abandoned = dict(results)
         self._stood_still = set(self._state.ranks.standstills(self._busy()))
 
     def _busy(self) -> list[int]:
-        """Return the ranks that were left behind and are not back."""
-        return [rank for rank, result in self._left_behind.items() if not result.ready()]
+        """Return the ranks of the abandoned cell that are not back."""
+        return [rank for rank, result in self._abandoned.items() if not result.ready()]
 
     def note_submitted(self, results: Mapping[int, Reply]) -> None:
-        """Note a cell for which no caller waits, so that it can be stopped, and free its ranks when one of
-        them fails."""
+        """Keep a cell for which no caller waits, so that `stop_cell` reaches it, and free its ranks when one
+        of them fails."""
         self._submitted = dict(results)
         ranks = self._state.ranks
 
-        def look(_: object) -> None:
+        def on_answer(_: object) -> None:
             pending = [result for result in results.values() if not result.ready()]
             if pending and failures({rank: r for rank, r in results.items() if r.ready()}):
                 # This is ipyparallel's thread, and hosts are reached through it.
@@ -334,31 +338,31 @@ class Recovery:
             if self._state.started_ranks is not ranks:
                 return  # the cluster was stopped meanwhile
             with suppress(NbgpuError):  # the cluster is ending, and its ranks with it
-                self._left_behind = dict(results)
+                self._abandoned = dict(results)
                 ranks.sever()
 
         for result in results.values():
-            result.add_done_callback(look)
+            result.add_done_callback(on_answer)
 
     def stop_cell(self) -> None:
         """Stop a cell that ranks are still in although no caller waits for it, as the stop button would."""
-        RankWatch(self._state.ranks, {**self._submitted, **self._left_behind}).stop()
+        RankWatch(self._state.ranks, {**self._submitted, **self._abandoned}).stop()
 
     @uninterrupted()
-    def take_up_the_cell(self) -> None:
-        """Wait a moment for a cell that was running when the notebook ended; form the group again if the cell
-        failed."""
+    def adopt_cell(self) -> None:
+        """Take over the cell that was running when the notebook ended: wait a moment for it, and form the
+        group again if it failed. A cell that goes on counts as abandoned."""
         group_is_whole = self._state.ranks.group_is_whole
         if not group_is_whole:
             # The notebook ended while the group was formed: the ranks that came wait for ranks that were not
             # called.
             self._state.ranks.sever()
-        self._left_behind = self._state.ranks.call(Call.LAST_CELL_FAILED)
+        self._abandoned = self._state.ranks.call(Call.LAST_CELL_FAILED)
         answered_by_s = time.monotonic() + (_ANSWER_PATIENCE_S if group_is_whole else _FREED_PATIENCE_S)
-        for result in self._left_behind.values():
+        for result in self._abandoned.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
-        if all(result.ready() for result in self._left_behind.values()):
-            asked, self._left_behind = self._left_behind, {}
+        if all(result.ready() for result in self._abandoned.values()):
+            asked, self._abandoned = self._abandoned, {}
             if any(collect(asked).values()) or not group_is_whole:
                 self._state.ranks.regroup()
 
@@ -380,30 +384,30 @@ class Recovery:
             lines_by_rank[rank] = self._state.history.run_again(rank, self._state.ranks[rank])
 
         if not replay:
-            for each in given_up:
-                self._state.history.forget(each)
-                lines_by_rank[each] = ["it is empty"]
+            for ended in given_up:
+                self._state.history.forget(ended)
+                lines_by_rank[ended] = ["it is empty"]
             kept = [r for r in range(len(self._state.ranks)) if r not in given_up]
             lines_by_rank[given_up[-1]][0] += f"; {named_ranges(kept)} kept all variables" if kept else ""
         lost = self._state.ranks.replace(given_up, run_again if replay else None)
         self._state.ranks.add_spares(self._state.config.spare)
         lines = []
-        for each in given_up:
-            why = (
+        for ended in given_up:
+            because = (
                 ""
-                if each == rank
+                if ended == rank
                 else " was still in an earlier cell, did not come back, and was given up as well. It"
             )
             lines += [
-                f"rank {each}{why} has a new process, {self._state.ranks.pids[each]}: {lines_by_rank[each][0]}",
-                *lines_by_rank[each][1:],
+                f"rank {ended}{because} has a new process, {self._state.ranks.pids[ended]}: {lines_by_rank[ended][0]}",
+                *lines_by_rank[ended][1:],
             ]
         return "\n".join([*lines, *lost])
 
     def _stop_all_but(self, rank: int) -> list[int]:
         """Stop the cells that other ranks are still in although no caller waits; return the ranks that do not
         come back."""
-        others = {r: result for r, result in self._left_behind.items() if r != rank}
+        others = {r: result for r, result in self._abandoned.items() if r != rank}
         watch = RankWatch(self._state.ranks, others)
         if watch.pending():
             watch.stop()
@@ -412,5 +416,5 @@ class Recovery:
                 time.sleep(_POLL_PERIOD_S)
                 watch.check()
                 take_interrupt()
-        self._left_behind = {}
+        self._abandoned = {}
         return watch.stuck()

@@ -53,10 +53,10 @@ class RankWatch:
         self._ranks = ranks
         self._results = results
         self._gone: dict[int, str] = {}
-        self._real: set[int] = set()
-        """Ranks that failed before any rank was freed."""
+        self._failed_first: set[int] = set()
+        """Ranks that failed before any rank was freed: the causes."""
         self._freed: set[int] = set()
-        self._left = {
+        self._back_before = {
             rank for rank, result in results.items() if isinstance(result, LeftResult) and result.ready()
         }
         """Ranks of a rejoined run that were back before: the run's previous owner may have freed them."""
@@ -96,11 +96,11 @@ class RankWatch:
         pending = self.pending()
         if since_s <= _GIVE_UP_AT_LAST_S:
             uses = self._ranks.core_uses(pending)
-            if not all(self._had_its_time(rank, uses.get(rank), since_s) for rank in pending):
+            if not all(self._had_enough_time(rank, uses.get(rank), since_s) for rank in pending):
                 return []
         return pending
 
-    def _had_its_time(self, rank: int, used: CoreUse | None, since_s: float) -> bool:
+    def _had_enough_time(self, rank: int, used: CoreUse | None, since_s: float) -> bool:
         """Return whether a rank has had enough time to come back, even on a host where many threads share few
         cores."""
         before = self._use_when_freed.get(rank)
@@ -128,8 +128,8 @@ class RankWatch:
             if ended is not None:
                 self._gone[rank] = ended
         if self._freed_mono_s is None:
-            self._real = failed - set(self._gone)
-            if (self._real or self._gone) and self.pending():
+            self._failed_first = failed - set(self._gone)
+            if (self._failed_first or self._gone) and self.pending():
                 self.free()
         elif time.monotonic() - max(self._freed_mono_s, self._interrupted_mono_s) > _INTERRUPT_AFTER_S:
             self._interrupt()
@@ -160,8 +160,11 @@ class RankWatch:
         self._ranks.interrupt(self.pending())
 
     def outcome(self) -> tuple[list[RankFailure], list[int]]:
-        """Return (the failures in the order in which they came, the ranks that were merely freed), once none
-        is pending.
+        """Return (the failures in the order of the ranks' replies, the ranks that were merely freed), once
+        none is pending.
+
+        A rank that was freed from a collective raises a network error, as does one whose connection fails by
+        itself. The causes are told from the effects by what was known when the first rank was freed.
 
         A rank whose peer is killed gets a network error a moment before the peer's end is known, so the end
         is waited for before such an error is taken for the cause.
@@ -177,12 +180,13 @@ class RankWatch:
         if mismatch := mismatches.explained(raised):
             return mismatch, []
         gone = [RankFailure(rank, "RankGone", how, how) for rank, how in self._gone.items()]
+        # A death, or a collective that took too long, has cut connections before anybody freed a rank.
         cut_by_a_rank = gone or any(f.error_type == _TOO_LONG for f in raised)
         # A rank with the same error as one that was not freed has failed like it, only a little later.
         alike = {
             (f.error_type, f.message)
             for f in raised
-            if f.rank in self._real - self._left and not cut_by_a_rank
+            if f.rank in self._failed_first - self._back_before and not cut_by_a_rank
         }
         freed = [
             f.rank
@@ -191,7 +195,7 @@ class RankWatch:
             or (
                 f.error_type in _NETWORK_ERRORS
                 and (f.error_type, f.message) not in alike
-                and (cut_by_a_rank or f.rank in self._freed | self._left)
+                and (cut_by_a_rank or f.rank in self._freed | self._back_before)
             )
         ]
         real = gone + [f for f in raised if f.rank not in freed]
@@ -201,14 +205,14 @@ class RankWatch:
     def causes(self) -> list[RankFailure]:
         """Return the failures from before any rank was freed or interrupted: the reason why the others had to
         be."""
-        return self.outcome()[0] if self._real or self._gone else []
+        return self.outcome()[0] if self._failed_first or self._gone else []
 
     @property
     def only_freed(self) -> bool:
         """Whether the ranks that are back have no other fault than that they were freed and interrupted."""
         raised = failures({rank: result for rank, result in self._results.items() if result.ready()})
-        alone = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
-        return self.severed and not self._real and not self._gone and alone
+        are_effects = all(f.error_type == _ECHO or f.error_type in _NETWORK_ERRORS for f in raised)
+        return self.severed and not self._failed_first and not self._gone and are_effects
 
     @property
     def severed(self) -> bool:

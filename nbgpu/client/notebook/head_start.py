@@ -49,8 +49,9 @@ class _Begun:
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - it is raised where the cell is to run
             self._error = error
 
-    def take(self) -> DistributedCell | None:
-        """Return the cell, or raise the error of sending it; only once. None after that."""
+    def claim(self) -> DistributedCell | None:
+        """Hand over the cell to whoever runs it, or raise the error of sending it. The first caller gets it,
+        any later one None."""
         cell, error = self._cell, self._error
         self._cell = self._error = None
         if error is not None:
@@ -60,7 +61,7 @@ class _Begun:
         return cell
 
     def give_up(self) -> None:
-        """Stop the ranks if the cell was never taken. Called when nothing will take it any more."""
+        """Stop the ranks if nobody has claimed the cell. Called when nobody will any more."""
         if self._error is not None:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
         cell, self._cell = self._cell, None
@@ -86,15 +87,20 @@ def _note_begin(_: Any) -> None:
     _in_a_cell.set(True)
 
 
-def take(line: str, code: str) -> DistributedCell | None:
-    """The cell with this text, if it was sent already, else None. Raises the error of sending it."""
+def claim_cell(line: str, code: str) -> DistributedCell | None:
+    """Return the cell with this text if it was sent early, else None; raise the error of sending it.
+
+    Args:
+        line: the rest of the magic's line.
+        code: the code below it.
+    """
     begun = _begun.get()
     if begun is None:
         return None
     if begun.text != (line, code):
         begun.give_up()
         return None
-    return begun.take()
+    return begun.claim()
 
 
 def install(
@@ -118,6 +124,7 @@ def install(
     are_sent_ahead = not are_plain()
 
     async def send_and_execute(code: str, silent: bool, *args: Any, **options: Any) -> Mapping[str, Any]:
+        """Send a distributed cell to the ranks, and then have ipykernel execute it as any other cell."""
         if are_sent_ahead and magic in code and not silent:
             # Before and after the time in which ipykernel waits for the cell, and passes interrupts on to it,
             # an interrupt would be raised in the kernel's own loop, and the notebook would get no answer.

@@ -130,7 +130,7 @@ async def run_cell(line: str, code: str) -> None:
         print(_cell_arguments().format_help())  # noqa: T201 - the cell's output
         return
     flushing.arrange(InteractiveShell.instance())
-    cell = head_start.take(line, code) or _sent(line, code)
+    cell = head_start.claim_cell(line, code) or _sent(line, code)
     await cell.show()
     _keep_values(cell, _options(line))
 

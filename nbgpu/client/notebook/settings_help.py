@@ -153,6 +153,8 @@ def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
 
 
 def _given_settings(call: OpenCall, variables: Mapping[str, Any]) -> _Known | None:
+    """Return the settings that a call takes by name, from the objects that its text names: a method of a
+    cluster or a run, or a function of nbgpu. None for any other call."""
     base, _, name = call.callee.rpartition(".")
     owner = _value(base, variables)
     if name in _RUNS_A_RECIPE and _is_door(name, base, owner, variables):
@@ -162,8 +164,8 @@ def _given_settings(call: OpenCall, variables: Mapping[str, Any]) -> _Known | No
     if name == "predict" and isinstance(owner, Cluster):
         run = _value(call.arguments[0].strip(), variables) if call.arguments else None
         allowed = run.config.AT_PREDICTION if isinstance(run, Run) else ()
-        of_run = _settings(type(run.config), allowed) if isinstance(run, Run) else {}
-        return _Known(call.callee, {**_settings(PredictConfig), **of_run}, {}, begins=1)
+        from_run = _settings(type(run.config), allowed) if isinstance(run, Run) else {}
+        return _Known(call.callee, {**_settings(PredictConfig), **from_run}, {}, begins=1)
     if name == "Cluster" and _is_door(name, base, owner, variables):
         return _Known(call.callee, _settings(ClusterConfig), {})
     return None

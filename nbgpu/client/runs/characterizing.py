@@ -58,15 +58,18 @@ def job_of(
 
 
 def require(job: CharacterizationJob) -> None:
-    """Raise a DataError with everything that is wrong with the files, before any is measured, as far as that
-    shows without torch; where something does, also with what torch's process finds in the other files."""
+    """Raise a DataError if anything is wrong with the names of the files, before any file is measured.
+
+    This process looks at the names. If some are wrong, the process with torch checks the contents of the
+    other files, so that the error has the problems of all.
+    """
     problems = list(_wrong_names(job))
     missing = [_missing(measurement.settings) for measurement in job.measurements]
-    of_reference = _missing(job.against) if job.against else []
-    problems += [problem for found in (*missing, of_reference) for problem in found]
+    reference_missing = _missing(job.against) if job.against else []
+    problems += [problem for of_file in (*missing, reference_missing) for problem in of_file]
     if problems:
         there = [m for m, lacking in zip(job.measurements, missing, strict=True) if not lacking]
-        against = None if of_reference else job.against
+        against = None if reference_missing else job.against
         try:
             list(_ran(replace(job, measurements=there, against=against, only_check=True)))
         except DataError as error:
@@ -93,10 +96,10 @@ def characterized(job: CharacterizationJob) -> Iterator[Characterized]:
         yield Characterized(**fields | {"shape": tuple(fields["shape"])}, rows=rows)
 
 
-def table_of_differences(found: Sequence[Characterized]) -> list[str]:
+def table_of_differences(results: Sequence[Characterized]) -> list[str]:
     """Return lines with the differences of each microstructure from what all were compared with."""
-    names = [name for name in found[0].differences if all(name in one.differences for one in found)]
-    rows = [(one.data, *(f"{one.differences[name]:.4g}" for name in names)) for one in found]
+    names = [name for name in results[0].differences if all(name in r.differences for r in results)]
+    rows = [(r.data, *(f"{r.differences[name]:.4g}" for name in names)) for r in results]
     return aligned([("", *names), *rows], right=range(1, len(names) + 1))
 
 
@@ -109,12 +112,12 @@ def _suffixes(job: CharacterizationJob) -> Sequence[str]:
     return [*_SUFFIXES, *([_OF_COMPARISON] if job.against else [])]
 
 
-def table(found: Sequence[Characterized]) -> list[str]:
+def table(results: Sequence[Characterized]) -> list[str]:
     """Return lines with the numbers of each phase of each microstructure."""
     rows = [_HEADINGS]
-    for one in found:
-        for index, row in enumerate(one.rows):
-            first = (one.data, " x ".join(map(str, one.shape))) if not index else ("", "")
+    for result in results:
+        for index, row in enumerate(result.rows):
+            first = (result.data, " x ".join(map(str, result.shape))) if not index else ("", "")
             length = f"{'at least ' if row.is_longer else ''}{row.correlation_length_px:.1f}"
             chord = "" if row.mean_chord_px is None else f"{row.mean_chord_px:.1f}"
             rows.append((*first, str(row.phase), f"{row.share:.4f}", length, chord))
@@ -155,12 +158,17 @@ def _wrong_names(job: CharacterizationJob) -> Iterator[str]:
 
 
 def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
-    """Run the process that measures, and yield what it writes."""
+    """Run the process that measures, and yield each result as the fields of a `Characterized`.
+
+    Raises:
+        DataError: the process found problems in the files.
+        RunError: the process failed.
+    """
     command = interpreter.command("nbgpu.recipes.microstructure.measuring", str(os.getpid()))
     with (
-        tempfile.TemporaryFile("w+") as words,
+        tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
         assert process.stdin is not None
@@ -173,9 +181,9 @@ def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
             process.kill()
             raise
         code = process.wait()
-        words.seek(0)
-        said = words.read().strip()
+        errors.seek(0)
+        message = errors.read().strip()
     if code == BAD_DATA:
-        raise DataError(said)
+        raise DataError(message)
     if code != 0:
-        raise RunError(f"the process that measures ended with code {code}: {said or 'it said nothing'}")
+        raise RunError(f"the process that measures ended with code {code}: {message or 'it said nothing'}")

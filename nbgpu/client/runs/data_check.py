@@ -42,6 +42,12 @@ def require_new(job: Job) -> None:
 
 
 def _require(purpose: str, text: str) -> None:
+    """Have a process with torch check the data; raise DataError with what it has found.
+
+    Args:
+        purpose: 'training' or 'prediction'.
+        text: the settings or the job, as JSON.
+    """
     command = interpreter.command("nbgpu.recipes.check", str(os.getpid()), purpose)
     # The process itself reports the steps that take long.
     done = subprocess.run(command, input=text, stderr=subprocess.PIPE, text=True)

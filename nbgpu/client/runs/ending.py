@@ -49,8 +49,8 @@ class Completion(Generic[State]):
                 return
         callback()
 
-    def come(self, state: State, last: Callable[[], None]) -> None:
-        """Let the end come: call all callbacks, and `last` after them."""
+    def complete(self, state: State, last: Callable[[], None]) -> None:
+        """Mark the work as ended in this state: call all callbacks, and `last` after them."""
         with self._lock:
             self.state = state
             callbacks = [*self._callbacks, last]
@@ -94,11 +94,13 @@ class Completion(Generic[State]):
                     raise TimeoutError(f"{self._name} is still {describe()} after {timeout_s:g} s")
         except KeyboardInterrupt:
             aborting.keep_what_comes_now()
-            if not self._stopped(stop, math.inf, meanwhile):
-                self._stopped(stop, patience_s, meanwhile)
+            if not self._stop_and_wait(stop, math.inf, meanwhile):
+                self._stop_and_wait(stop, patience_s, meanwhile)
             raise
 
-    def _stopped(self, stop: Callable[[], None], patience_s: float, meanwhile: Callable[[], None]) -> bool:
+    def _stop_and_wait(
+        self, stop: Callable[[], None], patience_s: float, meanwhile: Callable[[], None]
+    ) -> bool:
         """Call `stop` and wait for the end; return whether there was no interrupt meanwhile."""
         try:
             if not self.over:

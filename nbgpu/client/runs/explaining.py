@@ -88,12 +88,13 @@ def _simulated(folder: Path) -> Costs | None:
 def _exchange(
     records: Iterable[Sample | Event], config: TrainConfig, num_ranks: int, costs: Costs
 ) -> ExchangeModel | None:
-    """The exchange of the gradients, on average over the steps of which every moment was recorded; None if
-    no buckets travelled."""
+    """Return a model of the gradients' exchange, averaged over the steps that have a timeline; None if no
+    buckets of gradients travelled."""
     travelling = _TRAVELLING.get(config.comm_hook)
     if config.strategy != "ddp" or num_ranks < 2 or travelling is None:
         return None
-    found: list[list[Bucket]] = []
+    # The buckets of each backward pass that exchanged gradients, with the time at which each was ready.
+    exchanged: list[list[Bucket]] = []
     for event in records:
         if not isinstance(event, Event) or event.kind != TIMELINE:
             continue
@@ -109,15 +110,15 @@ def _exchange(
                 if span.begin_s <= sent.begin_s <= span.end_s
             ]
             if buckets:
-                found.append(buckets)
-    if not found:
+                exchanged.append(buckets)
+    if not exchanged:
         return None
-    # DDP makes its buckets once more after the first step.
-    ((usual, _),) = Counter(map(len, found)).most_common(1)
-    alike = [buckets for buckets in found if len(buckets) == usual]
+    # Only passes with the usual number count, because DDP makes its buckets anew after the first step.
+    ((usual, _),) = Counter(map(len, exchanged)).most_common(1)
+    alike = [buckets for buckets in exchanged if len(buckets) == usual]
     average = [
-        Bucket(mean(bucket.ready_s for bucket in of_index), of_index[0].num_bytes)
-        for of_index in zip(*alike, strict=True)
+        Bucket(mean(bucket.ready_s for bucket in same_bucket), same_bucket[0].num_bytes)
+        for same_bucket in zip(*alike, strict=True)
     ]
     return ExchangeModel(average, average[-1].ready_s, costs, num_ranks)
 
@@ -130,14 +131,16 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 def _between_s(
     steps: Sequence[StepParts], records: Sequence[Sample | Event], checkpoint_every: int
 ) -> dict[str, float]:
-    """The time between the steps of rank 0, on average for each step, by what it was spent on. Pauses do not
-    count."""
+    """Return what rank 0 spent time on between its steps, in seconds for each step on average: validation,
+    checkpoints and other things. Pauses do not count."""
+    # By step: the time from its end to the beginning of the next one.
     of_rank = [parts for parts in steps if parts.rank == 0]
     gaps_s = {
         before.step: after.begun_at_s - before.begun_at_s - before.step_s
         for before, after in pairwise(of_rank)
         if after.step == before.step + 1
     }
+    # By step: how long the rank was in each of these states after it.
     states = [
         record
         for record in records
@@ -148,6 +151,7 @@ def _between_s(
         if state.text in in_states and state.step in gaps_s:
             of_step = in_states[state.text]
             of_step[state.step] = of_step.get(state.step, 0.0) + after.time_s - state.time_s
+    # What is left of a gap counts as a checkpoint's where one was due.
     saved = {record.step for record in records if isinstance(record, Event) and record.kind == "checkpoint"}
     if checkpoint_every:
         # One that is left out, because the last one is still being written, takes time too.

@@ -59,7 +59,7 @@ class RunManager:
             "wait until the end. Call run.wait() or run.stop() first"
         )
 
-    def _take(self, run: Run) -> None:
+    def _set_run(self, run: Run) -> None:
         """Make this the latest run."""
         self.run = run
         self._state.run_folder = run.folder
@@ -71,7 +71,7 @@ class RunManager:
     def rejoin(self, folder: Path) -> Run:
         """Take over a run that another process has started."""
         run = self.handle(folder)
-        self._take(run)
+        self._set_run(run)
         return run
 
     @uninterrupted()
@@ -82,14 +82,16 @@ class RunManager:
         state.note_use()
         self.make_ready()
         state.tell_news()
+        # Settings that are left to the data get their values now.
         chosen = self._planner.choices(config)
         config = settled(config.changed(**chosen.values), state.devices)
+        # A plan of another run, or on other devices, says nothing about this one.
         planned = self._planned
         if planned is not None and (planned.config, planned.devices) != (config, state.devices):
             planned = None
-        self._take(Run.start(config, state, self._recovery, self._conclude, planned, chosen))
+        self._set_run(Run.start(config, state, self._recovery, self._conclude, planned, chosen))
         assert self.run is not None, "it was taken"
-        state.note()
+        state.write_entry()
         self.run.on_end(lambda _: state.note_use())
         try:
             take_interrupt()
@@ -121,8 +123,8 @@ class RunManager:
         changes = {name: value for name, value in values.items() if value != before[name]}
         runs.note_change(run.folder, step, changes)
         run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, True))
-        self._take(run)
-        state.note()
+        self._set_run(run)
+        state.write_entry()
         run.on_end(lambda _: state.note_use())
 
     def work_out_result(self, run: Run | str | Path) -> Run:
@@ -160,12 +162,12 @@ class RunManager:
         settled(config, self._state.devices)
         self.make_ready()
         chosen = self._planner.choices(config)
-        found = self._planner.find_batch_size(
+        sizes = self._planner.find_batch_size(
             settled(config.changed(**chosen.values), self._state.devices), stop
         )
         # The batch is the largest for this model, and the run with it must not choose another one.
-        self._planner.note_choices(config.changed(batch_size=found.batch_size), chosen)
-        return found
+        self._planner.note_choices(config.changed(batch_size=sizes.batch_size), chosen)
+        return sizes
 
     @uninterrupted()
     def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:

@@ -29,13 +29,13 @@ class Planner:
     def __init__(self, state: ClusterState, recovery: Recovery) -> None:
         self._state = state
         self._recovery = recovery
-        self._known: dict[tuple[Any, ...], Chosen] = {}
+        self._choices: dict[tuple[Any, ...], Chosen] = {}
         """What was chosen for settings that are left to the data. A plan and the run after it ask for the
         same, and so does a run with the batch size that was found."""
 
     def note_choices(self, config: TrainConfig, chosen: Chosen) -> None:
         """Remember what was chosen for these settings."""
-        self._known[self._key(config)] = chosen
+        self._choices[self._key(config)] = chosen
 
     def choices(self, config: TrainConfig) -> Chosen:
         """Return the values for the settings that are left to the data: those of the checkpoint that the run
@@ -48,26 +48,30 @@ class Planner:
         if not config.left_to_data:
             return Chosen()
         key = self._key(config)
-        if key not in self._known:
-            self._known[key] = self._chosen(config)
-        return self._known[key]
+        if key not in self._choices:
+            self._choices[key] = self._choose(config)
+        return self._choices[key]
 
     def _key(self, config: TrainConfig) -> tuple[Any, ...]:
+        """Return what the choices depend on: the settings, the devices, and when the data was changed
+        last."""
         data = Path(config.data).expanduser()
         changed_ns = data.stat().st_mtime_ns if data.exists() else 0
         return config.model_dump_json(), self._state.devices, changed_ns
 
-    def _chosen(self, config: TrainConfig) -> Chosen:
+    def _choose(self, config: TrainConfig) -> Chosen:
+        """Choose the values for settings that are left to the data, first by the checkpoint that the run goes
+        on from, and then by the files."""
         state = self._state
-        there = resume.values_in_checkpoint(config)
+        from_checkpoint = resume.values_in_checkpoint(config)
         # A smoke test is about the model of the whole run.
-        config = settled(config.changed(**there.values, smoke_test=False), state.devices)
+        config = settled(config.changed(**from_checkpoint.values, smoke_test=False), state.devices)
         if not config.left_to_data:
-            return there
+            return from_checkpoint
         memory_bytes = devices.least_rank_memory_bytes(state.config, state.devices)
         on_gpu = all(device.kind == "cuda" for device in state.devices)
-        (found,) = self._ask(Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
-        return there.with_more(found)
+        (from_files,) = self._ask(Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
+        return from_checkpoint.with_more(from_files)
 
     def plan(self, config: TrainConfig, chosen: Chosen) -> Plan:
         """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready.
@@ -96,8 +100,8 @@ class Planner:
 
     def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""
-        found, *_ = self._ask(Call.FIND_BATCH_SIZE, config, stop=stop)
-        return BatchSizes(found)
+        tried, *_ = self._ask(Call.FIND_BATCH_SIZE, config, stop=stop)
+        return BatchSizes(tried)
 
     def _ask(
         self,
@@ -107,6 +111,7 @@ class Planner:
         ranks: Sequence[int] | None = None,
         stop: threading.Event | None = None,
     ) -> list[Any]:
+        """Make a call with a run's settings on ranks, and return their answers; setting `stop` ends it."""
         results = self._state.ranks.call(call, config.model_dump(mode="json"), *more, ranks=ranks)
         self._recovery.bring_back(RankWatch(self._state.ranks, results), results, stop)
         return [result.result() for result in results.values()]

@@ -82,6 +82,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
     """
     folder = Path(os.fspath(run_folder)).expanduser().absolute()
     _, config = runs.read_settings(folder)
+    # What is wrong with the run.
     problems = []
     if not config.PREDICTS:
         problems.append(
@@ -92,6 +93,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
             f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, whose code would run "
             "with all of your permissions. If you trust it, set trust"
         )
+    # What is wrong with the settings for the prediction.
     allowed = config.AT_PREDICTION
     problems += [
         f"{name} = {value!r} cannot be changed for a prediction."
@@ -120,6 +122,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
             problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))
+    # The ranks may have another working folder, and get only the settings that differ from the run's.
     data, out = (without_parent_steps(Path(path).expanduser()) for path in (asked.data, asked.out))
     return Job(
         str(folder),
@@ -162,6 +165,7 @@ def predict(state: ClusterState, recovery: Recovery, job: Job, show: Show | None
         ClusterError: a host is lost, or files of a folder that it does not see cannot be brought there.
         RankError: a rank failed or died; what is done stays, and the same job goes on with the rest.
     """
+    # An earlier try may have done some of the samples.
     job = predictions.begin(job)
     done = [(row.is_reference, row.name) for row in predictions.rows(job) if not row.failed]
     if show is None and presenting.presenter is not None:

@@ -243,7 +243,8 @@ class Run:
         if self._ending.state is not None:
             return self._ending.state
         states = {s.state for s in self.statuses()} - FINAL_STATES
-        # The ranks' last words are those of the run's first end until they have written again.
+        # When the result is worked out, the ranks' last states are those of the run's end, until they write
+        # again.
         return state_of_slowest(states) if states or not self._concludes else "working out the result"
 
     def statuses(self) -> list[RankStatus]:
@@ -460,18 +461,18 @@ class Run:
         self._require_not_over("be changed")
         self.config = config
         values = {name: getattr(config, name) for name in settings}
-        self._send(lambda beside: send_settings(self.folder, values, beside))
+        self._send(lambda cluster_folder: send_settings(self.folder, values, cluster_folder))
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
         """Raise ConfigError if a step would take more than an epoch: it would repeat samples, and perhaps
         exceed the memory."""
         info = self.info
         asked = config.samples_per_step(info.world_size)
-        known = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
-        if known and asked > known:
-            most = max(1, known // (asked // config.batch_size))
+        samples = info.steps_per_epoch * info.global_batch_size  # 0 before the ranks have looked at the data
+        if samples and asked > samples:
+            most = max(1, samples // (asked // config.batch_size))
             raise ConfigError(
-                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch has {known}. Give "
+                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch has {samples}. Give "
                 f"at most {most}"
             )
 
@@ -546,14 +547,19 @@ class Run:
 
     def _ask(self, command: Command, why: str = "") -> None:
         self._require_not_over(command)
-        self._send(lambda beside: send_command(self.folder, command, beside, why))
+        self._send(lambda cluster_folder: send_command(self.folder, command, cluster_folder, why))
 
     def _send(self, send: Callable[[Path | None], None]) -> None:
-        """Send a line to rank 0; raise RunError if it can be written to no folder."""
+        """Send a line to rank 0; raise RunError if it can be written to no folder.
+
+        Args:
+            send: writes the line into the run's folder or, where that is full, into the folder that it is
+                given.
+        """
         # Ranks on other hosts do not see the cluster's folder of this one.
-        beside = self._state.folder if self._state.config.is_local else None
+        cluster_folder = self._state.folder if self._state.config.is_local else None
         try:
-            send(beside)
+            send(cluster_folder)
         except OSError as error:
             raise RunError(
                 f"the ranks cannot be reached, because neither {self.folder} nor the cluster's folder can be written: "
@@ -565,6 +571,8 @@ class Run:
             raise RunError(f"{self.folder.name} is {self.status}: it cannot {what} any more")
 
     def _follow_to_the_end(self) -> None:
+        """Follow the ranks until the run is over, complete its files, and report its end. Runs on a
+        thread."""
         state = self._watch.follow()
         serving.finish(self._served, self.folder, lambda: self._watch.abandoned)
         self._live.close()
@@ -576,7 +584,7 @@ class Run:
             metrics_files.complete(self.folder, self._newest_step(), surely)
         except (OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
-        self._ending.come(state, self._report)
+        self._ending.complete(state, self._report)
 
     def _report(self) -> None:
         if self._preparing is not None:
@@ -602,8 +610,8 @@ def _explain_missing_result(run: Run) -> str:
     name, status = run.folder.name, run.status
     if not run.over:
         return f"{name} has no result yet: it is {status}. run.wait() waits for the end"
-    if never := _reason_result_is_lost(run):
-        return never
+    if reason := _reason_result_is_lost(run):
+        return reason
     because = (
         "" if status == "finished" else f", because it {'was stopped' if status == 'stopped' else status}"
     )

@@ -50,7 +50,7 @@ def begin(folder: Path, state: ClusterState) -> Served:
         served.begin(keep=[path.parents[1] for path in checkpoints])
         for path in sorted(folder.iterdir()):
             if path.is_file():
-                served.give(path.name)
+                served.copy(path.name)
         _relay(served, folder, state)
         for path in checkpoints:
             give_checkpoint(state, path)
@@ -61,7 +61,8 @@ def begin(folder: Path, state: ClusterState) -> Served:
 
 
 def _needed(folder: Path) -> list[Path]:
-    """The checkpoint that a run begins with, and the best one of the run that it is from."""
+    """Return the checkpoint that a run begins with, and the best one of the run that wrote it; none if there
+    are none."""
     checkpoint = Beginning.read(folder).checkpoint
     if not checkpoint:
         return []
@@ -79,16 +80,16 @@ def give_checkpoint(state: ClusterState, checkpoint: Path) -> None:
     folder, manifest = checkpoint.parents[1], checkpoint / checkpoint_files.MANIFEST
     if not manifest.is_file():
         return  # the ranks say what is wrong with it
-    served = state.serve(folder, known=manifest).open()
+    served = state.serve(folder, marker=manifest).open()
     for path in sorted(folder.iterdir()):
         if path.is_file() and not _OF_A_RANK.match(path.name) and path.stat().st_size <= _MOST_BYTES:
-            served.give(path.name)
-    served.give_folder(f"{checkpoint.parent.name}/{checkpoint.name}", last=checkpoint_files.MANIFEST)
+            served.copy(path.name)
+    served.copy_folder(f"{checkpoint.parent.name}/{checkpoint.name}", last=checkpoint_files.MANIFEST)
 
 
 def _relay(served: Served, folder: Path, state: ClusterState) -> None:
-    """Have rank 0 hear what the person asks for, and have it the records of ranks on other hosts, of which it
-    makes the run's logs."""
+    """Relay to the host of rank 0 the person's commands, and the records of the ranks on other hosts, from
+    which rank 0 makes the run's logs."""
     host_of = {rank: process.host for rank, process in state.ranks.seating.processes.items()}
     others = [record_path(folder, rank) for rank, name in host_of.items() if name != host_of[0]]
     served.relay(host_of[0], [(path, path.name) for path in (folder / COMMANDS, *others)])
@@ -97,11 +98,16 @@ def _relay(served: Served, folder: Path, state: ClusterState) -> None:
 def follow(
     served: Served, folder: Path, config: TrainConfig, reader: Reader, state: ClusterState
 ) -> LiveRecords:
-    """Bring here what the ranks write from now on, and keep as many checkpoints as they do. Return what hears
-    the ranks of hosts that see the folder."""
+    """Bring here what the ranks write from now on, and tell the reader of each file that has changed.
+
+    Old checkpoints are removed here as the ranks remove theirs.
+
+    Returns:
+        What listens to the ranks of hosts that see the folder.
+    """
     ranks_of = _ranks_of(state)
 
-    def note(name: str) -> None:
+    def on_file(name: str) -> None:
         if records := _RECORDS.fullmatch(name):
             reader.look_at(int(records.group(1)))
 
@@ -111,16 +117,16 @@ def follow(
         except (OSError, ValueError) as error:
             _log.warning("an old checkpoint of %s could not be removed: %s", folder.name, error)
 
-    def heard_of(name: str) -> None:
+    def on_answer(name: str) -> None:
         for rank in ranks_of.get(name, []):
             reader.hear(rank)
 
     def on_seeing_hosts() -> dict[OtherHost, list[int]]:
         present = _ranks_of(state)
-        seeing = [each for each in state.other_hosts if each.name not in served.hosts]
-        return {each: present[each.name] for each in seeing if each.name in present}
+        seeing = [host for host in state.other_hosts if host.name not in served.hosts]
+        return {host: present[host.name] for host in seeing if host.name in present}
 
-    served.follow(note, remove_old, heard_of)
+    served.follow(on_file, remove_old, on_answer)
     return LiveRecords(folder, on_seeing_hosts, reader)
 
 

@@ -144,7 +144,7 @@ class RunWatch:
     def follow(self) -> RunState:
         """Wait for the run's end and return how it ended."""
         try:
-            self._bring_every_rank_back()
+            self._follow_ranks()
         except NbgpuError as error:
             self.lost = error
         except Exception as error:  # noqa: BLE001
@@ -167,7 +167,11 @@ class RunWatch:
     def _newest_step(self) -> int:
         return max(status.step for status in self._statuses())
 
-    def _bring_every_rank_back(self) -> None:
+    def _follow_ranks(self) -> None:
+        """Follow the ranks until the run ends; each turn of the loop ends when all are back, gone or stuck.
+
+        The run goes on after a turn in which a host came back, a Stop interrupted a step, or ranks died.
+        """
         while True:
             watch = RankWatch(self._state.ranks, self._results)
             hang = self._wait_for_all(watch)
@@ -180,7 +184,7 @@ class RunWatch:
                 if self._readmit_host():
                     continue
             elif hang is not None and watch.only_freed:
-                if self._can_end_in_order(watch, hang):
+                if self._end_in_order(watch, hang):
                     continue
             elif self._can_heal(watch) and self._heal(watch):
                 continue
@@ -188,9 +192,9 @@ class RunWatch:
             return
 
     def _wait_for_all(self, watch: RankWatch) -> str | None:
-        """Wait until all ranks are back or gone; return what they were doing if a Stop had to interrupt
-        them."""
-        found: str | None = None
+        """Wait until all ranks are back or gone; if a Stop had to interrupt them, return what each was doing,
+        else None."""
+        interrupted: str | None = None
         lookout = self._state.lookout()
         hangs = HangWatch(
             lookout,
@@ -208,16 +212,16 @@ class RunWatch:
                 self._hear_commands()
                 self.hang = hangs.text or self._reason_for_wait(watch)
                 if not watch.severed and self._must_interrupt(hangs):
-                    found = hangs.describe_all()
+                    interrupted = hangs.describe_all()
                     watch.stop()
                 elif not watch.severed and self._can_readmit_host():
                     self._takes_host_back = True
                     watch.stop()
                 self._prepare_replacements()
-            if found is not None and (stuck := watch.stuck()):
+            if interrupted is not None and (stuck := watch.stuck()):
                 self._not_back = hangs.not_back(stuck)
         self.hang = ""
-        return found
+        return interrupted
 
     def _has_lost_ranks(self, watch: RankWatch) -> bool:
         """Return whether ranks from which others have to be freed do not come back.
@@ -270,9 +274,11 @@ class RunWatch:
             self._state.ranks.prepare_to_train([self._config.recipe])
             self._prepared = True
 
-    def _can_end_in_order(self, watch: RankWatch, hang: str) -> bool:
-        """Let ranks that a Stop has interrupted end like any other run that is stopped; return False if that
-        is in vain."""
+    def _end_in_order(self, watch: RankWatch, hang: str) -> bool:
+        """Have the ranks, which a Stop has interrupted, train again only to stop in order, with a checkpoint.
+
+        Return False if they cannot, and the run ends as it is.
+        """
         self.failures = ()
         if {status.state for status in self._statuses()} <= {*_IMPORT_STATES, "loading"}:
             # There is nothing yet that could be kept.
@@ -292,7 +298,8 @@ class RunWatch:
         return self.lost is None
 
     def _can_heal(self, watch: RankWatch) -> bool:
-        """Return whether ranks died, which can be replaced, and nothing else went wrong."""
+        """Return whether the run can go on after this: ranks died, which can be replaced, and nothing else
+        went wrong. Counts the deaths at one step, and notes in `failures` why it cannot."""
         if not watch.gone:
             return False
         if self._is_served and self._state.lost_hosts():
@@ -357,15 +364,16 @@ class RunWatch:
             self._add_to_failures("the run was to stop, and its newest checkpoint is what is left")
             return False
         try:
-            self._set_down()
-            of_batch = self._share_out(num_before)
+            self._set_down_run()
+            batch_change = self._adapt_batch(num_before)
         except (NbgpuError, OSError) as error:
             self._add_to_failures(f"the run could not go on with fewer ranks: {error}")
             return False
-        words = f"{sentence(message)} The run goes on from its newest checkpoint. {of_batch}"
-        self._report_heal(f", {sentence(why)} {words}")
+        self._report_heal(
+            f", {sentence(why)} {sentence(message)} The run goes on from its newest checkpoint. {batch_change}"
+        )
         self._begin_again(
-            f"{sentence(why)} {len(self._state.ranks)} of {num_before} ranks are left. {of_batch}"
+            f"{sentence(why)} {len(self._state.ranks)} of {num_before} ranks are left. {batch_change}"
         )
         return True
 
@@ -385,27 +393,28 @@ class RunWatch:
         self._checkpoint_before = None
         num_before = len(self._results)
         try:
-            self._set_down()
+            self._set_down_run()
             try:
-                message = self._recovery.hosts.take_more()
+                message = self._recovery.hosts.readmit_hosts()
             except NbgpuError as error:
                 message = f"a host that came back could not be taken: {sentence(str(error))}"
             if not self._state.ranks.group_is_whole:
                 self._state.ranks.regroup()
-            of_batch = self._share_out(num_before)
+            batch_change = self._adapt_batch(num_before)
         except (NbgpuError, OSError) as error:
             self.lost = RunError(f"{self._folder.name} could not go on with a host that came back: {error}")
             return False
-        self._report_heal(f": {message} {of_batch}")
-        self._begin_again(f"{message.splitlines()[0] if message else ''} {of_batch}".strip())
+        self._report_heal(f": {message} {batch_change}")
+        self._begin_again(f"{message.splitlines()[0] if message else ''} {batch_change}".strip())
         return True
 
-    def _set_down(self) -> None:
+    def _set_down_run(self) -> None:
+        """Have the ranks close the run, whose records go on, so that it can begin again from a checkpoint."""
         collect(self._state.ranks.call(Call.SET_DOWN_RUN, str(self._folder)), _SET_DOWN_PATIENCE_S)
 
-    def _share_out(self, num_before: int) -> str:
-        """Share the samples of a step out among another number of ranks than before; return what becomes of
-        it, in words.
+    def _adapt_batch(self, num_before: int) -> str:
+        """Change the settings so that a step has as many samples as before, on another number of ranks;
+        return a sentence about the batch.
 
         Raises:
             ConfigError: the ranks cannot train with these settings.
@@ -413,25 +422,26 @@ class RunWatch:
         """
         self._settings_since_s = time.time()
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
-        asked = self._not_taken(before)
-        changes, words = kept_batch.on_other_ranks(before, num_before, len(self._state.ranks))
+        asked = self._pending_settings(before)
+        changes, message = kept_batch.on_other_ranks(before, num_before, len(self._state.ranks))
         config = settled(before.changed(**(changes | asked)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
         if asked:
             send_settings(self._folder, asked)
         self._take_ranks(config)
-        return words
+        return message
 
-    def _not_taken(self, taken: TrainConfig) -> dict[str, Any]:
-        """Return the settings that the person has asked for and the ranks have not taken: the run was paused,
-        or they were due with the next epoch."""
+    def _pending_settings(self, taken: TrainConfig) -> dict[str, Any]:
+        """Return the settings that the person has asked for and the ranks have not taken yet, because the run
+        was paused, or because they were due with the next epoch."""
         self._hear_commands()
         values = taken.model_dump(mode="json")
         asked = self._commands.take_settings()
         return {name: value for name, value in asked.items() if values.get(name) != value}
 
     def _report_heal(self, text: str) -> None:
+        """Report in the news and in `heals` that the run goes on after the replacement of ranks."""
         doing = "paused" if self._was_paused else "training"
         stays = " It stays paused until you resume it." if self._is_to_pause else ""
         heal = f"While {self._folder.name} was {doing}{text}{stays}"
@@ -439,13 +449,14 @@ class RunWatch:
         self._state.news.append(heal)
         self.heals.append(heal)
 
-    def _call_to_train(self, mended: str) -> Mapping[int, Reply]:
-        return self._state.ranks.call(Call.TRAIN, str(self._folder), mended, self._settings_since_s)
+    def _call_to_train(self, repaired: str) -> Mapping[int, Reply]:
+        return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, self._settings_since_s)
 
-    def _begin_again(self, mended: str) -> None:
+    def _begin_again(self, repaired: str) -> None:
+        """Have the ranks train again; `repaired` says for the run's record what happened."""
         self.failures = ()
         self._prepared = False
-        self._results = self._call_to_train(mended)
+        self._results = self._call_to_train(repaired)
 
     def _add_to_failures(self, text: str) -> None:
         self.failures = [replace(f, message=f"{f.message}; {text}") for f in self.failures]
@@ -465,7 +476,7 @@ class RunWatch:
                 )
 
     def _end_on_the_ranks(self, watch: RankWatch) -> None:
-        """Leave the ranks in good order for the next work."""
+        """Have the ranks let go of the run, and restore the group for the next work."""
         stuck = watch.stuck()
         back = [rank for rank in self._results if rank not in watch.gone and rank not in stuck]
         # Rank 0 ends the run's logs in this call.
@@ -476,7 +487,7 @@ class RunWatch:
         if watch.left_the_group_unsure and not watch.gone and not stuck:
             self._state.ranks.regroup([failure.rank for failure in self.failures])
         if stuck:
-            self._recovery.leave_behind(self._results)
+            self._recovery.abandon_cell(self._results)
         # This call looks at all objects that torch's compiler and MONAI have made, and nothing waits for it.
         self._state.ranks.call(Call.FREE_MEMORY, ranks=back)
         for result in ended.values():

@@ -82,9 +82,9 @@ class Study:
         self._lost: NbgpuError | None = None
         """Why no engines could be started."""
         if not self._remaining():
-            self._ending.come("finished", lambda: None)
+            self._ending.complete("finished", lambda: None)
         else:
-            self._ending.come("stopped", lambda: None)
+            self._ending.complete("stopped", lambda: None)
 
     def __repr__(self) -> str:
         return f"<Study {self.folder.name}: {self.describe()}>"
@@ -373,7 +373,7 @@ class Study:
         atexit.unregister(self._abandon)
         self._write_table()
         os.close(claim)
-        self._ending.come(self._final_status(), self._report)
+        self._ending.complete(self._final_status(), self._report)
 
     def _final_status(self) -> StudyState:
         if self._lost is not None and not self._stopping.is_set():

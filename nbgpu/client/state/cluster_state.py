@@ -84,7 +84,7 @@ class ClusterState:
         self.use_devices(self.devices)
 
     def use_devices(self, chosen: tuple[Device, ...]) -> None:
-        """Note the devices of the ranks from now on, and the transports between them."""
+        """Set the devices of the ranks from now on, and the transports that are possible between them."""
         self.devices = self.wanted = chosen
         self.transports = transports.candidates(self.config, chosen or UNKNOWN)
 
@@ -148,10 +148,10 @@ class ClusterState:
             num_hosts = len(self.processes.others) if self.processes is not None else self.config.num_hosts
             count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
-            found = (
+            reason = (
                 "no GPU found" if self.config.gpus in (gpus_setting.AUTO, gpus_setting.ALL) else "no GPU used"
             )
-            return f"{found}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
+            return f"{reason}: {count.replace(' ', ' CPU ', 1)}, {self.chosen_transport.describe()}"
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
@@ -164,8 +164,8 @@ class ClusterState:
         return [] if self.returning is None else [host.name for host in self.returning.missing()]
 
     def hosts_dialled_in(self) -> bool:
-        """Whether a host has dialled in that would get ranks in the place of one that the cluster goes on
-        without."""
+        """Whether a host has dialled in since the cluster went on without a lost one, and there is room for
+        its ranks."""
         has_room = self.most_ranks is None or self.world_size < self.most_ranks
         return has_room and self.returning is not None and self.returning.has_come
 
@@ -185,7 +185,8 @@ class ClusterState:
             return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
 
     def listen(self) -> list[Questions]:
-        """Take the questions of the ranks from now on."""
+        """Begin to receive the questions that ranks ask through `input()`; return the receiver of each
+        host."""
         if self.processes is None:
             raise NoClusterError(_NOT_RUNNING)
         if not self.listening:
@@ -193,7 +194,7 @@ class ClusterState:
         return self.listening
 
     def stop_listening(self) -> None:
-        """Take no more questions of the ranks to the person, until somebody asks for them again."""
+        """Receive no more questions; the next `listen` begins anew."""
         while self.listening:
             self.listening.pop().close()
 
@@ -202,11 +203,15 @@ class ClusterState:
         if self.release is not None:
             self.release.used()
 
-    def note(self) -> None:
-        """Write the entry that other processes need to list, end or take over this cluster."""
+    def write_entry(self) -> None:
+        """Write the cluster's entry in the registry, by which other processes list it, end it or take it
+        over.
+
+        Call it after each change of the state that the entry describes.
+        """
         if self.entry is None or self.processes is None:
             return
-        known: dict[str, Any] = {
+        fields: dict[str, Any] = {
             # Preloaded processes have a folder of their own.
             "folder": self.processes.folder,
             "leaders": self.processes.leaders,
@@ -219,15 +224,15 @@ class ClusterState:
         }
         if self.started_ranks is not None:
             seating = self.started_ranks.seating
-            known |= {
+            fields |= {
                 "config": self.config,
                 "devices": self.started_ranks.devices,
                 "seating": seating,
                 "engines": self.entry.engines_with(self.started_ranks.pids_here),
             }
         if self.run_folder is not None:
-            known["run"] = self.run_folder
-        self.entry = self.entry.model_copy(update=known)
+            fields["run"] = self.run_folder
+        self.entry = self.entry.model_copy(update=fields)
         registry.update(self.entry)
 
     def reserve(self) -> None:
@@ -245,13 +250,13 @@ class ClusterState:
         """Hosts of the cluster that have no ranks since a `resize`."""
         return [] if self.processes is None else self.processes.without_ranks
 
-    def serve(self, folder: Path, known: Path | None = None, in_parent: bool = False) -> Served:
+    def serve(self, folder: Path, marker: Path | None = None, in_parent: bool = False) -> Served:
         """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.
 
         Args:
             folder: the folder, which is made if it is missing.
-            known: a text file by which a host that sees the folder is known. Without it one is written into
-                the folder.
+            marker: a text file in the folder. A host that reads the same text there sees the folder. Without
+                it one is written.
             in_parent: whether to look at the folder above it, because this one is not made yet.
 
         Raises:
@@ -261,15 +266,20 @@ class ClusterState:
         folder = folder.absolute()
         if self.processes is None:
             return Served(folder, [])
-        return Served(folder, self.processes.blind_to(folder.parent if in_parent else folder, known))
+        return Served(folder, self.processes.hosts_not_seeing(folder.parent if in_parent else folder, marker))
 
     def tell_news(self) -> None:
         """Print the news."""
         while self.news:
             print(self.news.pop(0), file=sys.stderr)  # noqa: T201 - the cell's output
 
-    def chosen(self, ranks: Sequence[int] | None) -> list[int]:
-        """Return the ranks that a call names, or all; raise the reason why they cannot be reached."""
+    def checked_ranks(self, ranks: Sequence[int] | None) -> list[int]:
+        """Return the ranks that a call names, or all if it names none.
+
+        Raises:
+            ConfigError: there is no rank of such a number.
+            ClusterError: the ranks cannot be reached.
+        """
         self.note_use()
         self.ranks.require_reachable()
         if ranks is None:

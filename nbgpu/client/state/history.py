@@ -52,7 +52,11 @@ class CellHistory:
         self._cells = {rank: self._cells[rank] for rank in ranks if rank in self._cells}
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Follow the ranks to their new numbers, given by those from before. The others are lost."""
+        """Give each rank's cells its new number; a rank without one is lost, and its cells with it.
+
+        Args:
+            numbers: the new numbers of the ranks, by those from before.
+        """
         self._cells = {numbers[rank]: cells for rank, cells in self._cells.items() if rank in numbers}
 
     def run_again(self, rank: int, engine: Any) -> list[str]:

@@ -20,14 +20,14 @@ class RankChanges:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
 
-    def take_size(
+    def change_size(
         self,
         config: ClusterConfig,
         chosen: tuple[Device, ...],
         transport: Transport,
         on: Sequence[str],
     ) -> list[str]:
-        """Form the group with the ranks that have these devices, for `resize`; return lines for the person.
+        """Form the group again with another number of ranks; return lines for the person.
 
         Args:
             config: the settings from now on.
@@ -44,58 +44,65 @@ class RankChanges:
         if state.entry is not None and set(chosen) - set(state.devices):
             registry.claim(state.entry.model_copy(update={"devices": chosen}))
         state.stop_listening()
-        self._count_hosts_of_ranks(*on)
+        self._mark_hosts_with_ranks(*on)
         state.config = config
         state.chosen_transport = replace(state.chosen_transport, transport=transport)
         try:
             lines = state.ranks.resize(chosen, transport, on)
         except BaseException:
             state.config, state.devices, state.chosen_transport = before
-            self._count_hosts_of_ranks()
-            state.note()
+            self._mark_hosts_with_ranks()
+            state.write_entry()
             raise
-        self._count_hosts_of_ranks()
+        self._mark_hosts_with_ranks()
         state.use_devices(chosen)
         state.reserve()
         state.last_seen = {}
         state.history.keep_only(range(min(len(before[1]), len(chosen))))
-        state.note()
+        state.write_entry()
         return lines
 
-    def want(self, num_ranks: int) -> None:
-        """Note how many ranks the person wants, for a restart and for hosts that come back."""
+    def note_wanted_ranks(self, num_ranks: int) -> None:
+        """Keep how many ranks the person wants: a restart, and hosts that come back, give as many."""
         if not self._state.config.is_local:
             self._state.most_ranks = num_ranks
-            self._state.note()
+            self._state.write_entry()
 
     def free_seats(self) -> list[tuple[str, Device]]:
-        """The devices of the other hosts that have no rank now, each with the name of its host."""
+        """Return the devices of the other hosts that have no rank now, each with the name of its host."""
         state = self._state
         assert state.processes is not None
         hosts = [*state.processes.others, *state.processes.without_ranks]
         seats = joining.devices_of([host for host in hosts if host.is_there])
         for rank, process in state.ranks.seating.processes.items():
-            if (taken := (process.host, state.devices[rank])) in seats:
-                seats.remove(taken)
+            if (seat := (process.host, state.devices[rank])) in seats:
+                seats.remove(seat)
         return seats
 
-    def _count_hosts_of_ranks(self, *more: str) -> None:
-        """Count the hosts of the ranks, and more with these names, among those that have ranks."""
+    def _mark_hosts_with_ranks(self, *more: str) -> None:
+        """Mark the hosts of the present ranks, and `more` by name, as those that have ranks; the rest have
+        none."""
         assert self._state.processes is not None
-        of_ranks = {process.host for process in self._state.ranks.seating.processes.values()}
-        self._state.processes.have_ranks_on({*of_ranks, *more})
+        names = {process.host for process in self._state.ranks.seating.processes.values()}
+        self._state.processes.set_hosts_with_ranks({*names, *more})
 
     def when_host_is_lost(self) -> str:
         """What the person can do, in whole sentences without the last full stop."""
         return "" if self._state.processes is None else self._state.processes.when_lost
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> dict[int, int]:
-        """Take the ranks of lost hosts out, and number the others without a gap; return their new numbers by
-        those from before. The group has to be formed again."""
+        """Remove lost hosts and their ranks, and number the other ranks without a gap.
+
+        The group has to be formed again afterwards.
+
+        Returns:
+            The new numbers of the ranks that stay, by those from before.
+        """
         state = self._state
         assert state.processes is not None
         names = {host.name for host in lost}
-        gone = [rank for rank, each in state.ranks.seating.processes.items() if each.host in names]
+        processes = state.ranks.seating.processes
+        gone = [rank for rank, process in processes.items() if process.host in names]
         numbers = {rank: new for new, rank in enumerate(r for r in range(state.world_size) if r not in gone)}
         state.processes.go_on_without(lost)
         state.use_devices(tuple(state.devices[rank] for rank in numbers))
@@ -111,26 +118,26 @@ class RankChanges:
             self._state.returning.start_again()
 
     def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
-        """Give the places of lost hosts to hosts that have dialled in; return each lost one with the one that
-        has its place now."""
+        """Replace lost hosts by hosts that have dialled in since; return each lost one with its
+        replacement."""
         if self._state.returning is None:
             return []
-        # The questions of a host come from what it was when it was last listened to.
-        if came := self._state.returning.take():
+        # The receivers of questions belong to the hosts that are lost.
+        if replaced := self._state.returning.replace_lost():
             self._state.stop_listening()
-        return came
+        return replaced
 
     def hosts_cannot_return(self) -> bool:
-        """Whether no lost host can come back, and the others end too, as at the end of a job."""
-        return self._state.returning is not None and self._state.returning.are_hopeless
+        """Whether no lost host can come back, because the job that has all hosts ends."""
+        return self._state.returning is not None and self._state.returning.is_hopeless
 
     def obstacles_to_return(self) -> Sequence[str]:
         """Sentences that say why hosts do not come back."""
         return [] if self._state.returning is None else self._state.returning.obstacles()
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
-        """Start ranks on hosts that have come back, as the last ones of the group, as far as more ranks are
-        wanted; return what `resize` returns."""
+        """Start ranks on hosts that have come back, as the last ones of the group, until there are as many as
+        the person wants; return the lines that `change_size` returns."""
         state = self._state
         assert state.processes is not None
         names = [host.name for host in hosts]
@@ -138,12 +145,12 @@ class RankChanges:
         if state.most_ranks is not None:
             new = new[: max(0, state.most_ranks - state.world_size)]
         if not new:
-            self._count_hosts_of_ranks()
-            state.note()
+            self._mark_hosts_with_ranks()
+            state.write_entry()
             return []
         chosen = (*state.devices, *(device for _, device in new))
         try:
-            return self.take_size(state.config, chosen, state.transport, [name for name, _ in new])
+            return self.change_size(state.config, chosen, state.transport, [name for name, _ in new])
         except BaseException:
             # They are tried once more before the next cell.
             state.processes.go_on_without(hosts)

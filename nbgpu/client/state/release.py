@@ -91,6 +91,7 @@ class IdleRelease:
             self._notice.show(text)
 
     def _watch(self) -> None:
+        """Warn once the cluster has been unused for most of the time, and release it at the end of that."""
         is_warned = False
         while not self._closing.wait(max(0.0, self._left_s - (0.0 if is_warned else self._warning_s))):
             if self._left_s > self._warning_s:
@@ -117,6 +118,7 @@ class IdleRelease:
                 self._closing.wait(self._after_s)
 
     def _release_if_unused(self) -> None:
+        """Release the cluster, unless it was used while the notebook's loop had other things to do."""
         with self._lock:
             if self._left_s <= 0 and not self._cell_runs and not self._closing.is_set():
                 self._release()

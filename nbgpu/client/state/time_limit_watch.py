@@ -57,24 +57,25 @@ class TimeLimitWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        while (left_s := self._look()) is None or left_s > WARNING_BEFORE_END_S:
+        """Ask for the time left until it is short; then warn, wait until no run has the ranks, and save."""
+        while (left_s := self._update_time_left()) is None or left_s > WARNING_BEFORE_END_S:
             pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
             if self._closing.wait(pause_s):
                 return
-        why = f"the job has {duration(left_s)} left"
-        self._warn(why)
+        reason = f"the job has {duration(left_s)} left"
+        self._warn(reason)
         give_up_s = time.monotonic() + _RUN_PATIENCE_S
         while not self._can_save() and time.monotonic() < give_up_s:
             if self._closing.wait(_RUN_LOOK_S):
                 return
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._save_if_open, why)
+            self._loop.call_soon_threadsafe(self._save_if_open, reason)
 
-    def _look(self) -> float | None:
+    def _update_time_left(self) -> float | None:
         left_s = self._time_left_s()
         self._end_mono_s = None if left_s is None else time.monotonic() + left_s
         return left_s
 
-    def _save_if_open(self, why: str) -> None:
+    def _save_if_open(self, reason: str) -> None:
         if not self._closing.is_set():
-            self._save(why)
+            self._save(reason)

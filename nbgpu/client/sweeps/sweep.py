@@ -220,7 +220,7 @@ class Sweep:
         atexit.unregister(self._abandon)
         self._write_table()
         os.close(self._claim)
-        self._ending.come(self._final_status(), self._report)
+        self._ending.complete(self._final_status(), self._report)
 
     def _report(self) -> None:
         if presenting.presenter is not None:

@@ -231,7 +231,7 @@ def _distribute(served: Served, ranks: Ranks, manifest: Manifest) -> None:
         # A value that is spread over the ranks is put together of all parts for another number of them.
         to = [host_of[rank]] if same_size else None
         inside = saved_folder.rank_folder(Path(), manifest.data, rank)
-        served.give_folder(str(inside), to=to)
+        served.copy_folder(str(inside), to=to)
 
 
 def where_they_are(folder: Path) -> str:

@@ -23,7 +23,7 @@ class VariableStore:
 
     def pull(self, name: str | Sequence[str], rank: int, ranks: Sequence[int] | Literal["all"] | None) -> Any:
         """See `Cluster.pull`."""
-        chosen = self._state.chosen([rank] if ranks is None else None if ranks == "all" else ranks)
+        chosen = self._state.checked_ranks([rank] if ranks is None else None if ranks == "all" else ranks)
         self._runs.refuse_during_run()
         names = [name] if isinstance(name, str) else list(name)
         pulled = transfer.pull(self._state.ranks, chosen, names)
@@ -32,7 +32,7 @@ class VariableStore:
 
     def push(self, ranks: Sequence[int] | None, values: Mapping[str, Any]) -> None:
         """See `Cluster.push`."""
-        chosen = self._state.chosen(ranks)
+        chosen = self._state.checked_ranks(ranks)
         self._runs.refuse_during_run()
         self._state.news += definitions.push(
             self._state.ranks, chosen, values, lambda data: transfer.push(self._state.ranks, chosen, data)

@@ -73,6 +73,9 @@ class FakeShards:
         self._to_scatter = None
 
     def _watch(self, part: _FsdpUnit, block: nn.Module) -> None:
+        """Hook a block of the model so that its weights are gathered, freed and scattered when FSDP2 does it:
+        around its forward pass, and before and after its backward pass."""
+
         def before_forward(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             self._gather_in_forward(part)
             self._order.append(part)
@@ -83,12 +86,14 @@ class FakeShards:
             watched = _AfterBackward.apply(  # type: ignore[no-untyped-call]
                 lambda: self._scatter(part), *(args[place] for place in places)
             )
-            found = list(args)
+            new_args = list(args)
             for place, tensor in zip(places, watched, strict=True):
-                found[place] = tensor
-            return tuple(found)
+                new_args[place] = tensor
+            return tuple(new_args)
 
         def before_backward(_: Tensor) -> None:
+            # The weights are gathered again, and those of the block whose backward pass is next are fetched
+            # ahead.
             part.gather()
             part.buffer = None
             place = self._order.index(part)

@@ -27,7 +27,7 @@ def offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float, floa
         now: reads this rank's clock.
     """
     message = torch.zeros(1, dtype=torch.float64, device="cpu")
-    own = (0.0, 0.0)
+    offset = (0.0, 0.0)
     for rank in range(1, dist.get_world_size()):
         if dist.get_rank() == 0:
             for _ in range(_NUM_MESSAGES):
@@ -35,11 +35,12 @@ def offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float, floa
                 message[0] = now()
                 dist.send(message, rank)
         elif dist.get_rank() == rank:
-            own = min((_ask(message, now) for _ in range(_NUM_MESSAGES)), key=lambda found: found[1])
-    return [(float(offset_s), float(error_s)) for offset_s, error_s in exchange.gather(own)]
+            offset = min((_ask(message, now) for _ in range(_NUM_MESSAGES)), key=lambda answer: answer[1])
+    return [(float(offset_s), float(error_s)) for offset_s, error_s in exchange.gather(offset)]
 
 
 def _ask(message: torch.Tensor, now: Callable[[], float]) -> tuple[float, float]:
+    """Ask rank 0 for its time; return (what to add to this rank's clock, the largest error)."""
     asked_s = now()
     dist.send(message, 0)
     dist.recv(message, 0)

@@ -112,7 +112,7 @@ def explain(error: BaseException) -> BaseException:
     return CollectiveTimeoutError(_message).with_traceback(error.__traceback__)
 
 
-def take() -> CollectiveTimeoutError | None:
+def take_error() -> CollectiveTimeoutError | None:
     """Return the clock's error, once, if the main thread has not raised it yet."""
     global _is_due
     is_due, _is_due = _is_due, False
@@ -185,6 +185,7 @@ class _Clock:
             now_s: the time now.
             late_s: the time since the last look that does not count.
         """
+        # A group waits as long as no other collective of it ends.
         waits = {}
         for group, ended in torch_private.unfinished_groups().items():
             if group not in self._earlier:
@@ -194,6 +195,7 @@ class _Clock:
                 before.since_s += late_s
                 waits[group] = before
         self._waits = waits
+        # What is in flight is looked up only where it matters, because that takes time.
         long = {group for group, wait in waits.items() if now_s - wait.since_s >= wait.look_after_s}
         if not long:
             return
@@ -202,6 +204,7 @@ class _Clock:
             self._examine(waits[group], in_flight.get(group), now_s)
 
     def _examine(self, wait: _Wait, collective: CollectiveInFlight | None, now_s: float) -> None:
+        """Say in the store that this rank waits in a collective; end the wait if it has lasted too long."""
         if collective is None or not torch_private.ranks_of(collective.group):
             # torch has no record of the collective, or the person has ended its group.
             wait.look_after_s = float("inf")
@@ -222,6 +225,8 @@ class _Clock:
             _log.debug("the other ranks do not hear that this one waits: %s", error)
 
     def _end_wait(self, collective: CollectiveInFlight, timeout_s: float) -> None:
+        """Cut this rank off from the group, and have the main thread raise an error that names the ranks that
+        had not come."""
         message = (
             f"{collective.describe()}, was given up after {timeout_s:g} s (collective_timeout_s): "
             f"{self._describe_missing_ranks(collective)}. Variables are kept, and the process group is formed again"
@@ -240,7 +245,7 @@ class _Clock:
     def _describe_missing_ranks(self, collective: CollectiveInFlight) -> str:
         """Say in words which ranks have not come to a collective."""
         ranks = torch_private.ranks_of(collective.group)
-        come: list[int] = []
+        arrived: list[int] = []
 
         def ask() -> None:
             try:
@@ -249,7 +254,7 @@ class _Clock:
                     if rank == self._rank or (
                         self._store.check([key]) and int(self._store.get(key)) >= collective.number
                     ):
-                        come.append(rank)
+                        arrived.append(rank)
             except (dist.DistStoreError, ValueError) as error:
                 _log.debug("the ranks that wait are not known: %s", error)
                 return
@@ -260,7 +265,7 @@ class _Clock:
         threading.Thread(target=ask, daemon=True).start()
         if not answered.wait(_ROLL_CALL_S):
             return "who had not come is not known"
-        missing = [rank for rank in ranks if rank not in come]
+        missing = [rank for rank in ranks if rank not in arrived]
         if not missing:
             return "all ranks had come, and the transfer did not end"
         return f"{named_ranks(missing)} had not come"

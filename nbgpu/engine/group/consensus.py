@@ -85,8 +85,8 @@ class Consensus:
         if not self._settings_are_there:
             return {}
         self._settings_are_there = False
-        own = self._commands.take_settings() if self._commands is not None else {}
-        settings: dict[str, Any] = exchange.broadcast(own, source=0)
+        asked = self._commands.take_settings() if self._commands is not None else {}
+        settings: dict[str, Any] = exchange.broadcast(asked, source=0)
         return settings
 
 

@@ -19,13 +19,13 @@ from nbgpu.engine.group import simulated_link
 @simulated_link.not_simulated()
 def gather(value: Any) -> list[Any]:
     """Return every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
-    own = _encoded(value)
-    sizes = gather_numbers(len(own))
+    text = _encoded(value)
+    sizes = gather_numbers(len(text))
     padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-    padded[: len(own)] = own
+    padded[: len(text)] = text
     texts = [torch.zeros_like(padded) for _ in sizes]
     dist.all_gather(texts, padded)
-    return [_decoded(text[:size]) for text, size in zip(texts, sizes, strict=True)]
+    return [_decoded(content[:size]) for content, size in zip(texts, sizes, strict=True)]
 
 
 @simulated_link.not_simulated()
@@ -34,7 +34,7 @@ def gather_numbers(number: int) -> list[int]:
     message where `gather` takes two."""
     numbers = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, torch.tensor([number], dtype=torch.int64, device="cpu"))
-    return [int(found) for found in numbers]
+    return [int(gathered) for gathered in numbers]
 
 
 @simulated_link.not_simulated()

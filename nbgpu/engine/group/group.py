@@ -153,12 +153,14 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             place.
     """
     global _membership, _formed
+    # Enter the generation, and settle what torch reads when a group is made.
     _begin(generation, store)
     if store is not None:
         stay_on_loopback()
         flight_recorder.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
+    # Meet the other ranks, and make the group: the same object once more where all ranks can, else a new one.
     number = next_number = 0
     with sockets.group_in_the_making():
         if store is not None:
@@ -185,15 +187,17 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             if store is not None and afterwards:
                 _connect(dist.group.WORLD, store, "default", range(member.world_size), member)
             _formed = (dist.group.WORLD, meets_in)
-    # No new group takes the name under which something still looks for one that has ended. In place torch has
-    # not counted anew, and has counted groups that were not formed on all ranks.
+    # Number later groups: no new group takes the name under which something still looks for one that has
+    # ended. In place torch has not counted anew, and has counted groups that were not formed on all ranks.
     num_made = 0 if is_in_place else torch_private.num_groups_made()
     torch_private.count_groups_from(max(next_number, num_made))
+    # The group is connected: from here on collectives get their own timeout.
     if store is not None:
         collective_timeout.begin(
             member.timeout_s, member.rank, store, functools.partial(_abandon_late_collective, generation)
         )
         _set_collective_timeout(member.timeout_s)
+    # Before the first tensor is sent, look who is at the other ends.
     _raise_if_abandoned()
     sockets.refuse_other_users()
     if store is not None:
@@ -367,7 +371,8 @@ def stay_on_loopback() -> None:
 
 
 def note_connections() -> None:
-    """Note the connections of every group that is made from now on, also of those that a person makes."""
+    """Note how every group is made from now on, and which connections it opens, so that the group can be cut,
+    watched and made again. Groups that a person makes are meant, too."""
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
@@ -376,6 +381,7 @@ def note_connections() -> None:
                     made = make_group(*args, **kwargs)
                 _note_number(inspect.signature(make_group).bind(*args, **kwargs).arguments)
                 return made
+            # A person's group, or torch's for a mesh: note how it is made, so that it can be made again.
             bound = inspect.signature(make_group).bind(*args, **kwargs)
             given = bound.arguments
             timeout_s = _timeout_s(given.get("timeout"))

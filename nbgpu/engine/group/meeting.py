@@ -124,10 +124,10 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             QueueEmptyError: the queue is empty, without `block`.
         """
         if not block:
-            found = self._ask_once(Ask.POP, b"0", _encoded(key))
-            if found is None:
+            values = self._ask_once(Ask.POP, b"0", _encoded(key))
+            if values is None:
                 raise dist.QueueEmptyError(f"the queue {key!r} is empty")
-            return found[0]
+            return values[0]
         return self._ask_until(Ask.POP, [key], self.timeout)[0]
 
     def queue_len(self, key: str) -> int:
@@ -180,16 +180,16 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         while True:
             left_s = max(0.0, give_up_s - time.monotonic())
             patience_ms = str(int(1000 * min(left_s, LEASE_S)) + 1).encode()
-            found = self._ask_once(kind, patience_ms, *names)
-            if found is not None:
-                return found
+            values = self._ask_once(kind, patience_ms, *names)
+            if values is not None:
+                return values
             if time.monotonic() >= give_up_s:
                 raise dist.DistStoreError(f"waited {timeout_s:g} s for the keys {', '.join(keys)}")
 
     def _ask(self, kind: Ask, *arguments: bytes) -> list[bytes]:
-        given = self._ask_once(kind, *arguments)
-        assert given is not None, "only requests that wait are answered later"
-        return given
+        values = self._ask_once(kind, *arguments)
+        assert values is not None, "only requests that wait are answered later"
+        return values
 
     def _ask_once(self, kind: Ask, *arguments: bytes) -> list[bytes] | None:
         """Send a request and return what it gives; None if what it waits for is not there yet.
@@ -218,19 +218,19 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
                     raise dist.DistStoreError(
                         "the cluster's controller, in which the ranks meet, does not answer: %nbgpu restart"
                     )
-            said, *given = socket.recv_multipart()
+            verdict, *values = socket.recv_multipart()
         except BaseException:
             socket.close()  # an answer may be on its way
             raise
-        if said == Said.GIVEN_UP.value:
+        if verdict == Said.GIVEN_UP.value:
             self._is_given_up = True
             socket.close()
             self._close_idle()
             raise dist.DistStoreError(_GIVEN_UP)
         self._idle.append((os.getpid(), socket))
-        if said == Said.REFUSED.value:
-            raise ValueError(given[0].decode())
-        return None if said == Said.LATER.value else given
+        if verdict == Said.REFUSED.value:
+            raise ValueError(values[0].decode())
+        return None if verdict == Said.LATER.value else values
 
     def _idle_connection(self) -> _Socket:
         """Return a connection that nobody else uses."""

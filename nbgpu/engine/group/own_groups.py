@@ -47,12 +47,12 @@ def note(arguments: Mapping[str, Any]) -> None:
 
 def living() -> list[OwnGroup]:
     """Return the person's groups of this rank that have not ended."""
-    own = []
+    groups = []
     for group in torch_private.living_groups():
         arguments = _arguments.get(group.group_name)
         if arguments is not None and arguments["backend"] != _FAKE:
-            own.append(OwnGroup(group, arguments))
-    return own
+            groups.append(OwnGroup(group, arguments))
+    return groups
 
 
 @torch_settings.as_at_the_beginning()
@@ -70,7 +70,8 @@ def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedel
     """
     _arguments.clear()
     living_now = torch_private.living_groups()
-    mine = {own.key: own for own in before}
+    # Exchange which groups each rank has, and what the others need to form them again in place.
+    mine = {group.key: group for group in before}
     theirs = exchange.gather(
         {
             key: (own.ranks, torch_private.reconfigure_handle(own.group) if own.group in living_now else "")
@@ -88,6 +89,7 @@ def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedel
                 made[key] = _make_again(mine[key], handles, generation, connect_timeout)
             except Exception:  # noqa: BLE001 - the default group is there all the same; this one is named as ended
                 problems.append(key)
+    # A group that one member could not make is ended on all.
     failed = {key for keys in exchange.gather(problems) for key in keys}
     ended = [made.pop(key) for key in failed & made.keys()]
     ended += [own.group for key, own in mine.items() if key not in made]
@@ -98,6 +100,7 @@ def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedel
 
 
 def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_timeout: timedelta) -> Any:
+    """Form a group again in place if all members have sent a handle for that, else make a new one like it."""
     if all(handles):
         with sockets.noted_as_groups():
             torch_private.reconfigure(own.group, generation, handles, connect_timeout)

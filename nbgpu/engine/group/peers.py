@@ -46,7 +46,7 @@ def refuse_strangers(
     to_other_hosts = _ends_at_other_hosts()
     if not to_other_hosts:
         return
-    keys = {each: f"nbgpu/ends/{group}/{each}" for each in ranks}
+    keys = {member: f"nbgpu/ends/{group}/{member}" for member in ranks}
     store.set(keys[rank], json.dumps(to_other_hosts))
     try:
         store.wait(list(keys.values()), patience)
@@ -54,9 +54,9 @@ def refuse_strangers(
         raise ConnectionError(
             f"a rank of another host has not said which connections are its own: {error}. No tensor was sent"
         ) from None
-    said = chain.from_iterable(json.loads(each) for each in store.multi_get(list(keys.values())))
-    of_ranks = {(tuple(here), tuple(there)) for here, there in said}
-    strangers = [there for here, there in to_other_hosts if (there, here) not in of_ranks]
+    answers = chain.from_iterable(map(json.loads, store.multi_get(list(keys.values()))))
+    claimed = {(tuple(here), tuple(there)) for here, there in answers}
+    strangers = [there for here, there in to_other_hosts if (there, here) not in claimed]
     if strangers:
         named = ", ".join(sorted({f"{address}:{port}" for address, port in strangers}))
         raise ConnectionError(
@@ -68,12 +68,12 @@ def refuse_strangers(
 
 def _ends_at_other_hosts() -> list[Ends]:
     """The connections of the newest group whose other end has another address than this one."""
-    found = []
+    to_other_hosts = []
     for here, there in sockets.ends_of_newest():
         ends = (_plain(here), here[1]), (_plain(there), there[1])
         if ends[0][0] != ends[1][0]:
-            found.append(ends)
-    return found
+            to_other_hosts.append(ends)
+    return to_other_hosts
 
 
 def _plain(address: tuple[str, int]) -> str:

@@ -198,6 +198,14 @@ def _wrap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
 
 
 def _holding(collective: Callable[..., Any], operation: Operation, argument: int) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that begins a collective, so that its result is held back.
+
+    Args:
+        collective: the method.
+        operation: the kind of collective.
+        argument: the position of the tensors whose bytes count; -1 for none.
+    """
+
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
         now = _generation()
         if now is None:
@@ -215,6 +223,8 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
 
 
 def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that sends or receives, so that its result is held back."""
+
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
         now = _generation()
         if now is None:
@@ -254,4 +264,4 @@ def num_bytes_of(tensors: Any) -> int:
     """Return the bytes of a tensor, or of all tensors in lists and lists of lists."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
-    return sum(num_bytes_of(each) for each in tensors)
+    return sum(map(num_bytes_of, tensors))

@@ -65,7 +65,7 @@ class Arrivals:
         slots = (
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
-        times_s: list[float] = [time_s for found, time_s in slots if found == number]
+        times_s: list[float] = [time_s for slots_number, time_s in slots if slots_number == number]
         return max(times_s)
 
     def _offset(self, rank: int, number: int) -> int:
@@ -81,8 +81,14 @@ class Line:
         self.given_up = threading.Event()
         """Set when results are no longer waited for, because the group was given up."""
 
-    def take(self, begun_s: float, lasts_s: float, *directions: str) -> float:
-        """Return when a message is through that could begin at `begun_s`; the link is taken until then."""
+    def reserve(self, begun_s: float, lasts_s: float, *directions: str) -> float:
+        """Reserve the link for a message, as soon as it is free; return when the message is through.
+
+        Args:
+            begun_s: the earliest time for the message to begin.
+            lasts_s: how long the link has work with it.
+            directions: those that it takes, 'out' and 'in'.
+        """
         with self._lock:
             through_s = max(begun_s, *(self._free_s[name] for name in directions)) + lasts_s
             self._free_s.update(dict.fromkeys(directions, through_s))
@@ -162,7 +168,7 @@ class _Held:
         try:
             value = None if self._real is None else _result(self._real)
             begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
-            through_s = self._line.take(begun_s, self._lasts_s, *directions)
+            through_s = self._line.reserve(begun_s, self._lasts_s, *directions)
             if self._line.given_up.wait(max(0.0, through_s - time.monotonic())):
                 raise dist.DistBackendError(
                     "the process group was given up while a simulated link held a result back, because another rank failed"

@@ -102,13 +102,13 @@ def refuse_other_users() -> None:
 def _uid_by_ends() -> dict[tuple[str, str], int]:
     """Return the user of each TCP socket of this host by its two addresses; see proc_net_tcp in the kernel's
     docs."""
-    found = {}
+    uids = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(table).read_text().splitlines()[1:]:
                 _, here, there, _, _, _, _, uid, *_ = line.split()
-                found[here, there] = int(uid)
-    return found
+                uids[here, there] = int(uid)
+    return uids
 
 
 def _as_in_proc(address: tuple[str, int]) -> str:
@@ -129,6 +129,7 @@ def cut() -> None:
     if _num_open() == 0:
         _of_groups.clear()
         return
+    # Wait until no bytes have moved for a while.
     started_s = quiet_since_s = looked_s = time.monotonic()
     quiet_s = _QUIET_S
     last_bytes = moved_bytes()
@@ -141,23 +142,24 @@ def cut() -> None:
         now_bytes = moved_bytes()
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
-    known = dict(_of_groups)
+    connections = dict(_of_groups)
     _apply_to_all(lambda connection: connection.shutdown(socket.SHUT_RDWR))
     # Only those: the main thread may be adding the connections of a group that it has just made.
-    for fd in known:
+    for fd in connections:
         _of_groups.pop(fd, None)
 
 
 def _open_connections() -> Connections:
-    found: Connections = {}
+    """Return all TCP connections that this process has now."""
+    connections: Connections = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a Path for each would triple the time
         # Another thread may close the descriptor at any moment.
         with suppress(OSError):
             fd = int(name)
             status = os.fstat(fd)
             if stat.S_ISSOCK(status.st_mode) and _is_connected_tcp(fd):
-                found[fd] = status.st_ino
-    return found
+                connections[fd] = status.st_ino
+    return connections
 
 
 def _is_connected_tcp(fd: int) -> bool:
@@ -171,17 +173,18 @@ def _is_connected_tcp(fd: int) -> bool:
 def ends_of_newest() -> list[tuple[tuple[str, int], tuple[str, int]]]:
     """Return the address and port of both ends, this process's first, of each connection of the newest
     group."""
-    found = []
+    ends = []
 
     def add(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        found.append(((here[0], here[1]), (there[0], there[1])))
+        ends.append(((here[0], here[1]), (there[0], there[1])))
 
     _apply_to_all(add, _newest)
-    return found
+    return ends
 
 
 def _apply_to_all(act: Callable[[socket.socket], None], connections: Connections | None = None) -> None:
+    """Call `act` with each connection that is still open, by default with those of all groups."""
     # A copy: other threads call this while the main thread may be making a group.
     for fd, inode in list((_of_groups if connections is None else connections).items()):
         with suppress(OSError):
@@ -191,9 +194,9 @@ def _apply_to_all(act: Callable[[socket.socket], None], connections: Connections
 
 
 def _num_open() -> int:
-    found: list[socket.socket] = []
-    _apply_to_all(found.append)
-    return len(found)
+    connections: list[socket.socket] = []
+    _apply_to_all(connections.append)
+    return len(connections)
 
 
 def moved_bytes() -> int:

@@ -295,7 +295,7 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
     some tens of ms."""
     world: Any = dist.group.WORLD
     default = distributed_c10d._world.pg_names.get(world)
-    found: dict[str, CollectiveInFlight] = {}
+    oldest: dict[str, CollectiveInFlight] = {}
     for name in _DUMPS:
         entries = (
             _recording(name, onlyActive=True).get("entries", ()) if hasattr(_distributed_c10d, name) else ()
@@ -309,11 +309,11 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
                 number = entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
                 inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
                 shapes = ", ".join(f"{size} {dtype}" for size, dtype in inputs)
-                found.setdefault(
+                oldest.setdefault(
                     f"{name}/{entry['pg_id']}",
                     CollectiveInFlight(group, group == default, backend, operation, number, is_p2p, shapes),
                 )
-    return found
+    return oldest
 
 
 def _recording(dump: str, **options: bool) -> dict[str, Any]:
@@ -468,12 +468,14 @@ class Sharding:
 def sharding_of(module: nn.Module) -> Sharding | None:
     """Return how `fully_shard` shards a module; None where it was given several modules at once, several
     meshes or a part of a larger mesh."""
+    # FSDP keeps the settings of one call in a group of parameters.
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:  # before torch 2.13 there was one at most
         groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
     if len(getattr(state, "_modules", (module,))) > 1 or len(groups) > 1:
         return None
+    # fully_shard has made a class from FSDPModule and the module's own.
     original = type(module).__bases__[1]
     after_forward = None if getattr(state, "_auto_reshard_after_forward", False) else True
     if not groups:
@@ -481,12 +483,14 @@ def sharding_of(module: nn.Module) -> Sharding | None:
     (group,) = groups
     if getattr(group.mesh_info, "is_spmd_mesh", False) or not hasattr(group.mesh_info, "shard_mesh_size"):
         return None
+    # After the forward pass: no mesh if weights stay whole, another one if fewer ranks share them.
     if after_forward is not None:
         resharded = group.post_forward_mesh_info
         if resharded is None:
             after_forward = False
         elif resharded is not group.mesh_info:
             after_forward = resharded.shard_mesh_size
+    # Parameters are named as in the whole module; one that is tied has a name in each owner.
     prefixes = {below: f"{name}." if name else "" for name, below in module.named_modules()}
     names = []
     for parameter in group.fsdp_params:

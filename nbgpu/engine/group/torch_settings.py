@@ -199,15 +199,15 @@ class _FunctionModes:
     """The device of the innermost `with torch.device(...)`."""
 
     @classmethod
-    def closed(cls) -> _FunctionModes:
+    def close_all(cls) -> _FunctionModes:
         """Close all open modes, and return them."""
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
         # torch keeps them for each thread in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__
-        found = cls(modes[::-1], dict(remembered), getattr(_device, "CURRENT_DEVICE", None))
+        closed = cls(modes[::-1], dict(remembered), getattr(_device, "CURRENT_DEVICE", None))
         remembered.clear()
         _device.CURRENT_DEVICE = None
-        return found
+        return closed
 
     def open(self) -> None:
         """Open the modes again."""
@@ -235,7 +235,7 @@ class TorchSettings:
         try:
             # An interrupt halfway would leave a mixture of both.
             with uninterrupted():
-                stack.callback(_FunctionModes.closed().open)
+                stack.callback(_FunctionModes.close_all().open)
                 stack.enter_context(_python_dispatch._disable_current_modes())
                 # Leave inference mode, which marks every tensor that is made in it.
                 stack.enter_context(torch.inference_mode(False))
@@ -251,7 +251,7 @@ class TorchSettings:
                 stack.close()
 
     def _note(self) -> None:
-        self._modes = _FunctionModes.closed()
+        self._modes = _FunctionModes.close_all()
         self._values = _read()
 
 

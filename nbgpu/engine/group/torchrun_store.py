@@ -73,6 +73,7 @@ def _answer(
     absent: set[int],
     timeout: timedelta,
 ) -> None:
+    """Tell each absent rank the name of this start's part of the store, until all have heard it."""
     give_up_s = time.monotonic() + timeout.total_seconds()
     while absent:
         for rank in sorted(absent):

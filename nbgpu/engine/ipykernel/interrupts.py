@@ -124,7 +124,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 def _interruption() -> BaseException:
     """Return what is raised in the person's code: where a collective has taken too long, an error that says
     so."""
-    return collective_timeout.take() or KeyboardInterrupt()
+    return collective_timeout.take_error() or KeyboardInterrupt()
 
 
 def _is_in_import_of_torch(frame: FrameType | None) -> bool:

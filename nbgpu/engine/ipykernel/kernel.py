@@ -128,7 +128,7 @@ def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) ->
         user_expressions: what the request asks to be evaluated after a cell that succeeded.
     """
     shell = kernel.shell
-    if result.success and (too_long := collective_timeout.take()) is not None:
+    if result.success and (too_long := collective_timeout.take_error()) is not None:
         # The cell has not waited for its collective, or has caught the error. Its group is gone.
         shell.showtraceback((type(too_long), too_long, None))
         result.error_in_exec = too_long

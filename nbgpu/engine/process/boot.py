@@ -71,8 +71,9 @@ class Sentinel:
                 os.close(self._lifetime.fds.pop())
 
     def _watch(self) -> None:
+        """Obey the client until this engine's lifetime is over, and then end all of it."""
         try:
-            self._obey_to_the_end()
+            self._serve_until_over()
         except (OSError, ValueError) as error:
             # Code on the rank has closed descriptors that are not its own, and those of ipyparallel with
             # them.
@@ -86,7 +87,8 @@ class Sentinel:
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _obey_to_the_end(self) -> None:
+    def _serve_until_over(self) -> None:
+        """Give up each generation of the group that the client names, until the lifetime is over."""
         socket_fd = self._socket.fileno()
         while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
@@ -175,12 +177,12 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     """
     from nbgpu.engine.group import group, simulated_link
 
-    taken = _take(Seat(**seat))
-    store = _store(taken, generation)
-    torchrun_variables.publish_master(taken, store)
-    group.form(_membership(taken), store, generation)
+    own_seat = _become_rank(Seat(**seat))
+    store = _store(own_seat, generation)
+    torchrun_variables.publish_master(own_seat, store)
+    group.form(_membership(own_seat), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(taken.folder), generation)
+    simulated_link.begin(Path(own_seat.folder), generation)
     return _settings_of_transport
 
 
@@ -192,7 +194,7 @@ def seat_for_replay(seat: Mapping[str, Any]) -> None:
     """
     from nbgpu.engine.group import group
 
-    group.form_alone(_membership(_take(Seat(**seat))))
+    group.form_alone(_membership(_become_rank(Seat(**seat))))
 
 
 def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
@@ -213,56 +215,62 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import ask
 
-    global _taken
+    global _seat
     new_seat = Seat(**seat)
-    why = "this belonged to the old process group; make it again"
+    # Take over what the new seat changes in a process that was a rank before.
+    reason = "this belonged to the old process group; make it again"
     variables = shell.current().user_ns
-    of_libraries = []
-    is_resized = _taken is not None and _taken.world_size != new_seat.world_size
-    if _taken is not None and _taken != new_seat:
-        why = resizing.what_to_do(_taken.world_size, new_seat.world_size, bool(new_seat.interface))
-        resizing.follow(_taken, new_seat, shell.current())
+    library_lines = []
+    is_resized = _seat is not None and _seat.world_size != new_seat.world_size
+    if _seat is not None and _seat != new_seat:
+        reason = resizing.what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
+        resizing.adopt_seat(_seat, new_seat, shell.current())
         if is_resized:
-            of_libraries = library_objects.how_to_make_again(variables)
-        _taken = new_seat
-    taken = _take(new_seat)
+            library_lines = library_objects.how_to_make_again(variables)
+        _seat = new_seat
+    _become_rank(new_seat)
+    # Note what belongs to the groups that are about to end.
     owned = user_groups.owned(variables)
     # With another number of ranks no group of the person's can be as it was.
     own = [] if is_resized else own_groups.living()
     ended: list[Any] = [dist.group.WORLD]
     name_before = None if ended[0] is None else ended[0].group_name
-    store = _store(taken, generation)
-    torchrun_variables.publish_master(taken, store)
-    group.form_again(_membership(taken), store, generation)
+    # Form the group.
+    store = _store(new_seat, generation)
+    torchrun_variables.publish_master(new_seat, store)
+    group.form_again(_membership(new_seat), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(taken.folder), generation)
+    simulated_link.begin(Path(new_seat.folder), generation)
     remains.forget_failure()
     with simulated_link.not_simulated():
+        # Make the person's groups again, and put each in the place of the one that has ended.
         pairs = group.make_own_groups_again(own)
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
             pairs.append((ended[0], now))
         # It looks at all of the process, which may be much.
         _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
-        # Where a rank was replaced, it has no part of what belonged to all ranks.
+        # Move the models, and say which variables cannot be moved. Where a rank was replaced, it has no part
+        # of what belonged to all ranks.
         moved = {new.group_name for _, new in pairs}
         lost = sharded.reset()
         if problem:
             lost.append(f"some variables may still hold a group that has ended ({problem})")
-        lost += [f"{why}: {line}" for line in [*user_groups.lost(owned, moved), *of_libraries]]
+        lost += [f"{reason}: {line}" for line in [*user_groups.lost(owned, moved), *library_lines]]
         lost += sharded.unequal([thing for thing in owned if thing.groups <= moved])
         lost += replicas.move(variables, healthy, ended[0])
+    # This function may not keep the old groups alive.
     ended += [old for old, _ in pairs]
     del own, pairs, owned
     group.let_go(ended)
     return lost
 
 
-_taken: Seat | None = None
+_seat: Seat | None = None
 _settings_of_transport: list[str] = []
 
 
-def _settle_variables(seat: Seat) -> None:
+def _set_environment(seat: Seat) -> None:
     """Set the environment of the transport before CUDA, NCCL or gloo read it."""
     from nbgpu.engine.group import safe_nccl
 
@@ -281,19 +289,19 @@ def _settle_variables(seat: Seat) -> None:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def _take(seat: Seat) -> Seat:
-    """Prepare this engine to be a rank, once."""
-    global _taken
-    if _taken is not None:
-        assert _taken == seat, f"this engine is rank {_taken.rank} already"
+def _become_rank(seat: Seat) -> Seat:
+    """Make this engine the rank of this seat, and install what ranks need; do nothing if it is that rank."""
+    global _seat
+    if _seat is not None:
+        assert _seat == seat, f"this engine is rank {_seat.rank} already"
         return seat
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
     from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
-    _taken = seat
+    _seat = seat
     # Before torch is used, because CUDA, NCCL and gloo read it once.
-    _settle_variables(seat)
+    _set_environment(seat)
     for install in INSTALLERS:
         install(seat, shell.current())
     return seat

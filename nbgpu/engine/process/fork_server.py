@@ -70,7 +70,7 @@ class ForkServer:
         self._num_forked = 0
         self._pid_of: dict[int, int] = {}
         """The engines' pids, by the descriptor that can be read once the engine has ended."""
-        self._untaken: dict[socket.socket, int] = {}
+        self._unacknowledged: dict[socket.socket, int] = {}
         """Engines whose numbers were sent and not acknowledged yet, by connection."""
         self._orphans: descendants.Ending | None = None
         """The ending of processes that engines have left; None if there are none."""
@@ -91,7 +91,7 @@ class ForkServer:
             self._requests.close()
             for other in self._pid_of:
                 os.close(other)
-            for connection in self._untaken:
+            for connection in self._unacknowledged:
                 connection.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             watched.show(self._folder)
@@ -105,13 +105,13 @@ class ForkServer:
         lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
-            connections = {connection.fileno(): connection for connection in self._untaken}
+            connections = {connection.fileno(): connection for connection in self._unacknowledged}
             descriptors = [*lifetime.fds, requests, *self._pid_of, *connections]
             ready = set(select.select(descriptors, [], [], self._end_orphans())[0])
             for descriptor in ready & set(self._pid_of):
-                self._bury(descriptor)
+                self._reap(descriptor)
             for fd in ready & set(connections):
-                self._hand_over(connections[fd])
+                self._end_unless_acknowledged(connections[fd])
             if lifetime.over(ready):
                 return
             if requests in ready:
@@ -121,7 +121,7 @@ class ForkServer:
         """End the engines and all that they have started: ask first, and kill what is left after a moment."""
         descendants.end_all(_STOP_GRACE_S)
         for descriptor in select.select(list(self._pid_of), [], [], 0)[0]:
-            self._bury(descriptor)
+            self._reap(descriptor)
 
     def _end_orphans(self) -> float | None:
         """End the processes that engines have left; return the seconds until the next look, None if no look
@@ -139,7 +139,8 @@ class ForkServer:
         self._orphans = None
         return None
 
-    def _bury(self, descriptor: int) -> None:
+    def _reap(self, descriptor: int) -> None:
+        """Collect the exit status of an engine that has ended, and write it into a file for the client."""
         pid = self._pid_of.pop(descriptor)
         os.close(descriptor)
         status = watched.reap(pid)
@@ -149,6 +150,7 @@ class ForkServer:
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
+        """Do what the client asks for on this connection: import what training needs, or fork an engine."""
         asked = _read(request)
         if asked is None:
             request.close()
@@ -159,16 +161,16 @@ class ForkServer:
             gc.freeze()
         if "fork" in asked:
             number, pid = self.fork_engine(asked["fork"])
-            self._untaken[request] = pid
-            with suppress(OSError):  # `_hand_over` then finds that the client is gone
+            self._unacknowledged[request] = pid
+            with suppress(OSError):  # `_end_unless_acknowledged` then finds that the client is gone
                 request.sendall(json.dumps({"engine": number, "pid": pid}).encode())
         else:
             request.close()
 
-    def _hand_over(self, connection: socket.socket) -> None:
+    def _end_unless_acknowledged(self, connection: socket.socket) -> None:
         """End a new engine unless the client has acknowledged it. Nobody would know of an engine whose client
         was interrupted."""
-        pid = self._untaken.pop(connection)
+        pid = self._unacknowledged.pop(connection)
         with connection:
             try:
                 is_taken = connection.recv(_REQUEST_BYTES) == TAKEN

@@ -58,6 +58,7 @@ _stays_when_signalled = False
 def main() -> None:
     """Dial in, and serve until the cluster is over."""
     global _here, _folder, _fork_server, _stays_when_signalled
+    # Read the join file, and find a way to the controller.
     file = Path(sys.argv.pop(1)).absolute()
     join = _join_file(file)
     if sys.argv[1:] in (["--remove-folder"], ["--remove-folder-unless-signalled"]):
@@ -73,12 +74,14 @@ def main() -> None:
     if join.working_folder:
         with suppress(OSError):  # a host need not have it, and a person may have chosen another
             os.chdir(join.working_folder)
+    # Begin this host's part of the cluster.
     _folder = launch.new_folder()
     _here = ThisHost(_folder, from_start=True)
     _fork_server = launch.launch_fork_server(_folder, join.environment)
     write_whole(_folder / MEETING, json.dumps(dict(join.meeting)), mode=0o600)
     _here.begin_engines(0)
     host_calls.serve(_here, _folder, address)
+    # Answer the client until a signal, the fork server's end or the controller's silence ends this process.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: _end_by(signal.Signals(number)))
     threading.Thread(target=_end_with_fork_server, name="nbgpu-lifetime", daemon=True).start()
@@ -123,6 +126,7 @@ def _reach(join: JoinFile) -> tuple[str, str]:
 
 
 def _serve(join: JoinFile) -> None:
+    """Run ipyparallel's engine of this host in this process, until the controller is silent for too long."""
     from ipyparallel.engine.app import IPEngine
 
     security = _folder / "profile" / "security"
@@ -159,6 +163,7 @@ def _serve(join: JoinFile) -> None:
 
 
 def _end_with_fork_server() -> None:
+    """Wait for the fork server's end, and end this host's part of the cluster with it."""
     code = _fork_server.wait()
     if _leaving.locked():
         return

@@ -122,13 +122,13 @@ def new_lines(files: dict[str, int], max_bytes: int) -> dict[str, bytes]:
         files: the offset in bytes of each file.
         max_bytes: the most to return of each.
     """
-    found = {}
+    lines = {}
     for file, offset_bytes in files.items():
         with suppress(OSError), Path(file).open("rb") as opened:
             content = os.pread(opened.fileno(), max_bytes, offset_bytes)
             if whole := content[: content.rfind(b"\n") + 1]:
-                found[file] = whole
-    return found
+                lines[file] = whole
+    return lines
 
 
 def fork(numbers: Sequence[int]) -> dict[int, int]:
@@ -174,7 +174,8 @@ def call(method: str, *args: Any) -> Any:
 
 
 def _stacks_for(asker: str) -> Stacks:
-    """What asks for one asker: a rank may owe another one an answer, and gives it of an earlier moment."""
+    """Return the connections to the ranks that one asker uses. Each has its own: a rank that owes an answer
+    to another asker would answer for an earlier moment."""
     stacks = _stacks.pop(asker, None) or _here.stacks()
     _stacks[asker] = stacks
     while len(_stacks) > _MOST_ASKERS:
@@ -193,10 +194,10 @@ def questions(method: str, *args: Any) -> Any:
         return None
     if _listener is None:
         return {}
-    found = getattr(_listener, method)(*args)
+    result = getattr(_listener, method)(*args)
     if method == "close":
         _listener = None
-    return {number: asdict(question) for number, question in found.items()} if method == "look" else None
+    return {number: asdict(question) for number, question in result.items()} if method == "look" else None
 
 
 def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
@@ -214,17 +215,17 @@ def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
     stacks = _stacks_for(asker)
     stacks.ask(pids)
     answers: dict[int, MainThreadState] = stacks.collect(patience_s)
-    found = {}
+    states = {}
     for pid in pids:
         answer = answers.get(pid)
         owes = answer is None and stacks.silent_s(pid) > 0
-        found[pid] = (
+        states[pid] = (
             None if answer is None else asdict(answer),
             stacks.computes(pid) if owes else False,
             stacks.waits_in_the_system(pid),
             stacks.standstill(pid),
         )
-    return found
+    return states
 
 
 def cell_line(pid: int) -> int | None:
@@ -233,7 +234,7 @@ def cell_line(pid: int) -> int | None:
 
 
 def keep_copy(folder: str) -> None:
-    """Have a copy of a folder that this host does not see."""
+    """Make a copy of a folder that this host does not see, unless there is one."""
     if folder not in _served:
         _served[folder] = ServedFolder(folder, _folder)
 
@@ -244,7 +245,7 @@ def remove_copies(keep: Sequence[str]) -> None:
     Args:
         keep: the folders, as the notebook's host calls them.
     """
-    for folder in [each for each in _served if each not in keep]:
+    for folder in [served for served in _served if served not in keep]:
         _served.pop(folder).remove()
 
 

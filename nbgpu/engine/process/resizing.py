@@ -28,9 +28,9 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
     )
 
 
-def follow(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
-    """Give this process what differs in its seat: the names `rank` and `world_size`, torchrun's variables,
-    its threads and its memory limit.
+def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
+    """Apply what differs in the new seat of this rank: the names `rank` and `world_size`, torchrun's
+    variables, threads, cores and memory limit.
 
     What the person has set to another value stays.
 

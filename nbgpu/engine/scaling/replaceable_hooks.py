@@ -78,6 +78,8 @@ def _allow_replacement() -> None:
 
     @functools.wraps(register)
     def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
+        """Register a hook or, where `attach` has put one on the object already, put it in the place of
+        that."""
         attached = _hooks.pop(self, None)
         # A DDP object that starts over on another group has lost its hook.
         if attached is None or not torch_private.has_comm_hook(self):

@@ -79,8 +79,8 @@ def note_new(_: Any = None) -> None:
 
 def _failure(module: str, printed: str) -> str:
     """Return the error that IPython has printed for a module, with its line; empty if there is none."""
-    _, found, rest = printed.partition(f"[autoreload of {module} failed: ")
-    if not found:
+    _, failed, rest = printed.partition(f"[autoreload of {module} failed: ")
+    if not failed:
         return ""
     traceback = rest.partition("\n]")[0].strip()
     places = re.findall(r'File "(.+)", line (\d+)', traceback)

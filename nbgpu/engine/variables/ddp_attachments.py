@@ -43,8 +43,8 @@ class Attachments:
         return hook.__qualname__ if is_function else type(hook).__name__
 
 
-def take(ddp: DistributedDataParallel) -> Attachments:
-    """Return what is on an object that is initialised again afterwards."""
+def collect(ddp: DistributedDataParallel) -> Attachments:
+    """Return what the person has put on an object, to be put back once the object is initialised again."""
     attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
     return Attachments(attributes, ddp_objects.hook_of(ddp))
 
@@ -64,7 +64,7 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
         before: the default group that has ended.
 
     Returns:
-        What a person has to know of it; empty if all is as before.
+        A sentence for the person; empty if all is as before.
     """
     if attachments.hook is None:
         return ""
@@ -81,7 +81,8 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
 
 
 def on_new_group(thing: Any, before: Any) -> Any:
-    """Return an object with the new default group in place of the one that has ended, if it holds that."""
+    """Put the new default group in place of the one that has ended, if an object is it or has it as an
+    attribute; return the object, or the group."""
     if before is None:
         return thing
     if thing is before:

@@ -58,7 +58,8 @@ def remember_source(filename: str, text: str) -> None:
 
 
 def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
-    """Yield the definitions, first those that others need at once."""
+    """Yield the definitions, first those that others need at once; where they need each other, as they
+    come."""
     left = list(definitions)
     while left:
         names = {d.defines for d in left} | {d.name for d in left}
@@ -88,11 +89,11 @@ def _first_line(statement: ast.stmt) -> int:
 def _needed_at_once(code: CodeType) -> set[str]:
     """Return the names that are looked up while a statement runs, in bodies of classes but not of
     functions."""
-    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
-    needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - own
+    made = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
+    needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - made
     for inner in _codes_in(code):
         if not inner.co_flags & inspect.CO_OPTIMIZED:
-            needed |= _needed_at_once(inner) - own
+            needed |= _needed_at_once(inner) - made
     return needed - {"__name__", "__module__", "__qualname__"}
 
 
@@ -108,8 +109,8 @@ def _used_later(code: CodeType) -> Iterator[str]:
 def _globals_in(code: CodeType) -> Iterator[str]:
     instructions = list(dis.get_instructions(code))
     # A global that the function itself assigns exists once the function has run.
-    own = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
-    yield from (i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval not in own)
+    assigned = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
+    yield from (i.argval for i in instructions if i.opname == "LOAD_GLOBAL" and i.argval not in assigned)
     for inner in _codes_in(code):
         yield from _globals_in(inner)
 

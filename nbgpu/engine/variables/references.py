@@ -40,6 +40,7 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
                 tuples.append((holder, again))
             else:
                 _replace_in(holder, new_of)
+        # A tuple cannot be changed: a new one takes its place in the next turn.
         pending = tuples
 
 
@@ -62,6 +63,12 @@ def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
+    """Replace objects in one that refers to them, by the kind of place in which it keeps them.
+
+    Args:
+        holder: the object that refers to them.
+        new_of: the new objects, by the ids of the old ones.
+    """
     if is_a(holder, dict):
         _replace_in_dict(holder, new_of)
     elif is_a(holder, (list, deque)):

@@ -61,6 +61,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     Returns:
         A line for each object that could not be moved, and for each whose state differed.
     """
+    # Agree on the objects that are there on all ranks, and on their groups.
     if ddp_objects.are_there():
         # So that no object that only waits for the collector is taken for a living one.
         ask(None, gc.collect)
@@ -72,6 +73,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     everywhere, lines = _on_every_rank(mine, source, "DistributedDataParallel object")
     groups = exchange.gather({key: _ranks_of_group(arguments_of[mine[key]]) for key in everywhere})
     on_all: list[DistributedDataParallel] = []
+    """Objects whose group is the default one: their optimizers get one state."""
     moved = set()
     for value in variables.values():
         if is_a(value, Optimizer):
@@ -82,6 +84,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
         if not all(theirs[key] for theirs in groups):
             lines.append(f"{key}, a DistributedDataParallel object on a group of your own: make it again")
             continue
+        # All ranks must be able to go on, so that each step below ends with an exchange of what went wrong.
         try:
             problem = _make_equal(ddp, [theirs[key] for theirs in groups], healthy)
         except _CannotMoveError as error:
@@ -96,6 +99,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
         if any(problems := [theirs for theirs, _ in seen]):
             lines.append(f"{key}: {next(filter(None, problems))}. Make it again on all ranks")
             continue
+        # Put the communication hook back.
         if any(name != seen[0][1] for _, name in seen):
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
         else:
@@ -139,19 +143,21 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
     Raises:
         _CannotMoveError: they cannot be made the same, on all ranks.
     """
-    look, problem = ask(ddp, functools.partial(_parameters_and_sums, ddp))
-    parameters, seen_here = look or ([], [])
+    # Compare the parameters over all ranks.
+    answer, problem = ask(ddp, functools.partial(_parameters_and_sums, ddp))
+    parameters, seen_here = answer or ([], [])
     on_every_rank = exchange.gather([problem, seen_here])
     for rank, (problem, _) in enumerate(on_every_rank):
         if problem:
             raise _CannotMoveError(f"whose parameters cannot be read on rank {rank} ({problem})")
     seen = [theirs for _, theirs in on_every_rank]
+    # By the ranks of a group whose parameters differ: the rank whose parameters all get.
     problems = {}
     for ranks in map(tuple, groups):
-        differ = _differ([seen[rank] for rank in ranks])
-        if differ == "in shape":
+        difference = _difference([seen[rank] for rank in ranks])
+        if difference == "in shape":
             raise _CannotMoveError("whose parameters differ in shape between the ranks")
-        if differ:
+        if difference:
             problems[ranks] = min([rank for rank in healthy if rank in ranks] or ranks)
     ranks = tuple(groups[dist.get_rank()])
     if ranks in problems:
@@ -173,7 +179,7 @@ def _initialise_again(
 ) -> tuple[str, ddp_attachments.Attachments]:
     """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
     that failed, empty if it did not; what the person had put on the object)."""
-    attachments = ddp_attachments.take(ddp)
+    attachments = ddp_attachments.collect(ddp)
 
     def initialise() -> None:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
@@ -220,8 +226,16 @@ def _agree_on_the_next_number() -> None:
 
 
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
-    """Return (the keys that all ranks have, in the order of `source`; a line for each key that only some
-    have)."""
+    """Find out which keys all ranks have. A collective.
+
+    Args:
+        mine: the keys of this rank.
+        source: the rank whose order counts.
+        what: what a key stands for, for messages.
+
+    Returns:
+        The keys that all have, in order, and a line for each key that only some have.
+    """
     theirs = exchange.gather(list(mine))
     everywhere = [key for key in theirs[source] if all(key in keys for keys in theirs)]
     lines = []
@@ -249,8 +263,8 @@ def _allow_time(tensors: Iterable[Tensor]) -> None:
     persons_objects.allow(sum(tensor.numel() for tensor in tensors) / _ELEMENTS_PER_S)
 
 
-def _differ(gathered: Sequence[Any]) -> str:
-    """Return '' if some ranks' tensors are equal, otherwise 'in shape' or 'in value'.
+def _difference(gathered: Sequence[Any]) -> str:
+    """Return how the tensors of ranks differ: 'in shape', 'in value', or '' if they are equal.
 
     Args:
         gathered: the `_shapes_and_sums` of these ranks.
@@ -273,8 +287,9 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
 def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
     """Return (the state of an optimizer; what is compared of it over the ranks; why it cannot be sent, '' if
     it can)."""
+    nothing = OptimizerState({}, {}, [])
 
-    def take() -> tuple[OptimizerState, list[Any], str]:
+    def read() -> tuple[OptimizerState, list[Any], str]:
         try:
             state = optimizers.state_of(optimizer)
         except ConfigError as error:
@@ -283,9 +298,8 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
         compared = [in_order, str(_settings(state)), str(sorted(state.values.items()))]
         return state, [compared, _shapes_and_sums([state.tensors[key] for key in in_order])], ""
 
-    nothing = OptimizerState({}, {}, [])
-    taken, failure = ask(optimizer, take)
-    return taken or (nothing, [], f"its state could not be compared over the ranks ({failure})")
+    answer, failure = ask(optimizer, read)
+    return answer or (nothing, [], f"its state could not be compared over the ranks ({failure})")
 
 
 def _load_state(optimizer: Optimizer, state: OptimizerState) -> None:
@@ -303,9 +317,9 @@ def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[An
     for name, value in variables.items():
         # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
         if is_a(value, Optimizer) and not ddp_attachments.has_group(value):
-            found, problem = ask(value, functools.partial(user_groups.optimizer_parameters, value))
-            if found is not None:
-                parameters[name] = found
+            own_parameters, problem = ask(value, functools.partial(user_groups.optimizer_parameters, value))
+            if own_parameters is not None:
+                parameters[name] = own_parameters
             elif (name, problem) not in _reported:
                 _reported.add((name, problem))
                 lines.append(f"{name}: its parameters could not be read ({problem})")
@@ -316,6 +330,7 @@ def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
     """Give the optimizers of moved objects the same state on all ranks; leave other optimizers alone."""
+    # Only an optimizer whose parameters are all those of moved objects can have one state on all ranks.
     shared = {id(parameter) for ddp in moved for parameter in walk_parameters(ddp)}
     parameters_by_name, lines = _parameters_of_each(variables)
     mine = {
@@ -332,13 +347,16 @@ def _share_optimizers(
             lines.append(f"{name}: {next(filter(None, problems))}")
             continue
         seen = [theirs for _, theirs in on_every_rank]
-        if all(compared == seen[0][0] for compared, _ in seen) and not _differ([sums for _, sums in seen]):
+        if all(compared == seen[0][0] for compared, _ in seen) and not _difference(
+            [sums for _, sums in seen]
+        ):
             continue
+        # They differ: send the state of `source` to the others.
         tensors = dict(exchange.broadcast_tensors(state.tensors, source, moved[0].device))
         theirs, values = exchange.broadcast([_settings(state), state.values], source)
         problem = ""
         if dist.get_rank() != source:
-            groups = [own | other for own, other in zip(state.groups, theirs, strict=True)]
+            groups = [before | settings for before, settings in zip(state.groups, theirs, strict=True)]
             new = OptimizerState(tensors, values, groups)
             _, problem = ask(mine[name], functools.partial(_load_state, mine[name], new))
         if any(problems := exchange.gather(problem)):

@@ -48,7 +48,7 @@ def _models() -> Iterator[Any]:
 def unequal(moved: list[Owned]) -> list[str]:
     """Return a line for each variable whose parts were changed on some ranks and not on others. A collective.
 
-    No rank has another one's part, so that nothing can make them equal. Each difference is reported once.
+    As no rank has another one's part, nothing can make them equal. Each difference is reported once.
     """
     changes = exchange.gather({thing.name: _num_changes(thing.value) for thing in moved})
     lines = []
@@ -68,6 +68,6 @@ def _num_changes(value: Any) -> int | None:
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None:
         return None
-    own = walk_parameters(value) if is_a(value, nn.Module) else [value]
-    parts = [tensor for tensor in own if is_a(tensor, tensors.DTensor)]
+    candidates = walk_parameters(value) if is_a(value, nn.Module) else [value]
+    parts = [tensor for tensor in candidates if is_a(tensor, tensors.DTensor)]
     return sum(map(torch_private.num_changes, parts)) if parts else None

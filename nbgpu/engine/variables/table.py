@@ -74,6 +74,7 @@ def _described(name: str, value: Any, deadline_s: float) -> Variable:
 
 
 def _facts(value: Any) -> dict[str, Any]:
+    """Return the fields of a `Variable` that describe a value of this kind; none for other objects."""
     if isinstance(value, Tensor):
         return _facts_of_tensor(value)
     if isinstance(value, np.ndarray):
@@ -217,8 +218,8 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 def _common(values: Iterable[Any]) -> str:
     """Return the value that all have in common, or 'several'."""
-    found = {str(value) for value in values}
-    return found.pop() if len(found) == 1 else ("several" if found else "")
+    distinct = {str(value) for value in values}
+    return distinct.pop() if len(distinct) == 1 else ("several" if distinct else "")
 
 
 def _plain(dtype: torch.dtype) -> str:

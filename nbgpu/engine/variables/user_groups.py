@@ -49,6 +49,7 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
     meshes = {name: value for name, value in named.items() if is_a(value, DeviceMesh)}
     modules = [value for value in named.values() if is_a(value, nn.Module)]
     inner = {id(module) for whole in modules for module in walk_modules(whole) if module is not whole}
+    # In the order in which the lines are to be run: an object comes after those that it is made from.
     finders: list[Callable[[str, Any], _Line | None]] = [
         _describe_group,
         # Whole meshes come first, because parts are taken from them.
@@ -62,8 +63,8 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
         Owned(name, value, line, frozenset(getattr(group, "group_name", _NEVER_MOVED) for group in groups))
         for find in finders
         for name, value in named.items()
-        if (found := find(name, value)) is not None
-        for line, groups in [found]
+        if (description := find(name, value)) is not None
+        for line, groups in [description]
     ]
 
 

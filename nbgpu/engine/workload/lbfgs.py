@@ -262,25 +262,34 @@ class Lbfgs:
         if the projected gradient is zero."""
         shards, pairs = self._shards, self._pairs
         numbers = x.new_zeros(len(x), 1 + pairs.shape[1])
-        for some in shards.pieces():
-            way = _projected(x[some], gradient[some])
-            numbers[some, 0] = way.square().sum(dim=1)
-            numbers[some, 1:] = _products(pairs[some], way)
+        for piece in shards.pieces():
+            direction = _projected(x[piece], gradient[piece])
+            numbers[piece, 0] = direction.square().sum(dim=1)
+            numbers[piece, 1:] = _products(pairs[piece], direction)
         squared, *products = shards.sums(numbers)
         if squared == 0:
             return None
+        # The quotient is the best step without bounds; its multiples are tried within the bounds.
         steps = squared / model.curvature(float(squared), np.array(products)) * _CAUCHY_STEPS
         num = len(steps)
         numbers = x.new_zeros(len(x), num * (2 + pairs.shape[1]))
-        for some in shards.pieces():
-            ways = torch.stack([_cauchy_point(x[some], gradient[some], t) - x[some] for t in steps], dim=1)
-            slopes = (ways @ gradient[some, :, None])[..., 0]
-            numbers[some] = torch.cat(
-                [slopes, ways.square().sum(dim=2), (pairs[some] @ ways.mT).flatten(1)], dim=1
+        for piece in shards.pieces():
+            moves = torch.stack(
+                [_cauchy_point(x[piece], gradient[piece], t) - x[piece] for t in steps], dim=1
             )
-        found = shards.sums(numbers)
-        slopes_, squares, of_pairs = found[:num], found[num : 2 * num], found[2 * num :].reshape(-1, num)
-        losses = [slopes_[i] + model.curvature(float(squares[i]), of_pairs[:, i]) / 2 for i in range(num)]
+            slopes = (moves @ gradient[piece, :, None])[..., 0]
+            numbers[piece] = torch.cat(
+                [slopes, moves.square().sum(dim=2), (pairs[piece] @ moves.mT).flatten(1)], dim=1
+            )
+        totals = shards.sums(numbers)
+        total_slopes, squares, pair_products = (
+            totals[:num],
+            totals[num : 2 * num],
+            totals[2 * num :].reshape(-1, num),
+        )
+        losses = [
+            total_slopes[i] + model.curvature(float(squares[i]), pair_products[:, i]) / 2 for i in range(num)
+        ]
         return float(steps[int(np.argmin(losses))])
 
     def _way_from_cauchy_point(self, model: _Model, x: Tensor, gradient: Tensor, step: float) -> Tensor:

@@ -191,22 +191,23 @@ class _State:
     def _swap_losses(self, pairs: np.ndarray) -> Tensor:
         """Compute the slice losses of up to _AT_ONCE swaps, as (_AT_ONCE, 2, directions), padded with
         zeros."""
-        found = torch.zeros(_AT_ONCE, 2, len(self._directions), dtype=torch.float64)
-        at = self._slices_of(pairs)
+        losses = torch.zeros(_AT_ONCE, 2, len(self._directions), dtype=torch.float64)
+        slice_of = self._slices_of(pairs)
         places = np.stack(np.unravel_index(pairs, self._shape), axis=-1)
         values = self.field.flatten(1)[:, pairs]  # (P, N, 2)
         for d in self._directions:
-            slices = self._stack(d)[at[:, :, d]].clone()  # (N, 2, P, H, W)
-            within = np.delete(places, d, axis=-1) if len(self._shape) == NUM_DIRECTIONS else places
+            slices = self._stack(d)[slice_of[:, :, d]].clone()  # (N, 2, P, H, W)
+            in_slice = np.delete(places, d, axis=-1) if len(self._shape) == NUM_DIRECTIONS else places
             number = np.arange(len(pairs))
+            # Both slices of a pair get the other pixel's value where the pixel lies in them.
             for pixel in (0, 1):
-                row, column = within[:, pixel].T
+                row, column = in_slice[:, pixel].T
                 for side in (0, 1):
-                    here = at[:, side, d] == at[:, pixel, d]
+                    here = slice_of[:, side, d] == slice_of[:, pixel, d]
                     swapped = values[:, here, 1 - pixel].T
                     slices[number[here], side, :, row[here], column[here]] = swapped
-            found[: len(pairs), :, d] = self._slice_losses(slices.flatten(0, 1), d).view(-1, 2)
-        return found
+            losses[: len(pairs), :, d] = self._slice_losses(slices.flatten(0, 1), d).view(-1, 2)
+        return losses
 
     def _gathered(self, own: list[Tensor], num_parts: int) -> Tensor:
         """Return the losses of all parts, in their order. One collective if there are several ranks."""

@@ -16,7 +16,7 @@ def _answered(num_outputs: int) -> tuple[Arrivals, Answer]:
     arrivals = Arrivals()
     gathered = {"stdout": "", "stderr": "", "outputs": []}
     answer = Answer(3, arrivals, gathered, socket=None, forget=lambda: None)
-    answer.take(1, num_outputs)
+    answer.complete(1, num_outputs)
     return arrivals, answer
 
 

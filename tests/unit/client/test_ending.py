@@ -27,7 +27,7 @@ def test_an_interrupt_is_raised_when_the_end_has_come_and_a_second_one_stops_aga
         if len(stops) < num_interrupts:
             interrupt()  # the first Stop is of no use to this person
         else:
-            threading.Timer(0.5, lambda: ending.come("stopped", lambda: None)).start()
+            threading.Timer(0.5, lambda: ending.complete("stopped", lambda: None)).start()
 
     with pytest.raises(KeyboardInterrupt):
         ending.wait(60, lambda: "going on", stop, patience_s=30, meanwhile=lambda: stops or interrupt())

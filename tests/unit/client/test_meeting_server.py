@@ -29,7 +29,7 @@ class Clients:
     ) -> list[tuple[str, list[bytes]]]:
         """Ask, and return what was sent to anybody because of it."""
         before = len(self.sent)
-        self.meeting.take(client.encode(), [kind.value, str(generation).encode(), *arguments])
+        self.meeting.receive(client.encode(), [kind.value, str(generation).encode(), *arguments])
         return self.sent[before:]
 
 
@@ -109,7 +109,7 @@ def test_a_value_that_its_taker_did_not_get_goes_to_the_next(clients: Clients) -
     ],
 )
 def test_a_message_that_makes_no_sense_is_refused(clients: Clients, frames: list[bytes]) -> None:
-    clients.meeting.take(b"a", frames)
+    clients.meeting.receive(b"a", frames)
     ((client, answer),) = clients.sent
     assert client == "a"
     assert answer[0] == REFUSED

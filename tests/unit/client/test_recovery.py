@@ -132,7 +132,7 @@ def test_a_rank_in_an_earlier_cell_gets_no_other_until_it_is_back() -> None:
     late: Any = Reply(is_ready=False)
     questions: Any = Questions()
     state.listening.append(questions)
-    recovery.leave_behind({0: Reply(is_ready=True), 1: late})  # type: ignore[dict-item]
+    recovery.abandon_cell({0: Reply(is_ready=True), 1: late})  # type: ignore[dict-item]
     assert questions.is_closed
     with pytest.raises(ClusterError, match=r"rank\(s\) 1 are still in an earlier cell"):
         recovery.make_ready(None)

@@ -64,13 +64,13 @@ def test_a_collective_that_outlasts_the_timeout_is_named_with_those_who_had_not_
     watched.store.set("nbgpu/waits/0/0/2", "6")
     watched.clock.look(108.0, 0.0)
     assert watched.num_given_up == 1
-    error = collective_timeout.take()
+    error = collective_timeout.take_error()
     assert str(error) == (
         "all_reduce of [3, 4] Float, collective 7 of the default group, was given up after 8 s "
         "(collective_timeout_s): rank 2 had not come. Variables are kept, and the process group is formed again"
     )
     assert isinstance(error, dist.DistBackendError)
-    assert collective_timeout.take() is None
+    assert collective_timeout.take_error() is None
 
 
 def test_progress_and_time_in_which_the_process_stood_still_do_not_count(watched: Watched) -> None:
@@ -113,7 +113,7 @@ def test_only_errors_of_torch_are_explained(watched: Watched) -> None:
     assert collective_timeout.explain(own) is own
     assert collective_timeout.explain(ValueError("gloo")).args == ("gloo",)
     assert "had not come" in str(collective_timeout.explain(cut))
-    assert collective_timeout.take() is None, "it was raised"
+    assert collective_timeout.take_error() is None, "it was raised"
 
 
 @pytest.mark.parametrize(("version", "together"), [((2, 21, 5), False), ((2, 22, 3), True)])

@@ -50,11 +50,11 @@ def test_both_phases_of_a_ring_are_an_all_reduce() -> None:
 
 def test_a_line_carries_one_thing_after_the_other_in_each_direction() -> None:
     line = Line()
-    assert line.take(10.0, 2.0, "out", "in") == 12.0
-    assert line.take(11.0, 2.0, "out", "in") == 14.0
-    assert line.take(20.0, 2.0, "out") == 22.0
-    assert line.take(20.0, 3.0, "in") == 23.0
-    assert line.take(20.0, 1.0, "out", "in") == 24.0
+    assert line.reserve(10.0, 2.0, "out", "in") == 12.0
+    assert line.reserve(11.0, 2.0, "out", "in") == 14.0
+    assert line.reserve(20.0, 2.0, "out") == 22.0
+    assert line.reserve(20.0, 3.0, "in") == 23.0
+    assert line.reserve(20.0, 1.0, "out", "in") == 24.0
 
 
 def test_ranks_read_when_the_others_came(tmp_path: Path) -> None:

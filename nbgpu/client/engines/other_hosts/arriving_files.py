@@ -30,7 +30,12 @@ class ArrivingFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _place(self, name: str) -> Path:
+    def _path_of(self, name: str) -> Path:
+        """Return where a file is written, for a checkpoint in the folder of those that are not complete.
+
+        Raises:
+            OSError: the name leads out of the folder, or through a link.
+        """
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts:
             raise OSError(errno.EPERM, "it is no file of this folder", name)
@@ -45,11 +50,11 @@ class ArrivingFiles:
         return folder / parts[-1]
 
     def num_bytes(self, piece: Piece) -> int:
-        """The bytes of a piece's file that are here, of those before the piece."""
-        path = self._place(piece.path)
-        for each in (_arriving(path), path):
-            if piece.offset_bytes and each.exists():
-                return min(piece.offset_bytes, each.stat().st_size)
+        """Return how many bytes of a file are here, of those in front of this piece of it."""
+        path = self._path_of(piece.path)
+        for candidate in (_arriving(path), path):
+            if piece.offset_bytes and candidate.exists():
+                return min(piece.offset_bytes, candidate.stat().st_size)
         return 0
 
     def write(self, piece: Piece) -> bool:
@@ -59,16 +64,17 @@ class ArrivingFiles:
         Raises:
             OSError: it cannot be written, and nothing of it was.
         """
-        path = self._place(piece.path)
+        path = self._path_of(piece.path)
         arriving = _arriving(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if piece.offset_bytes == 0 and piece.is_last:
             write_whole(path, piece.content)
             arriving.unlink(missing_ok=True)
         else:
-            # A reader of lines takes what is there.
-            is_whole = piece.offset_bytes == 0 and not (path.suffix == _OF_LINES and not path.exists())
-            target = arriving if is_whole or arriving.exists() else path
+            # A new file of lines is written in place, because its readers take what is there. Any other file
+            # arrives under a hidden name, and replaces the old one once it is complete.
+            is_replaced = piece.offset_bytes == 0 and not (path.suffix == _OF_LINES and not path.exists())
+            target = arriving if is_replaced or arriving.exists() else path
             size_bytes = target.stat().st_size if piece.offset_bytes and target.exists() else 0
             if size_bytes != piece.offset_bytes:
                 return False
@@ -78,20 +84,20 @@ class ArrivingFiles:
         return True
 
     def drop(self, name: str) -> None:
-        """Remove a file, or what has come of a checkpoint, because it was removed where it came from."""
-        path = self._place(name)
+        """Remove a file, or the arrived part of a checkpoint, because the host has removed it."""
+        path = self._path_of(name)
         if name.startswith(f"{_CHECKPOINTS}/"):
             shutil.rmtree(path.parent / _ARRIVING / path.name, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
     def give_up(self) -> None:
-        """Remove what has come of checkpoints that are not complete."""
+        """Remove the arrived parts of checkpoints that are not complete."""
         shutil.rmtree(self.folder / _CHECKPOINTS / _ARRIVING, ignore_errors=True)
 
     def complete(self, name: str) -> None:
-        """Give a checkpoint its name, once all of it is on the disk."""
-        final = self._place(name)
+        """Move a checkpoint, all of which has arrived, to its final name, once it is safe on the disk."""
+        final = self._path_of(name)
         arrived = final.parent / _ARRIVING / final.name
         for path in (*arrived.iterdir(), arrived):
             _sync(path)

@@ -47,11 +47,11 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
     path = folder / "join.json"
     # The host's own GPUs are visible there, and its ranks share its own cores.
-    of_each_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
-    there = {name: value for name, value in environment.items() if name not in of_each_host}
+    differ_by_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+    variables = {name: value for name, value in environment.items() if name not in differ_by_host}
     if are_plain():
-        there[PLAIN_CELLS] = "1"
-    join = JoinFile(connection, meeting, there, interface, working_folder())
+        variables[PLAIN_CELLS] = "1"
+    join = JoinFile(connection, meeting, variables, interface, working_folder())
     write_whole(path, join.as_json(), mode=0o600)
     return path
 
@@ -87,13 +87,14 @@ def gather(
             )
         time.sleep(_POLL_PERIOD_S)
     described = _descriptions(client, engines[: config.num_hosts], config, check)
-    _require_same_versions([each for _, each in described])
-    _require_usable([each for _, each in described])
+    _require_same_versions([description for _, description in described])
+    _require_usable([description for _, description in described])
     numbers = itertools.count()
-    taken: dict[str, int] = {}
+    # Several hosts may call themselves the same: the second one becomes 'name-2'.
+    num_of_name: dict[str, int] = {}
     hosts = []
     for engine, description in described:
-        taken[description.name] = nth = taken.get(description.name, 0) + 1
+        num_of_name[description.name] = nth = num_of_name.get(description.name, 0) + 1
         name = description.name if nth == 1 else f"{description.name}-{nth}"
         hosts.append(OtherHost(client, engine, description, name, numbers))
     return hosts
@@ -117,6 +118,7 @@ def describe_one(
 def _descriptions(
     client: Client, engines: Sequence[int], config: ClusterConfig, check: Callable[[], None]
 ) -> list[tuple[int, HostDescription]]:
+    """Ask hosts, all at once, to describe themselves; return the answers by name, each with its engine."""
     from ipyparallel.error import RemoteError
 
     backends = [transport.backend for transport in transports.candidates(config, UNKNOWN)]
@@ -140,13 +142,14 @@ def _descriptions(
                 f"a host that has dialled in does not say what it has ({error}). What `nbgpu host` wrote there says more; "
                 "another version of nbgpu cannot be a host"
             ) from None
-    return sorted(described, key=lambda each: (each[1].name, each[0]))
+    return sorted(described, key=lambda pair: (pair[1].name, pair[0]))
 
 
 def _require_usable(descriptions: Sequence[HostDescription]) -> None:
-    if problems := [f"host {each.name}: {each.problem}" for each in descriptions if each.problem]:
+    """Raise ConfigError if a host cannot have ranks, or only some hosts have GPUs."""
+    if problems := [f"host {d.name}: {d.problem}" for d in descriptions if d.problem]:
         raise ConfigError("\n".join(problems))
-    kinds = {each.name: each.devices[0]["kind"] for each in descriptions}
+    kinds = {d.name: d.devices[0]["kind"] for d in descriptions}
     if len(set(kinds.values())) > 1:
         without = " and ".join(f"host {name}" for name, kind in kinds.items() if kind == "cpu")
         raise ConfigError(
@@ -155,11 +158,12 @@ def _require_usable(descriptions: Sequence[HostDescription]) -> None:
 
 
 def _require_same_versions(descriptions: list[HostDescription]) -> None:
+    """Raise ClusterError if a host has other versions of the packages than this one."""
     here = versions.here()
     wrong = [
-        f"host {each.name} has {', '.join(different)}"
-        for each in descriptions
-        if (different := versions.differences(each.versions, here))
+        f"host {description.name} has {', '.join(different)}"
+        for description in descriptions
+        if (different := versions.differences(description.versions, here))
     ]
     if wrong:
         raise ClusterError(
@@ -172,12 +176,13 @@ def take_over(client: Client, joined: Iterable[JoinedHost], seating: Seating) ->
     """Return the hosts of a cluster that another process has started."""
     numbers = {process: engine for engine, process in seating.spares.items()}
     numbers |= {seating.processes[rank]: engine for rank, engine in seating.engines.items()}
-    taken = [number for number in (*client.ids, *numbers.values()) if number < FIRST_NUMBER]
-    free = itertools.count(max(taken, default=-1) + 1)
+    used = [number for number in (*client.ids, *numbers.values()) if number < FIRST_NUMBER]
+    free = itertools.count(max(used, default=-1) + 1)
     hosts = []
-    for each in joined:
-        host = OtherHost(client, each.engine, HostDescription(**each.description), each.name, free)
-        host.clock_ahead_s = each.clock_ahead_s
+    for joined_host in joined:
+        description = HostDescription(**joined_host.description)
+        host = OtherHost(client, joined_host.engine, description, joined_host.name, free)
+        host.clock_ahead_s = joined_host.clock_ahead_s
         host.take_over({process.pid: n for process, n in numbers.items() if process.host == host.name})
         hosts.append(host)
     return hosts

@@ -51,6 +51,7 @@ class LiveRecords:
             self._thread.join()
 
     def _follow(self) -> None:
+        """Ask each host for new lines four times a second, and pass the answers to the reader."""
         asked: dict[OtherHost, tuple[Any, Sequence[int]]] = {}
         due_mono_s: dict[OtherHost, float] = {}
         while not self._closing.wait(_POLL_PERIOD_S if asked else _PERIOD_S):

@@ -77,9 +77,12 @@ class OtherHost:
         kept cluster may have been lost before this notebook attached to it."""
         return self._client[self._engine]
 
-    def again(self, engine: int, description: HostDescription, name: str) -> OtherHost:
-        """Return the host that takes this one's place once it is lost: the same one or another, with a new
-        engine. The processes of this one count as ended there."""
+    def make_successor(self, engine: int, description: HostDescription, name: str) -> OtherHost:
+        """Return the host that replaces this one, which is lost: the same machine or another, with a new
+        engine.
+
+        For the new one the processes of this one count as ended.
+        """
         host = OtherHost(self._client, engine, description, name, self._numbers)
         host._number_of = dict(self._number_of)
         host._endings = {pid: self._endings.get(pid, ExitStatus(None)) for pid in self._number_of}
@@ -105,16 +108,16 @@ class OtherHost:
         It is measured once, by messages there and back, of which the quickest counts: the clock there was
         read at some moment in between (Cristian 1989, "Probabilistic clock synchronization").
         """
-        found = []
+        measured = []
         try:
             for _ in range(_NUM_CLOCK_MESSAGES):
                 asked_s = time.time()
                 there_s = self.answer(self.tell(Call.CLOCK_OF_HOST))
                 answered_s = time.time()
-                found.append(((answered_s - asked_s) / 2, there_s - (asked_s + answered_s) / 2))
+                measured.append(((answered_s - asked_s) / 2, there_s - (asked_s + answered_s) / 2))
         except OSError:
             return 0.0  # a host that is lost has no ranks whose times count
-        error_s, ahead_s = min(found)
+        error_s, ahead_s = min(measured)
         return ahead_s if abs(ahead_s) > error_s else 0.0
 
     @property
@@ -128,7 +131,7 @@ class OtherHost:
         return self._engine
 
     def tell(self, call: Call, *args: Any) -> Any:
-        """Send a request, and return at once what will be its answer.
+        """Send a request, and return its pending answer at once.
 
         Raises:
             HostLostError: the host is not heard any more.
@@ -231,12 +234,12 @@ class OtherHost:
             self._came.add(pid)
             return None
         try:
-            found = self._ask("how_ended", pid)
+            status = self._ask("how_ended", pid)
         except OSError:
-            found = ExitStatus(None)
-        if found is None:
+            status = ExitStatus(None)
+        if status is None:
             return None
-        self._endings[pid] = ending = ExitStatus(*found)
+        self._endings[pid] = ending = ExitStatus(*status)
         return ending
 
     def num_ended(self) -> int:
@@ -246,10 +249,10 @@ class OtherHost:
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
         try:
-            why = str(self._ask("standstill", pid, patience_s=_QUICK_PATIENCE_S))
+            reason = str(self._ask("standstill", pid, patience_s=_QUICK_PATIENCE_S))
         except OSError:
             return ""
-        return f"on host {self.name} {why}" if why else ""
+        return f"on host {self.name} {reason}" if reason else ""
 
     def resident_bytes(self, pid: int) -> int | None:
         """The memory that a process has in RAM; None if it has ended."""
@@ -262,10 +265,10 @@ class OtherHost:
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
         """The core time that each process has used and waited for; one that has ended is left out."""
         try:
-            found = self._ask("core_uses", list(pids), patience_s=_QUICK_PATIENCE_S)
+            uses = self._ask("core_uses", list(pids), patience_s=_QUICK_PATIENCE_S)
         except OSError:
             return {}
-        return {pid: CoreUse(*used) for pid, used in found.items()}
+        return {pid: CoreUse(*used) for pid, used in uses.items()}
 
     def stacks(self) -> _Stacks:
         """Make an object that asks ranks where they are. The caller closes it."""
@@ -329,7 +332,9 @@ class _Stacks:
         if not asked.successful():  # the host has gone
             return {}
         self._last = asked.get()
-        answers = {pid: MainThreadState(**said[0]) for pid, said in self._last.items() if said[0] is not None}
+        answers = {
+            pid: MainThreadState(**fields[0]) for pid, fields in self._last.items() if fields[0] is not None
+        }
         for pid in answers:
             self._asked_mono_s.pop(pid, None)
         return answers
@@ -412,13 +417,14 @@ class _Questions:
         return self._asked is not None
 
     def _receive_answer(self, patience_s: float) -> None:
+        """Take over the open questions if the host's answer comes within the patience."""
         if self._asked is None or not self._asked.wait(max(0.0, patience_s)):
             return
         asked, self._asked = self._asked, None
         if self._asks_for_new:
             self._is_new = False
-        found = asked.get() if asked.successful() else {}
-        self._open = {n: Question(**fields) for n, fields in found.items() if n not in self._answered}
+        questions = asked.get() if asked.successful() else {}
+        self._open = {n: Question(**fields) for n, fields in questions.items() if n not in self._answered}
 
     def answer(self, number: int, text: str) -> None:
         """Answer a question."""

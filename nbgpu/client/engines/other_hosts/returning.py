@@ -85,13 +85,16 @@ class ReturningHosts:
             period_s = min(2 * period_s, _LONGEST_PERIOD_S)
         self._obstacle = ""
 
-    def take(self) -> list[tuple[OtherHost, OtherHost]]:
-        """Give the places of lost hosts to hosts that have dialled in since. Their ranks do not run yet.
+    def replace_lost(self) -> list[tuple[OtherHost, OtherHost]]:
+        """Replace lost hosts by hosts that have dialled in since. Their ranks do not run yet.
+
+        A host replaces the lost one of its own name, if there is one, and must have as many devices. One that
+        cannot is refused for good.
 
         Returns:
             Each lost host, with the one that has its place now.
         """
-        taken = []
+        replaced = []
         for engine in [] if not self.missing() else self._new_engines():
             if not (missing := self.missing()):
                 break
@@ -104,19 +107,20 @@ class ReturningHosts:
                 continue
             alike = [host for host in missing if host.description.name == description.name]
             lost = (alike or missing)[0]
-            wanted, there = lost.description.devices, description.devices
-            if [each["kind"] for each in wanted] != [each["kind"] for each in there]:
+            before, now = lost.description.devices, description.devices
+            if [device["kind"] for device in before] != [device["kind"] for device in now]:
                 self._refused[engine] = (
-                    f"host {description.name} has {len(there)} rank(s), and host {lost.name} had {len(wanted)}"
+                    f"host {description.name} has {len(now)} rank(s), and host {lost.name} had {len(before)}"
                 )
                 continue
             name = lost.name if alike else self._free_name(description.name)
-            host = lost.again(engine, description, name)
+            host = lost.make_successor(engine, description, name)
             self._processes.take_back(host, lost)
-            taken.append((lost, host))
-        return taken
+            replaced.append((lost, host))
+        return replaced
 
     def _new_engines(self) -> list[int]:
+        """Return the engines of hosts that have dialled in, and are neither in use nor refused."""
         used = {host.engine for host in (*self._processes.others, *self._processes.without_ranks)}
         here = [number for number in self._client.ids if number >= FIRST_NUMBER]
         return [number for number in here if number not in used and number not in self._refused]
@@ -124,17 +128,17 @@ class ReturningHosts:
     def _free_name(self, name: str) -> str:
         taken = set(self._processes.hosts)
         names = [name, *(f"{name}-{nth}" for nth in range(2, len(taken) + 3))]
-        return next(each for each in names if each not in taken)
+        return next(candidate for candidate in names if candidate not in taken)
 
     @property
-    def are_hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         """Whether no lost host can come back."""
         return self._launcher.is_over()
 
     def obstacles(self) -> Sequence[str]:
-        """Sentences that say why a host does not come back, as far as that is known."""
-        here = [why for engine, why in self._refused.items() if engine in self._client.ids]
-        return [*here, *filter(None, [self._obstacle, self._launcher.obstacle()])]
+        """Sentences that say why a host does not come back; none if no reason is known."""
+        refusals = [reason for engine, reason in self._refused.items() if engine in self._client.ids]
+        return [*refusals, *filter(None, [self._obstacle, self._launcher.obstacle()])]
 
     def close(self) -> None:
         """Start no more hosts."""

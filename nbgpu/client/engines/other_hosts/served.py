@@ -97,7 +97,7 @@ class Served:
         self._put: Any = None
         self._put_of: _Relayed | None = None
         self._progress_mono_s = 0.0
-        self._told: list[str] = []
+        self._problems: list[str] = []
 
     @property
     def is_needed(self) -> bool:
@@ -112,7 +112,7 @@ class Served:
     @property
     def problems(self) -> list[str]:
         """What could not be brought here, in sentences."""
-        return list(self._told)
+        return list(self._problems)
 
     # ---- before the ranks begin ----
 
@@ -138,11 +138,11 @@ class Served:
         return self
 
     def forget(self) -> None:
-        """Remove the copies of this folder and of all others, as far as the hosts are there."""
+        """Remove the copies of this folder and of all others; hosts that are lost keep theirs."""
         with suppress(ClusterError):
             self._on_all(Call.REMOVE_COPIES, [])
 
-    def give(self, name: str, to: Container[str] | None = None) -> None:
+    def copy(self, name: str, to: Container[str] | None = None) -> None:
         """Write a file of the folder into the copies.
 
         Args:
@@ -156,7 +156,7 @@ class Served:
             for piece in _pieces_of(self.folder / name, name):
                 self._on_all(Call.PUT_IN_COPY, str(self.folder), [piece], to=to)
 
-    def give_folder(self, inside: str, last: str = "", to: Container[str] | None = None) -> None:
+    def copy_folder(self, inside: str, last: str = "", to: Container[str] | None = None) -> None:
         """Write a folder of files that never change into the copies, where it is not there already.
 
         Args:
@@ -170,17 +170,18 @@ class Served:
         names = sorted((path.name for path in folder.iterdir()), key=lambda name: name == last)
         sizes = {name: (folder / name).stat().st_size for name in names}
         there = self._on_all(Call.SIZES_IN_COPY, str(self.folder), inside, to=to)
-        if any(each != sizes for each in there):
+        if any(sizes_there != sizes for sizes_there in there):
             if (size_bytes := sum(sizes.values())) > _WORTH_SAYING_BYTES:
                 _log.warning("%s (%s) is brought to hosts that do not see it", folder, in_words(size_bytes))
             for name in names:
-                self.give(f"{inside}/{name}", to)
+                self.copy(f"{inside}/{name}", to)
 
     def _on_all(self, call: Call, *args: Any, to: Container[str] | None = None) -> list[Any]:
+        """Make a call on the hosts that do not see the folder, all at once; return their answers."""
         hosts = [source.host for source in self._sources if to is None or source.host.name in to]
         try:
             asked = [(host, host.tell(call, *args)) for host in hosts]
-            return [host.answer(each, _PUT_PATIENCE_S) for host, each in asked]
+            return [host.answer(request, _PUT_PATIENCE_S) for host, request in asked]
         except OSError as error:
             raise ClusterError(
                 f"{error}: the files of {self.folder} could not be brought there. Make room in its folder for temporary "
@@ -221,7 +222,7 @@ class Served:
             host: the host's name; nothing happens if it sees the folder.
             files: the files, each with its name in the copy of the folder.
         """
-        self._relay_to = next((each.host for each in self._sources if each.host.name == host), None)
+        self._relay_to = next((source.host for source in self._sources if source.host.name == host), None)
         if self._relay_to is not None:
             self._relayed = [_Relayed(path, name) for path, name in files]
 
@@ -273,12 +274,12 @@ class Served:
         late = [source for source in self._sources if not source.is_done]
         if not late:
             return ""
-        each = " and ".join(
+        missing = " and ".join(
             f"{self._unsent_on(source)} host {source.host.name}"
             + (f" ({source.problem})" if source.problem else "")
             for source in late
         )
-        return f"the ranks have ended, and files of {self.folder.name} are on their way here: {each}. Stop gives them up"
+        return f"the ranks have ended, and files of {self.folder.name} are on their way here: {missing}. Stop gives them up"
 
     @staticmethod
     def _unsent_on(source: _Source) -> str:
@@ -287,22 +288,25 @@ class Served:
 
     def _follow(self) -> None:
         try:
-            self._bring()
+            self._bring_files()
         except Exception as error:  # noqa: BLE001 - whoever waits for the files must hear of it
             _log.exception("the files of %s are not brought here any more", self.folder)
-            self._told.append(f"the files of {self.folder} are not brought here any more: {error!r}")
+            self._problems.append(f"the files of {self.folder} are not brought here any more: {error!r}")
 
-    def _bring(self) -> None:
+    def _bring_files(self) -> None:
+        """Poll all hosts until the last of them is done, and sleep until the next answer or the next turn."""
         while not self._gives_up.is_set() and not all(source.is_done for source in self._sources):
             for source in self._sources:
                 if not source.is_done:
                     self._poll(source)
             self._relay_lines()
-            waits_for = next((each.asked for each in self._sources if each.asked is not None), self._put)
+            waits_for = next(
+                (source.asked for source in self._sources if source.asked is not None), self._put
+            )
             if waits_for is not None:
                 waits_for.wait(_POLL_PERIOD_S)
             else:
-                due_mono_s = min((each.due_mono_s for each in self._sources if not each.is_done), default=0.0)
+                due_mono_s = min((s.due_mono_s for s in self._sources if not s.is_done), default=0.0)
                 pause_s = min(_PERIOD_S, max(0.0, due_mono_s - time.monotonic()))
                 (self._gives_up if self._closing.is_set() else self._closing).wait(pause_s)
 
@@ -336,9 +340,11 @@ class Served:
             return
         source.heard_s = time.time() - (time.monotonic() - source.asked_mono_s)
         self._on_answer(source.host.name)
-        self._take(source, changes)
+        self._process_changes(source, changes)
 
-    def _take(self, source: _Source, changes: Changes) -> None:
+    def _process_changes(self, source: _Source, changes: Changes) -> None:
+        """Write what a host has sent, and decide when to ask it again and for how much."""
+        # Ask for more where a message travels fast, and for less where it holds up others.
         took_s = time.monotonic() - source.asked_mono_s - changes.work_s
         pieces = [Piece(*piece) for piece in changes.pieces]
         num_bytes = sum(len(piece.content) for piece in pieces)
@@ -347,9 +353,10 @@ class Served:
         elif took_s > _LONG_S:
             source.num_bytes = max(_LEAST_BYTES, source.num_bytes // 2)
         source.num_bytes_left = changes.num_bytes_left
-        if not self._keep(source, changes.gone, pieces, changes.whole):
+        if not self._write_changes(source, changes.gone, pieces, changes.whole):
             source.due_mono_s = time.monotonic() + _RETRY_S
             return
+        # Ask again at once where something is left; otherwise rest.
         if num_bytes:
             self._progress_mono_s = time.monotonic()
         source.problem = ""
@@ -361,10 +368,10 @@ class Served:
         source.due_mono_s = time.monotonic() + pause_s
         source.is_done = source.is_last and not is_behind
 
-    def _keep(
+    def _write_changes(
         self, source: _Source, gone: Sequence[str], pieces: Sequence[Piece], whole: Sequence[str]
     ) -> bool:
-        """Write what has come. What cannot be written is asked for once more; then False is returned."""
+        """Write what has come. Return False if something cannot be written, which is asked for once more."""
         failure: OSError | None = None
         for name in gone:
             self._files.drop(name)
@@ -390,16 +397,16 @@ class Served:
                 failure = error
             source.have[f"{name}/{MANIFEST}"] = 0
         if failure is not None:
-            what = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
+            problem = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
             self._report_problem(
-                source, f"{what}. It came from host {source.host.name}. Make room: it is tried again"
+                source, f"{problem}. It came from host {source.host.name}. Make room: it is tried again"
             )
         return failure is None
 
     def _report_problem(self, source: _Source, problem: str) -> None:
         if problem != source.problem:
             source.problem = problem
-            self._told.append(problem)
+            self._problems.append(problem)
             _log.warning("%s", problem)
 
     # ---- lines for another host ----
@@ -425,10 +432,10 @@ class Served:
                     return
         except OSError as error:
             if not isinstance(error, HostLostError):
-                self._told.append(
+                self._problems.append(
                     f"{error}: rank 0 there does not get commands and the records of other hosts any more"
                 )
-                _log.warning("%s", self._told[-1])
+                _log.warning("%s", self._problems[-1])
             self._relay_to = None
 
 
