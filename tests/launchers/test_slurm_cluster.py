@@ -483,7 +483,7 @@ def test_a_profile_of_ipyparallel_starts_the_hosts(notebook: FarPython, test_slu
     profile = test_slurm.folder / "ipython" / "profile_site"
     profile.mkdir(parents=True)
     (profile / "ipcluster_config.py").write_text(PROFILE)
-    notebook.run(f"import os; os.environ['IPYTHONDIR'] = {str(profile.parent)!r}")
+    notebook.run(f"import os, nbgpu; os.environ['IPYTHONDIR'] = {str(profile.parent)!r}")
     address = test_slurm.login.address
     settings = f"ipython_profile='site', nodes=2, gpus_per_node=1, gpus='none', interface={address!r}"
     said = notebook.run(f"c = nbgpu.Cluster(launcher='hosts', {settings}).start()")
