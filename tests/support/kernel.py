@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
 
-import ipykernel
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
@@ -120,8 +119,10 @@ class Kernel:
         while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]
-        if done.status == "error":
+        if done.status == "aborted":
             rest_after_error()
+            left_s = timeout_s - (time.monotonic() - started_s)
+            return self.run(code, meanwhile, left_s, answers, allow_stdin, once_shown)
         done.took_s = time.monotonic() - started_s
         return done
 
@@ -136,9 +137,8 @@ def _shows(message: Mapping[str, Any], pattern: str) -> bool:
 
 
 def rest_after_error() -> None:
-    """For a moment older versions of ipykernel drop what comes after a plain error, too."""
-    if ipykernel.version_info < (7,):
-        time.sleep(0.2)
+    """For a moment kernels of older versions of ipykernel drop what comes after a plain error, too."""
+    time.sleep(0.2)
 
 
 @contextmanager
