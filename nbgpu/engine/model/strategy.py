@@ -214,9 +214,9 @@ class Replicated:
 
 def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
     """Return what to do about DDP's error message that a gradient is missing, which counts the weights."""
-    found = _POSITIONS.search(message)
+    match = _POSITIONS.search(message)
     trained = [name for name, weights in model.named_parameters() if weights.requires_grad]
-    names = [trained[int(position)] for position in found[1].split()] if found else []
+    names = [trained[int(position)] for position in match[1].split()] if match else []
     shown = ", ".join(names[:_MAX_NAMES]) + (
         f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
     )
