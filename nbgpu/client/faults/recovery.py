@@ -6,6 +6,7 @@ longer be trusted is formed again.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
@@ -47,6 +48,8 @@ class Recovery:
         """The cells from which ranks did not come back, by rank."""
         self._submitted: dict[int, Reply] = {}
         """The newest cell for which no caller waits, by rank."""
+        self._freed_mono_s = -math.inf
+        """When a rank of the submitted cell failed, and its other ranks were freed."""
         self._stood_still: set[int] = set()
         """The ranks whose processes were stopped when the cell was abandoned."""
         self._empty: set[int] = set()
@@ -99,10 +102,8 @@ class Recovery:
             # The rank goes on, perhaps with a cell that was stopped before the rank had begun it.
             self.stop_cell()
             # On a busy machine such a rank takes longer to come back than any other.
-            give_up_s = time.monotonic() + _GOES_ON_PATIENCE_S
-            while self._busy() and time.monotonic() < give_up_s:
-                time.sleep(_POLL_PERIOD_S)
-                take_interrupt()
+            self._wait_while_busy(time.monotonic() + _GOES_ON_PATIENCE_S)
+        self._wait_while_busy(self._freed_mono_s + _FREED_PATIENCE_S)
         if busy := self._busy():
             named = ", ".join(map(str, busy))
             standing = self._state.ranks.standstills(busy)
@@ -318,6 +319,11 @@ class Recovery:
         self._abandoned = dict(results)
         self._stood_still = set(self._state.ranks.standstills(self._busy()))
 
+    def _wait_while_busy(self, give_up_mono_s: float) -> None:
+        while self._busy() and time.monotonic() < give_up_mono_s:
+            time.sleep(_POLL_PERIOD_S)
+            take_interrupt()
+
     def _busy(self) -> list[int]:
         """Return the ranks of the abandoned cell that are not back."""
         return [rank for rank, result in self._abandoned.items() if not result.ready()]
@@ -338,6 +344,7 @@ class Recovery:
             if self._state.started_ranks is not ranks:
                 return  # the cluster was stopped meanwhile
             with suppress(NbgpuError):  # the cluster is ending, and its ranks with it
+                self._freed_mono_s = time.monotonic()
                 self._abandoned = dict(results)
                 ranks.sever()
 
