@@ -29,7 +29,7 @@ def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> No
     expect(line).to_contain_text(
         re.compile("measuring: [1-5] of 6 repeats done; now ranks = .* left"), timeout=150_000
     )
-    page.get_by_role("img", name="Charts of the study").first.locator("svg").wait_for()
+    page.get_by_role("img", name="Charts of the study").first.locator("svg").first.wait_for()
     screenshot(page, "study")
     page.locator(".jupyter-button", has_text="Stop").click()
     expect(line).to_contain_text("stopped: ", timeout=60_000)
