@@ -109,13 +109,7 @@ class Lifecycle:
                 state.config.start_timeout_s,
                 processes.require_reachable,
             )
-            state.started_ranks = self._make_ranks(processes, seating)
-            self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
-            if state.config.spare:
-                state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
-            state.time_limit = time_limit.watch_over(state, self._runs, self._variables, None)
-            if state.config.keep:
-                processes.keep()
+            self._form_group(processes, seating)
         except BaseException:
             self.stop()
             raise
@@ -156,7 +150,6 @@ class Lifecycle:
         and have each fork its ranks."""
         state = self._state
         state.devices = state.wanted = ()
-        state.join_file = None
         state.launcher = launcher = launcher_of(state.config, tell)
 
         def check() -> None:
@@ -195,14 +188,22 @@ class Lifecycle:
             seating = joining.start_ranks(state.client, there, num_ranks, state.config, check)
             state.use_devices(tuple(device for _, device in seats))
             state.choose_first_transport()
-            state.started_ranks = self._make_ranks(processes, seating)
-            self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
-            state.time_limit = time_limit.watch_over(state, self._runs, self._variables, launcher)
-            if state.config.keep:
-                processes.keep()
+            self._form_group(processes, seating)
         except BaseException:
             self.stop()
             raise
+
+    def _form_group(self, processes: Processes, seating: Seating) -> None:
+        """Make the engines ranks of one process group, over the best transport that works, and begin to watch
+        over them."""
+        state = self._state
+        state.started_ranks = self._make_ranks(processes, seating)
+        self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
+        if state.config.spare:
+            state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
+        state.time_limit = time_limit.watch_over(state, self._runs, self._variables, state.launcher)
+        if state.config.keep:
+            processes.keep()
 
     def take_over(self, entry: registry.Entry) -> None:
         """Connect to the engines that another process has started, as its entry in the registry describes
@@ -250,7 +251,7 @@ class Lifecycle:
             )
             warnings.warn(
                 f"{outcome}, because better transports failed\n{failures}\nnbgpu doctor says more",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def release_when_idle(self, stop: Callable[[], None]) -> None:
@@ -329,6 +330,7 @@ class Lifecycle:
         if state.processes is not None:
             state.processes.end()
             state.processes = None
+        state.join_file = None
         if state.entry is not None:
             registry.remove(state.entry)
             state.entry = None

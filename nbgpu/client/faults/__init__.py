@@ -14,9 +14,8 @@ What a fault leads to. Cells decide in `cells/cell.py` and `recovery.Recovery.re
   until it is back or restarted (`Recovery.abandon_cell`). Run: it is ended and replaced where another rank
   has died (`RunWatch._heal`); else the run fails, and the rank is abandoned.
 - A host is lost. `on_host_lost` decides in `lost_hosts.LostHosts.go_on`. Cell: the next one waits for the
-host
-  ("wait"), runs on the other ranks ("shrink") or is refused ("stop"). Run: with "wait" it pauses until the
-  host is back, with "shrink" it begins again from its newest checkpoint on fewer ranks; with "stop", and
+  host ("wait"), runs on the other ranks ("shrink") or is refused ("stop"). Run: with "wait" it pauses until
+  the host is back, with "shrink" it begins again from its newest checkpoint on fewer ranks; with "stop", and
   where hosts do not see its folder, it fails (`RunWatch._can_heal`, `_heal`).
 - Ranks wait for one that does not come (a hang). Cell and run: a notice says so (`hangs.HangWatch`), and the
   person decides. A Stop interrupts a cell; in a run it interrupts the step if ranks hang, and the run ends

@@ -89,16 +89,16 @@ class RunManager:
         planned = self._planned
         if planned is not None and (planned.config, planned.devices) != (config, state.devices):
             planned = None
-        self._set_run(Run.start(config, state, self._recovery, self._conclude, planned, chosen))
-        assert self.run is not None, "it was taken"
+        run = Run.start(config, state, self._recovery, self._conclude, planned, chosen)
+        self._set_run(run)
         state.write_entry()
-        self.run.on_end(lambda _: state.note_use())
+        run.on_end(lambda _: state.note_use())
         try:
             take_interrupt()
         except KeyboardInterrupt:
-            self.run.stop()
+            run.stop()
             raise
-        return self.run
+        return run
 
     def _conclude(self, run: Run, step: int, config: TrainConfig) -> None:
         """Have the ranks work out the result of a run that is over; the run is this cluster's from now on.

@@ -48,13 +48,13 @@ class VariableStore:
         """See `Cluster.save_before_the_end`."""
         try:
             self.save(folder)
-            told = f"{reason}: {saving.where_they_are(Path(folder))}"
+            sentence = f"{reason}: {saving.where_they_are(Path(folder))}"
         except NbgpuError as error:
-            told = (
+            sentence = (
                 f"{reason}, and the ranks' variables could not be saved in {Path(folder).absolute()}: {error}"
             )
-        tell_in_next_cell(told[0].upper() + told[1:])
-        return told
+        tell_in_next_cell(sentence[0].upper() + sentence[1:])
+        return sentence
 
     def load(self, folder: str | Path, names: Sequence[str], trust: bool) -> Loaded:
         """See `Cluster.load`."""

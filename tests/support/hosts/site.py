@@ -19,7 +19,6 @@ cluster = nbgpu.Cluster(launcher="hosts", gpus_per_node=2, gpus="none", interfac
 """
 _STOP = """
 cluster.stop()
-cluster.parts.state.join_file = None
 """
 _START = """
 import shutil, threading, time
