@@ -95,6 +95,11 @@ def forget(ddp: DistributedDataParallel) -> None:
     _made.pop(ddp, None)
 
 
+def lacks_gradients(message: str) -> bool:
+    """Whether this is DDP's error message that weights got no gradient from the loss."""
+    return "Expected to have finished reduction in the prior iteration" in message
+
+
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(tensor)

@@ -22,7 +22,7 @@ from torch import multiprocessing
 from torch.multiprocessing.spawn import start_processes
 
 from nbgpu.engine.frames import called_collective, codes, is_library
-from nbgpu.engine.group import group
+from nbgpu.engine.group import ddp_objects, group
 
 _NO_SUCH_GPU = (
     # With torch's build for CPUs, with no driver, with no GPU, and with fewer GPUs than were counted on.
@@ -95,7 +95,7 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
         return f"The ranks are the processes that notebook_launcher starts in a notebook: {_CALL_IT}."
     if "needs to be called with a function that contains the code to launch in processes" in message:
         return f"The ranks are these processes: {_BY_DDP}."  # of Lightning's Fabric
-    if "Expected to have finished reduction in the prior iteration" in message:
+    if ddp_objects.lacks_gradients(message):
         return (
             "DDP waits for the gradients of weights that this loss does not use. DistributedDataParallel(model, "
             "find_unused_parameters=True) goes on without them, and so does a run with find_unused_parameters=True."

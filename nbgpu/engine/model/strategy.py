@@ -38,9 +38,8 @@ Result = TypeVar("Result")
 
 _NOTHING = -1
 
-_UNUSED_WEIGHTS = "Expected to have finished reduction in the prior iteration"
 _POSITIONS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""The part of the same message in which DDP counts the weights that have no gradient."""
+"""The part of DDP's error message that lists the positions of the weights without a gradient."""
 _MAX_NAMES = 5
 
 
@@ -198,7 +197,7 @@ class Replicated:
                 torch_private.rebuild_buckets(self._ddp)
                 self.bucket_order = torch_private.bucket_order(self._ddp)
         except RuntimeError as error:
-            if _UNUSED_WEIGHTS not in str(error):
+            if not ddp_objects.lacks_gradients(str(error)):
                 raise
             raise ConfigError(_advice_on_unused_weights(str(error), self._ddp.module)) from None
 
@@ -213,16 +212,23 @@ class Replicated:
 
 
 def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
-    """Return what to do about DDP's error message that a gradient is missing, which counts the weights."""
+    """Return what to do about weights without a gradient.
+
+    Args:
+        message: DDP's, which lists the weights by their positions among those that are trained.
+        model: names the weights.
+    """
     match = _POSITIONS.search(message)
     trained = [name for name, weights in model.named_parameters() if weights.requires_grad]
     names = [trained[int(position)] for position in match[1].split()] if match else []
-    shown = ", ".join(names[:_MAX_NAMES]) + (
-        f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
-    )
+    which = ""
+    if names:
+        num_more = len(names) - _MAX_NAMES
+        more = f" and {num_more} more" if num_more > 0 else ""
+        which = f": none of {', '.join(names[:_MAX_NAMES])}{more} has a gradient"
     return (
-        f"the loss does not use all weights of the model{f': none of {shown} has a gradient' * bool(names)}. Train with "
-        "find_unused_parameters=True, which looks for such weights in each step, or leave them out of the model"
+        f"the loss does not use all weights of the model{which}. Train with find_unused_parameters=True, which looks for "
+        "such weights in each step, or leave them out of the model"
     )
 
 

@@ -112,13 +112,13 @@ def _validation(history: History) -> list[Chart]:
     drawn = []
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
         ends = [f"{name}{end}" for end in (LOW, HIGH) if f"{name}{end}" in names]
-        curves = [_chart_of_all_ranks(history, name, "validation", "dot")]
-        curves += [_chart_of_all_ranks(history, end, "95 % interval", "dash") for end in ends]
+        curves = [_curve_of_all_ranks(history, name, "validation", "dot")]
+        curves += [_curve_of_all_ranks(history, end, "95 % interval", "dash") for end in ends]
         drawn.append(Chart(f"Validation: {readable(name)}", curves, _BETWEEN_ENDS if ends else ""))
     return drawn
 
 
-def _chart_of_all_ranks(history: History, name: str, label: str, style: str) -> Curve:
+def _curve_of_all_ranks(history: History, name: str, label: str, style: str) -> Curve:
     return _curve(None, label, next(iter(history.ranks_of(name).values())), style)
 
 
@@ -384,6 +384,14 @@ def style_axes(axes: Axes, title: str, from_zero: bool = True) -> None:
         spine.set_color(TEXT_COLOR)
     if from_zero:
         axes.set_ylim(bottom=0)
+
+
+def svg_element(figure: Figure, title: str) -> str:
+    """A matplotlib figure as an SVG element of a page, as wide as its place there."""
+    picture = render_svg(figure, title)
+    # The text before the element is needed only in a separate SVG file.
+    picture = picture[picture.index("<svg") :]
+    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
 
 
 def render_svg(figure: Figure, title: str) -> str:

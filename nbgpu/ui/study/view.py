@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Callable
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
-from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
+from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
 from nbgpu.ui.study.chart import Studied, StudyChart, chart
 
 if TYPE_CHECKING:
@@ -102,10 +101,7 @@ def _picture(figure: Figure, title: str) -> str:
     legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=3)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
-    picture = render_svg(figure, title=title)
-    # The text before the element is needed only in a separate SVG file.
-    picture = picture[picture.index("<svg") :]
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
+    return svg_element(figure, title)
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:

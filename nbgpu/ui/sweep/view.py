@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR, rank_color
 from nbgpu.text.tables import aligned
-from nbgpu.ui.run.charts import GRID_COLOR, render_svg, style_axes
+from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
 from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.sweep.rows import TrialRow, columns, rows
 
@@ -67,7 +66,7 @@ def svg(sweep: Sweep) -> str:
     title, lines = chart(sweep)
     if not lines:
         return ""
-    figure = Figure(figsize=(7.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(4.8, 3.2), layout="constrained")
     figure.patch.set_alpha(0)
     axes: Any = figure.add_subplot()
     for line in lines:
@@ -82,13 +81,10 @@ def svg(sweep: Sweep) -> str:
         )
     style_axes(axes, title, from_zero=False)
     if len(lines) <= MAX_IN_LEGEND:
-        legend = axes.legend(frameon=False, fontsize=9.5, ncols=math.ceil(len(lines) / 6))
+        legend = axes.legend(frameon=False, fontsize=9, ncols=math.ceil(len(lines) / 6))
         for text in legend.get_texts():
             text.set_color(TEXT_COLOR)
-    picture = render_svg(figure, title=f"{sweep.folder.name}: {title}")
-    # The text before the element is needed only in a separate SVG file.
-    picture = picture[picture.index("<svg") :]
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
+    return svg_element(figure, f"{sweep.folder.name}: {title}")
 
 
 def plotly_figure(sweep: Sweep) -> dict[str, Any]:
@@ -171,7 +167,7 @@ def text(sweep: Sweep) -> str:
 _CSS = """
 .nbgpu-sweep { font-size: 13px; }
 .nbgpu-sweep .nbgpu-sweep-line { font-weight: 600; margin: 0 0 6px; }
-.nbgpu-sweep .nbgpu-sweep-picture { max-width: 860px; }
+.nbgpu-sweep .nbgpu-sweep-picture { max-width: 620px; }
 .nbgpu-sweep .nbgpu-sweep-rows { max-height: 420px; overflow: auto; }
 .nbgpu-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .nbgpu-sweep th, .nbgpu-sweep td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
