@@ -98,7 +98,7 @@ def _new_figure() -> tuple[Figure, Any]:
 
 def _picture(figure: Figure, title: str) -> str:
     # Below the chart: bars and lines leave no place in it.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=3)
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=2)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
     return svg_element(figure, title)
