@@ -54,11 +54,12 @@ def test_a_cluster_starts_and_trains_beside_them(beside_namesakes: Kernel) -> No
     assert done.stdout.endswith("finished\n"), done.error
     assert (
         beside_namesakes.run(
-            "from nbgpu.config import own_file as recipe_files\nrecipe_files.create('mine')"
+            "from nbgpu.config import own_file as recipe_files\nmine = recipe_files.create('mine')"
         ).status
         == "ok"
     )
     done = beside_namesakes.run(run.format("'mine.py', steps=2, num_workers=1"))
+    assert beside_namesakes.run("mine.unlink()").status == "ok", "the next try makes it again"
     assert done.stdout.endswith("finished\n"), done.error
 
 
