@@ -22,7 +22,7 @@ from nbgpu.protocol.records import MainThreadState
 
 _ANSWER_BYTES = 65536
 _BUSY_SHARE = 0.1
-"""A share of a core; on a busy host a rank that computes gets far less than a whole core."""
+"""The share of the time for which a rank that computes has a core, or waits for one, at the least."""
 _STACK_PATIENCE_S = 0.3
 _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
 """The frame above the one in which IPython runs a cell; stacks have the innermost frame first."""
@@ -32,7 +32,7 @@ _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
 class _Request:
     connection: socket.socket
     asked_mono_s: float
-    cpu_s: float
+    wanted_cpu_s: float
     answer: bytes = b""
 
 
@@ -59,7 +59,7 @@ class Stacks:
                         self._ask(pid, folder / MainThreadState.socket_name(pid))
 
     def _ask(self, pid: int, path: Path) -> None:
-        cpu_s = _cpu_s(pid)
+        wanted_cpu_s = _wanted_cpu_s(pid)
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
@@ -67,7 +67,7 @@ class Stacks:
         except OSError:
             connection.close()
             raise
-        self._open[pid] = _Request(connection, time.monotonic(), cpu_s)
+        self._open[pid] = _Request(connection, time.monotonic(), wanted_cpu_s)
         self._selector.register(connection, selectors.EVENT_READ, pid)
 
     def collect(self, patience_s: float = 0.0) -> dict[int, MainThreadState]:
@@ -101,12 +101,12 @@ class Stacks:
         return time.monotonic() - request.asked_mono_s if request is not None else 0.0
 
     def computes(self, pid: int) -> bool | None:
-        """Return whether a process that owes an answer has used the CPU since it was asked; None if it is
-        gone."""
+        """Return whether a process that owes an answer has used the CPU, or waited for its turn there, since
+        it was asked; None if it is gone."""
         request = self._open[pid]
         silent_s = time.monotonic() - request.asked_mono_s
         try:
-            return (_cpu_s(pid) - request.cpu_s) / silent_s > _BUSY_SHARE
+            return (_wanted_cpu_s(pid) - request.wanted_cpu_s) / silent_s > _BUSY_SHARE
         except psutil.NoSuchProcess:
             return None
 
@@ -149,6 +149,9 @@ class Stacks:
         connection.close()
 
 
-def _cpu_s(pid: int) -> float:
+def _wanted_cpu_s(pid: int) -> float:
+    """The core time that a process has had, and for which it has waited: on a busy host a process that
+    computes may have next to none."""
     times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    use = processes.core_use(pid)
+    return float(times.user + times.system) + (use.waited_s if use is not None else 0.0)

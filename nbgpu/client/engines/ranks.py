@@ -19,7 +19,7 @@ from nbgpu.client.engines.changing import ChangingRanks
 from nbgpu.client.engines.lifetimes import Lifetimes, by_host
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.results import collect, failures
+from nbgpu.client.engines.results import RanksLateError, collect, failures
 from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
@@ -333,7 +333,8 @@ class Ranks(ChangingRanks):
             A line for each variable of the ranks that belonged to the old group and has to be made again.
 
         Raises:
-            ClusterError: a rank's process ended meanwhile, or a rank did not come.
+            ClusterError: a rank's process ended meanwhile.
+            RanksLateError: a rank did not come.
             RankError: a rank failed to join again and again.
         """
         self._suspects.update(failed)
@@ -369,7 +370,8 @@ class Ranks(ChangingRanks):
         """Wait for calls in which the ranks wait for one another; if one rank fails, free the others.
 
         Raises:
-            ClusterError: a rank's process ended, or a rank did not answer in time.
+            ClusterError: a rank's process ended.
+            RanksLateError: a rank did not answer in time.
             RankError: a rank failed.
         """
         severed = False
@@ -385,10 +387,12 @@ class Ranks(ChangingRanks):
                 severed = True
             if gone:
                 raise ClusterError(f"while the group was formed, {'; '.join(gone.values())}")
-        if late := [rank for rank, result in results.items() if not result.ready()]:
+        if late := {rank: result for rank, result in results.items() if not result.ready()}:
             standing = [f"rank {rank}: {reason}" for rank, reason in self.standstills(late).items()]
             named = ", ".join(map(str, late))
-            raise ClusterError("; ".join([f"rank {named} did not answer within {timeout_s:g} s", *standing]))
+            raise RanksLateError(
+                "; ".join([f"rank {named} did not answer within {timeout_s:g} s", *standing]), late
+            )
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()

@@ -18,6 +18,18 @@ _CHECK_PERIOD_S = 0.2
 _LOOK_PERIOD_S = 0.02
 
 
+class RanksLateError(ClusterError):
+    """Ranks did not answer in time.
+
+    Attributes:
+        pending: their replies, by rank.
+    """
+
+    def __init__(self, message: str, pending: Mapping[int, Reply]) -> None:
+        super().__init__(message)
+        self.pending = pending
+
+
 @uninterrupted()
 def collect(
     results: Mapping[int, Reply],

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.results import collect, failures, sentence
+from nbgpu.client.engines.results import RanksLateError, collect, failures, sentence
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.client.faults.hangs import HangWatch
 from nbgpu.client.faults.lost_hosts import HostsGivenUpError, LostHosts, Waiting
@@ -122,7 +122,7 @@ class Recovery:
             )
         self._abandoned = {}
         self._stood_still = set()
-        self._state.news += self._state.ranks.regroup()
+        self._state.news += self._form_group()
         if last_run is not None:
             # The ranks did not hear that the run was stopped, so it has not been ended there, and its model
             # takes up memory.
@@ -132,7 +132,7 @@ class Recovery:
         """Form the group again if a cell has ended it, and name the signal handlers that the ranks have
         restored."""
         if ended := self._state.ranks.without_group():
-            lines = self._state.ranks.regroup()
+            lines = self._form_group()
             self._state.news += [
                 f"{named_ranges(ended)} had ended the process group (dist.destroy_process_group()), and it was "
                 "formed again",
@@ -178,8 +178,7 @@ class Recovery:
             raise
         if stuck := watch.stuck():
             self.abandon_cell(results)
-            with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
-                message = hangs.not_back(stuck)
+            message = self._describe_absence(stuck, results)
             if causes := watch.causes():
                 raise RankError(causes, len(self._state.ranks), message)
             raise ClusterError(message)
@@ -223,12 +222,13 @@ class Recovery:
                 self._state.ranks.add_spares(self._state.config.spare)
                 return lines
             if watch.left_the_group_unsure and (watch.severed or not self._state.ranks.untouched_by_cell()):
-                return self._state.ranks.regroup(failed)
+                return self._form_group(failed)
         except HostsGivenUpError as error:
             return [str(error)]
         except NbgpuError as error:
             # The person must see the errors that the ranks raised, and not this one.
-            self.abandon_cell(results)
+            if not self._busy():
+                self.abandon_cell(results)
             return [
                 f"the process group could not be formed again, and the next cell tries once more: {error}"
             ]
@@ -236,6 +236,25 @@ class Recovery:
             # The cell is over, and reports how it ended.
             return ["the forming of the process group was stopped, and the next cell forms it"]
         return []
+
+    def _form_group(self, failed: Sequence[int] = ()) -> list[str]:
+        """Form the process group again; see `Ranks.regroup`.
+
+        A rank that does not come is treated like one that did not come back from a cell: the next cell does
+        not wait for it, and a restart ends it.
+        """
+        try:
+            return self._state.ranks.regroup(failed)
+        except RanksLateError as error:
+            self.abandon_cell(error.pending)
+            raise ClusterError(
+                f"{error}. {self._describe_absence(list(error.pending), error.pending)}"
+            ) from None
+
+    def _describe_absence(self, ranks: Sequence[int], results: Mapping[int, Reply]) -> str:
+        """Return what each of these ranks is doing that did not come back, and what the person can do."""
+        with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
+            return hangs.not_back(ranks)
 
     def replace_gone(self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None) -> str:
         """Give new engines to ranks whose processes have ended; return what happened, in words.
@@ -257,7 +276,7 @@ class Recovery:
                 lost = self._state.ranks.replace(list(gone), on=self.hosts.places)
                 self.hosts.places.clear()
             else:
-                lost = self._state.ranks.regroup()
+                lost = self._form_group()
         except BaseException as error:
             # Ranks that have not got their new engine are still gone, and the next cell reports them.
             self._empty |= set(gone) - set(self._state.ranks.gone())
@@ -371,7 +390,7 @@ class Recovery:
         if all(result.ready() for result in self._abandoned.values()):
             asked, self._abandoned = self._abandoned, {}
             if any(collect(asked).values()) or not group_is_whole:
-                self._state.ranks.regroup()
+                self._form_group()
 
     @uninterrupted()
     def restart(self, rank: int, replay: bool) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import launching
+import leaks
 import pytest
 from kernel import Kernel, kernel
 
@@ -22,7 +23,8 @@ _GRADIENT = (
 def notebook() -> Iterator[Kernel]:
     with kernel() as started:
         assert started.run(f"%load_ext nbgpu\n%nbgpu start {launching.flags(_NUM_RANKS)}").status == "ok"
-        yield started
+        with leaks.holding_family_of(started.manager.provisioner.pid):
+            yield started
         started.run("%nbgpu stop")
 
 
@@ -219,3 +221,25 @@ def test_an_object_whose_code_never_ends_is_named_and_not_asked_again(notebook: 
     _fail(notebook)
     assert notebook.run("%%distributed\nlen(asked)").said(*range(_NUM_RANKS)) == [["1"]] * _NUM_RANKS
     _run(notebook, "%%distributed\ndel endless")
+
+
+@pytest.mark.long
+def test_c_code_of_an_object_that_never_ends_is_waited_for_once(notebook: Kernel) -> None:
+    """No signal reaches it, and so the group cannot be formed while it goes on."""
+    endless = (
+        "class Endless(torch.optim.SGD):\n    def state_dict(self):\n        return sum(range(10**13))\n"
+    )
+    _run(notebook, f"{_MAKE}{endless}endless = Endless(ddp.parameters(), lr=0.1)")
+    patience = "from nbgpu.client.engines import ranks\nusual_s = ranks._REGROUP_PATIENCE_S\nranks._REGROUP_PATIENCE_S = "
+    _run(notebook, f"{patience}5.0")
+    said = _fail(notebook)
+    _run(notebook, "ranks._REGROUP_PATIENCE_S = usual_s")
+    assert "rank 0 did not come back: it does not answer for" in said
+    assert "it is in C code that holds the GIL (computing" in said
+    assert "give up the rank's variables: %nbgpu restart --rank 0" in said
+    refused = notebook.run("%%distributed\nprint(rank)").error
+    assert "rank(s) 0, 1, 2 are still in an earlier cell" in refused
+    given_up = notebook.run("%nbgpu restart --rank 0")
+    assert given_up.stdout.count("has a new process") == _NUM_RANKS, given_up.error
+    total = notebook.run("%%distributed\nt = torch.ones(1)\ndist.all_reduce(t)\nint(t)")
+    assert total.said(*range(_NUM_RANKS)) == [[str(_NUM_RANKS)]] * _NUM_RANKS, total.error
