@@ -121,10 +121,11 @@ def values_of(arguments: Sequence[str], name: str) -> list[str | None]:
     """The values of a field's flag, given as `--name VALUE` or `--name=VALUE`; None where a value is
     missing."""
     values: list[str | None] = []
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if flag.replace("-", "_") != f"__{name}":
             continue
-        following = value if equals else next(iter(arguments[place + 1 :]), "")
+        next_argument = arguments[index + 1] if index + 1 < len(arguments) else ""
+        following = value if equals else next_argument
         values.append(following if following and not following.startswith("--") else None)
     return values

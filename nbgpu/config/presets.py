@@ -45,6 +45,7 @@ def read(recipe: str, name: str) -> Preset:
     if folder is None or name not in all_names:
         others = f"Presets of {recipe}: {', '.join(all_names)}" if all_names else f"{recipe} has no presets"
         raise ConfigError(f"preset = {name!r} is not known.{did_you_mean(str(name), all_names)} {others}")
+    # TOML has lists only, and settings that hold several values are tuples.
     tables = tomllib.loads((folder / "presets" / f"{name}.toml").read_text())
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in tables["train"].items()}
     return Preset(recipe, name, tables["description"], tables["source"], values)

@@ -8,7 +8,7 @@ Everything said follows from what the ranks recorded of their steps, and from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any, Literal
@@ -54,6 +54,14 @@ _NAMES: Mapping[Bound, str] = {
     "checkpoints": "checkpoints",
     "cores": "the cores",
 }
+
+
+_SPENT_ON: Mapping[Bound, str] = {
+    "statistics": "BatchNorm's statistics",
+    "imbalance": "waiting for one another",
+}
+"""What the time is spent on that a cause adds, where it has another name than the cause."""
+_LEAST_HIDDEN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -166,11 +174,11 @@ class TimeBreakdown:
         return max(causes, key=lambda cause: causes[cause], default=None)
 
     def sentences(self) -> Iterator[str]:
-        """Say what bounds the run, what to change first, what else it spends its time on, and what is
-        hidden."""
+        """Yield the largest part of a step (its bound), the largest part that a change can make smaller, the
+        lack of cores, the remaining parts, and the communication that the backward pass hides."""
         bound, first = self.bound(), self.change_first()
         if bound == "computation" and first is not None:
-            yield f"Computation takes the largest part of a step: {self._share('computation')}, which is what it is for."
+            yield f"Computation takes the largest part of a step: {self._describe(bound)}."
         else:
             yield f"{_BOUNDS[bound]}: {self._describe(bound)}."
         if first is not None and first != bound:
@@ -178,21 +186,20 @@ class TimeBreakdown:
             yield f"Change this first: {_NAMES[first]}. {about[0].upper()}{about[1:]}."
         if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
             yield f"All of these times are longer than they need be: {self._describe('cores')}."
-        rest = {
-            name: seconds for name, seconds in self.spent_s.items() if seconds and name not in (bound, first)
-        }
-        if rest:
-            ordered = sorted(rest, key=lambda name: -rest[name])
-            ordered = [n for n in ordered if rest[n] >= _WORTH_SAYING * self.step_s] or ordered[:1]
-            named = ", ".join(
-                f"{name} {in_ms(rest[name])} ({rest[name] / self.step_s:.0%})" for name in ordered
-            )
-            yield f"Of the {in_ms(self.step_s)} of a step, on average over the ranks: {named}."
+        if rest := self._list_parts_except({_SPENT_ON.get(c, c) for c in (bound, first) if c is not None}):
+            yield f"Of the {in_ms(self.step_s)} of a step, on average over the ranks: {rest}."
         hidden_s = self.parts.get("hidden_s", 0.0)
-        if hidden_s >= 0.01 * self.step_s:
+        if hidden_s >= _LEAST_HIDDEN_SHARE * self.step_s:
             yield f"The backward pass hides {in_ms(hidden_s)} of the exchange of gradients."
         if first is None:
             yield "Nothing that a change can make smaller takes a tenth of the time, so that there is nothing to change first."
+
+    def _list_parts_except(self, named: Collection[str]) -> str:
+        """List the other parts of a step with their times, the largest first; small ones are left out."""
+        parts = {name: seconds for name, seconds in self.spent_s.items() if seconds and name not in named}
+        ordered = sorted(parts, key=lambda name: -parts[name])
+        ordered = [n for n in ordered if parts[n] >= _WORTH_SAYING * self.step_s] or ordered[:1]
+        return ", ".join(f"{name} {in_ms(parts[name])} ({parts[name] / self.step_s:.0%})" for name in ordered)
 
     def _share(self, cause: Bound) -> str:
         seconds = self.causes_s[cause]

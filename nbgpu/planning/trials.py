@@ -9,7 +9,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -244,19 +244,24 @@ def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
     return ClusterConfig.checked(**{"ranks" if launcher.IS_LOCAL else "gpus_per_node": 1, **given})
 
 
-def checked(plan: SweepPlan, ranks: Sequence[Sequence[Device]]) -> SweepPlan:
+def checked(
+    plan: SweepPlan,
+    ranks: Sequence[Sequence[Device]],
+    check: Callable[[TrainConfig], object] = lambda _: None,
+) -> SweepPlan:
     """The plan with the settings of every trial completed and checked.
 
     Args:
         plan: a plan from the function `plan`.
         ranks: the devices of the ranks in each of the clusters that trials may get.
+        check: called with the settings of each trial; raises ConfigError if they are not valid.
 
     Raises:
         ConfigError: some trials cannot run; the message has the reason for each.
     """
     wrong: dict[str, list[int]] = {}
     for number in range(len(plan.trials)):
-        for line in _trial_problems(plan, number, ranks):
+        for line in _trial_problems(plan, number, ranks, check):
             wrong.setdefault(line, []).append(number)
     if wrong:
         num_bad = len(set(itertools.chain(*wrong.values())))
@@ -409,13 +414,19 @@ def _number_type(info: FieldInfo) -> type | None:
     return next((kind for kind in (int, float) if kind in _types(info)), None)
 
 
-def _trial_problems(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Device]]) -> list[str]:
+def _trial_problems(
+    plan: SweepPlan,
+    number: int,
+    ranks: Iterable[Sequence[Device]],
+    check: Callable[[TrainConfig], object],
+) -> list[str]:
     """The reasons why one trial cannot run, each once."""
     try:
         config = plan.settings(number)
         extras.require(config)
         for devices in ranks:
             settled(config, devices)
+        check(config)
     except ConfigError as error:
         return list(dict.fromkeys(str(error).splitlines()))
     return []

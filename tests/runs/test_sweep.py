@@ -132,6 +132,22 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     assert list(went_on.metrics()["step"][went_on.metrics()["loss"].notna()]) == list(range(1, 41))
 
 
+def test_every_trial_must_fit_the_checkpoint_with_which_all_begin(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "data": "phantoms", "num_phantoms": 8, "runs_dir": str(tmp_path)}
+    settings |= {"channels": (8, 16), "latent_channels": 2}
+    del settings["gpus"]
+    run = cluster2.train("autoencoder", **settings, steps=4, checkpoint_every=4).wait(300)
+    begins = settings | {"gpus": "none", "ranks": 2, "resume": str(run.folder)}
+    with pytest.raises(
+        nbgpu.ConfigError,
+        match=r"1 of 2 trials cannot run, and none was started:\n.*\nsteps=2: all 4 steps are done",
+    ):
+        nbgpu.sweep("autoencoder", **begins, steps=[8, 2])
+    assert [path.name for path in tmp_path.iterdir() if "sweep" in path.name] == []
+
+
 _FLAGS = [
     part
     for name, value in (

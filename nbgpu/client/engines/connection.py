@@ -34,6 +34,7 @@ class Client(ipp.Client):  # type: ignore[misc]
     sent."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        # The constructor starts the thread whose callbacks use these.
         self._cell_sockets: dict[asyncio.AbstractEventLoop, CellSocket] = {}
         self.without_group: set[int] = set()
         """Engines that no longer had a process group at their last answer."""
@@ -44,6 +45,7 @@ class Client(ipp.Client):  # type: ignore[misc]
         self._late: OrderedDict[str, tuple[TakeLate, Collection[int]]] = OrderedDict()
         """For each of the newest cells, what takes its late messages, and the ranks that ran it."""
         super().__init__(*args, **options)
+        # In place of ipyparallel's tables, which would keep an entry for each cell, and no late message.
         self.metadata = _Requests(Metadata)
         self._futures: dict[str, Any] = _Pending(self._futures, self._deliver_late)
 

@@ -184,15 +184,21 @@ class Meeting:
         self.next_expiry_mono_s = min(ends)
 
     def _answer(self, client: bytes, frames: Sequence[bytes]) -> Answer | None:
-        """Return the answer to a request; None if it comes later."""
-        kind, number, arguments = Ask(frames[0]), int(frames[1]), frames[2:]
-        if number <= self._given_up:
+        """Handle a request of the key-value store; return the answer, or None if the request waits for keys.
+
+        Args:
+            client: the ZeroMQ identity of the sender.
+            frames: the kind, the number of the process group's generation, and the arguments of the kind.
+        """
+        kind, generation_number, arguments = Ask(frames[0]), int(frames[1]), frames[2:]
+        if generation_number <= self._given_up:
             return [Said.GIVEN_UP.value]
         if kind is Ask.GIVE_UP:
-            self._refuse_generation(number)
+            self._refuse_generation(generation_number)
             return [Said.DONE.value]
-        generation = self._generations.setdefault(number, _Generation())
+        generation = self._generations.setdefault(generation_number, _Generation())
         if kind in _WAITING_KINDS:
+            # A client repeats its request after LEASE_S, so that those of a process that has ended expire.
             patience_s = min(int(arguments[0]) / 1000, LEASE_S)
             keys = [_key(key) for key in arguments[1:]]
             request = _Waiting(client, kind, keys, self._clock_s() + max(patience_s, 0.0))

@@ -13,7 +13,7 @@ from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.sweeps import host_places
 from nbgpu.client.sweeps.sweep import Sweep
-from nbgpu.config import ClusterConfig, signatures
+from nbgpu.config import ClusterConfig, TrainConfig, signatures
 from nbgpu.config.cluster import MAX_RANKS
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
@@ -49,12 +49,10 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
 
 
 def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
-    """Start a new sweep, as `sweep` does."""
+    """Plan a new sweep, check every trial, and start it; see `sweep`."""
     plan = trials.plan(recipe, settings)
     clusters = _clusters(plan)
-    plan = trials.checked(plan, _devices(clusters))
-    # If all trials begin with one checkpoint, it must fit them.
-    resume.find(plan.settings(0), contents=False)
+    plan = trials.checked(plan, _devices(clusters), _require_checkpoint_that_fits)
     _require_free(clusters)
     return Sweep(trials.create_folder(plan), plan, clusters)
 
@@ -71,6 +69,12 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
     plan = trials.checked(plan, _devices(clusters))
     _require_free(clusters)
     return Sweep(folder, plan, clusters)
+
+
+def _require_checkpoint_that_fits(config: TrainConfig) -> None:
+    # With 'auto' a trial goes on from its own newest checkpoint, and a new one has none.
+    if config.resume != resume.AUTO:
+        resume.find(config, contents=False)
 
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:

@@ -168,9 +168,10 @@ class Trial:
 
         frame = pd.DataFrame(columns=["rank", "step", "time_s"])
         for folder in self.run_folders:
+            # This run has repeated the steps after the checkpoint with which it began.
             kept = frame[frame["step"] <= resume.Beginning.read(folder).step]
             pieces = [piece for piece in (kept, frame_of(_open_reader(folder))) if not piece.empty]
-            frame = pd.concat(pieces, ignore_index=True) if pieces else frame
+            frame = pd.concat(pieces, ignore_index=True) if pieces else kept
         return frame
 
     def checkpoint(self) -> Path:

@@ -50,7 +50,14 @@ def _to_be_awaited(shell: Any, code: str) -> str | None:
 
 
 async def _run(shell: Any, code: str, transformed: str, silent: bool, store_history: bool) -> Any:
-    """Do what `InteractiveShell.run_cell` does for other cells."""
+    """Run a cell in a task, so that `interrupt` can cancel it, and do the rest of what ipykernel's
+    `ZMQInteractiveShell.run_cell` does for other cells: reset the last traceback, and trigger the events
+    after the cell.
+
+    Args:
+        code: the cell's text.
+        transformed: the same without IPython's syntax.
+    """
     global _cell, _was_interrupted
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False
     _was_interrupted = False
@@ -61,6 +68,7 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
         result = await _cell
     finally:
         _cell = None
+    # A cell that is interrupted ends with KeyboardInterrupt, and not with the error of its task.
     if _was_interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
         result.error_in_exec = KeyboardInterrupt().with_traceback(result.error_in_exec.__traceback__)
     shell.events.trigger("post_execute")

@@ -65,12 +65,13 @@ def say(words: str) -> None:
 
 
 def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str, Any]:
-    """Say what this host is and has.
+    """Return the fields of this host's `HostDescription`. Where the settings cannot be honoured here, its
+    `problem` says why, and nothing is raised.
 
     Args:
-        gpus: the setting of the cluster, for this host.
-        ranks: the number of ranks here; None for one on each GPU.
-        backends: those over which the ranks may communicate.
+        gpus: the cluster's setting, for this host.
+        ranks: the number of ranks on this host; None for one on each GPU.
+        backends: the backends of torch.distributed that the ranks may use.
     """
     chosen: Sequence[Device] = ()
     problem = ""
@@ -82,15 +83,16 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
         problem = str(error)
     return asdict(
         HostDescription(
-            platform.node(),
-            *_address,
-            str(_folder),
-            str(_folder / MEETING),
-            versions.here(),
-            cgroups.usable_cores(),
-            numa.bindable(),
-            tuple(asdict(device) for device in chosen),
-            problem,
+            name=platform.node(),
+            interface=_address[0],
+            address=_address[1],
+            folder=str(_folder),
+            meeting_file=str(_folder / MEETING),
+            versions=versions.here(),
+            num_cores=cgroups.usable_cores(),
+            numa_nodes=numa.bindable(),
+            devices=tuple(asdict(device) for device in chosen),
+            problem=problem,
         )
     )
 

@@ -103,7 +103,7 @@ INSTALLERS: tuple[Installer, ...] = (
     _unless_plain(awaiting.install),
     _unless_plain(publishing.install),
     lambda *_: interrupts.install(),
-    lambda seat, shell: other_gpus.explain_after_cells(shell, torch.device(seat.device)),
+    lambda seat, shell: other_gpus.warn_of_memory_on_other_gpus(shell, torch.device(seat.device)),
     # Before forked children have streams, because the order holds for their text, too.
     lambda _, shell: bars.keep_in_order_with_lines(shell),
     # After all else that replaces the `write` of a stream, because the text of children takes the same way.

@@ -25,13 +25,17 @@ class VoxelwiseQuadratic:
     """
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        sums: list[tuple[Tensor, Tensor]] = []
+        # The normal equations A^T A w = A^T b are summed over parts, because A does not fit in memory.
+        grams, moments = [], []
         for condition, target in pairs:
-            parts = zip(_voxels(condition), torch.split(target.flatten().double(), _NUM_AT_ONCE), strict=True)
-            sums += [((terms := _terms(voxels)).T @ terms, terms.T @ wanted) for voxels, wanted in parts]
-        products, right = (torch.stack(parts).sum(dim=0) for parts in zip(*sums, strict=True))
-        # Solve by least squares here too, because similar modalities make the matrix of products singular.
-        self.weights: Tensor = torch.linalg.lstsq(products, right[:, None], driver="gelsd").solution[:, 0]
+            target_parts = torch.split(target.flatten().double(), _NUM_AT_ONCE)
+            for voxels, values in zip(_voxels(condition), target_parts, strict=True):
+                design = _terms(voxels)
+                grams.append(design.T @ design)
+                moments.append(design.T @ values)
+        gram, moment = torch.stack(grams).sum(dim=0), torch.stack(moments).sum(dim=0)
+        # Similar modalities make A^T A singular, so that these equations are solved by least squares.
+        self.weights: Tensor = torch.linalg.lstsq(gram, moment[:, None], driver="gelsd").solution[:, 0]
 
     def __call__(self, condition: Tensor) -> Tensor:
         """Return the polynomial's values, clipped to -1..1: (N, C, D, H, W) -> (N, 1, D, H, W)."""

@@ -8,9 +8,10 @@ from torch.nn.functional import gelu, pad
 
 from nbgpu.engine.model.precision import at_least_float32
 
-_FIRST_WIDTH = 1 / 14
-_OTHERS_WIDTH = 1 / 10
+_FIRST_SIGMA = 1 / 14
+_OTHER_SIGMA = 1 / 10
 """Standard deviations of the Gaussians that initialise the kernels, as a share of the kernel size."""
+_OTHER_NORM = 0.03
 
 
 class AerialNetwork(nn.Module):
@@ -46,20 +47,27 @@ class AerialNetwork(nn.Module):
 
 
 class CircularKernels(nn.Module):
-    """Convolutions of one channel with large kernels, computed by FFT."""
+    """Convolutions of one channel with large kernels, computed by FFT.
+
+    Args:
+        num_kernels: the number of kernels K.
+        kernel_size: their size in pixels, an odd number.
+    """
 
     def __init__(self, num_kernels: int, kernel_size: int) -> None:
         super().__init__()
-        away = torch.arange(kernel_size) - kernel_size // 2
-        squared = (away[:, None].square() + away[None, :].square()).float()
-        widths = torch.full((num_kernels, 1, 1), _OTHERS_WIDTH * kernel_size)
-        widths[0] = _FIRST_WIDTH * kernel_size
-        kernels = torch.exp(-squared / (2 * widths.square()))
-        # The first kernel is a blur that keeps a clear mask at 1; the others are small and differ.
+        offsets = torch.arange(kernel_size) - kernel_size // 2
+        squared_distance = (offsets[:, None].square() + offsets[None, :].square()).float()
+        sigmas = torch.full((num_kernels, 1, 1), _OTHER_SIGMA * kernel_size)
+        sigmas[0] = _FIRST_SIGMA * kernel_size
+        kernels = torch.exp(-squared_distance / (2 * sigmas.square()))
+        # The first kernel is a Gaussian blur whose values add up to 1, so that an open mask gives the
+        # intensity 1. The others are noise in a Gaussian window with a small L2 norm: they differ, and have
+        # little effect at first.
         kernels[1:] *= torch.randn(num_kernels - 1, kernel_size, kernel_size)
         kernels /= kernels.square().sum(dim=(1, 2), keepdim=True).sqrt()
         kernels[0] /= kernels[0].sum()
-        kernels[1:] *= 0.03
+        kernels[1:] *= _OTHER_NORM
         self.weight = nn.Parameter(kernels)
 
     def forward(self, mask: Tensor) -> Tensor:

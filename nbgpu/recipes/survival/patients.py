@@ -66,10 +66,12 @@ class Patients:
 
 
 def patients_of(config: SurvivalConfig) -> Patients:
-    """Return the patients of a run, the same on every rank.
+    """Return the patients of a run, the same on every rank: generated, or read from the CSV file `data` and
+    divided by its column `fold` or at random, with features standardised by those of the training patients.
 
     Raises:
-        DataError: lists every problem of the patients, one per line.
+        DataError: the table, the division, the features or the patients have problems. It lists all of the
+            first of these that has any, one per line.
     """
     if config.data == "generated":
         return _generated(config)
@@ -95,8 +97,9 @@ def patients_of(config: SurvivalConfig) -> Patients:
     scale = _scale(values[: len(parts.training)], config)
     times = np.array([row.time for row in rows])
     events = np.array([row.event for row in rows])
+    # The loaders get no more than they read from disk; `_build_patients` adds the rest.
     sources: list[Item] = [{"name": str(row.image), "image": row.image} for row in rows]
-    return _checked(config, sources, scale.standardised(values), parts, times, events, scale)
+    return _build_patients(config, sources, scale.standardised(values), parts, times, events, scale)
 
 
 def _generated(config: SurvivalConfig) -> Patients:
@@ -107,7 +110,7 @@ def _generated(config: SurvivalConfig) -> Patients:
     ]
     none = np.empty((len(sources), 0))
     times, events, log_hazards = known[:, 0], known[:, 1] > 0, known[:, 2]
-    return _checked(config, sources, none, parts, times, events, Scale.of_nothing(), log_hazards)
+    return _build_patients(config, sources, none, parts, times, events, Scale.of_nothing(), log_hazards)
 
 
 @lru_cache(maxsize=4)
@@ -130,7 +133,7 @@ def _scale(training: Floats, config: SurvivalConfig) -> Scale:
     return Scale(means, deviations)
 
 
-def _checked(
+def _build_patients(
     config: SurvivalConfig,
     sources: list[Item],
     features: NDArray[np.float64],

@@ -76,8 +76,8 @@ def _card(card: DeviceCard) -> RenderableType:
     title = Text.assemble((card.title, "bold"), "  ", "" if card.group else card.name)
     load = None if card.utilization_percent is None else card.utilization_percent / 100
     parts: list[RenderableType] = [
-        _measure("memory", _share(card), card.memory_in_words(), _MEMORY_BAR, len("31.2 of 80.0 GiB")),
-        _measure("load", load, card.load_in_words(), _LOAD_BAR, len("100 % busy")),
+        _labelled_bar("memory", _share(card), card.memory_in_words(), _MEMORY_BAR, len("31.2 of 80.0 GiB")),
+        _labelled_bar("load", load, card.load_in_words(), _LOAD_BAR, len("100 % busy")),
     ]
     parts += [Text(words) for words in ("" if card.group else card.heat_in_words(), card.neighbours) if words]
     lines: list[RenderableType] = [_sides(title, _holder(card)), Padding(_Flow(parts), (0, 0, 0, _INDENT))]
@@ -124,12 +124,14 @@ def _bar(share: float | None, width: int) -> RenderableType:
     return Text("") if share is None else ProgressBar(total=1, completed=share, width=width)
 
 
-def _measure(name: str, share: float | None, words: str, bar_width: int, words_width: int) -> Table:
+def _labelled_bar(name: str, share: float | None, value_text: str, bar_width: int, text_width: int) -> Table:
+    """Return one row: a name, a bar for a share of 0..1 (no bar for None), and the value as text. The widths
+    are in columns of the terminal."""
     table = Table.grid(padding=(0, 1), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(width=bar_width)
-    table.add_column(no_wrap=True, min_width=words_width, justify="right")
-    table.add_row(name, _bar(share, bar_width), Text(words))
+    table.add_column(no_wrap=True, min_width=text_width, justify="right")
+    table.add_row(name, _bar(share, bar_width), Text(value_text))
     return table
 
 

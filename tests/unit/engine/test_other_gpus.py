@@ -35,7 +35,7 @@ def test_it_is_told_once_with_what_to_write(
 ) -> None:
     shell = SimpleNamespace()
     shell.events = EventManager(shell, available_events)
-    other_gpus.explain_after_cells(shell, torch.device("cuda", 1))
+    other_gpus.warn_of_memory_on_other_gpus(shell, torch.device("cuda", 1))
     run_cell(shell)
     assert capsys.readouterr().err == ""
     reserved_bytes[0] = 3 * 2**29
@@ -58,6 +58,6 @@ def test_ranks_that_share_a_gpu_and_cpu_ranks_are_told_nothing(
     for device in ("cuda:0", "cpu"):
         shell = SimpleNamespace()
         shell.events = EventManager(shell, available_events)
-        other_gpus.explain_after_cells(shell, torch.device(device))
+        other_gpus.warn_of_memory_on_other_gpus(shell, torch.device(device))
         run_cell(shell)
     assert capsys.readouterr().err == ""

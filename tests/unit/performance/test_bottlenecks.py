@@ -183,6 +183,7 @@ def with_statistics(seconds: dict[int, float]) -> list[StepParts]:
 def test_statistics_that_no_rank_is_late_for_bound_the_run() -> None:
     told = explained(with_statistics({0: 0.09, 1: 0.09}), sync_batchnorm=True)
     assert told.change_first == "statistics"
+    assert str(told).count("90 ms") == 1, "a part that was named is not listed with the others"
     (advice,) = told.advice
     assert advice.settings == {"sync_batchnorm": False}
     assert advice.step_s == pytest.approx(told.step_s - 0.09)
@@ -192,6 +193,7 @@ def test_a_rank_for_which_others_wait_where_statistics_are_exchanged_is_an_imbal
     told = explained(with_statistics({0: 0.09, 1: 0.005}), sync_batchnorm=True)
     assert told.change_first == "imbalance"
     assert "Rank 0 waits 85 ms" in told.sentences[1]
+    assert "waiting for one another" not in str(told)
 
 
 def test_a_rank_whose_data_come_late_is_bound_by_its_data() -> None:
