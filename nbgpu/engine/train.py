@@ -41,7 +41,7 @@ from nbgpu.engine.logs.log_files import LogWriter
 from nbgpu.engine.memory import heap, onednn
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.memory.limit import undisturbed
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.training import ending
 from nbgpu.engine.training.loop import Loop, RunContext

@@ -31,7 +31,7 @@ class NcclTimes:
         gpu: one of GPUS.
         ranks_per_node: GPUs on each node.
         has_nvlink: whether they are joined by NVLink, else by PCIe.
-        table: seconds by operation and ranks for SIZES_BYTES (`nbgpu.engine.scaling.nccl_model`).
+        table: seconds by operation and ranks for SIZES_BYTES (`nbgpu.engine.scaling.link_timing`).
     """
 
     measured_ranks = 0

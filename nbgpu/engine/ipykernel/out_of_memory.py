@@ -16,7 +16,7 @@ from nbgpu.engine.frames import is_library
 from nbgpu.engine.group import group
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import onednn
-from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.memory.limit import undisturbed
 from nbgpu.engine.memory.usage import Usage, asked_in_words, free, is_exhausted, largest, let_go, refused
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words

@@ -14,11 +14,9 @@ import torch.distributed as dist
 from nbgpu.engine.group import ddp_objects, debug_mode, group, simulated_link, torch_settings
 from nbgpu.engine.ipykernel import (
     awaiting,
-    bars,
     cell_options,
     clear_output,
     debugger,
-    defaults,
     input_requests,
     interrupts,
     out_of_memory,
@@ -28,6 +26,7 @@ from nbgpu.engine.ipykernel import (
     streams,
     tracebacks,
 )
+from nbgpu.engine.ipykernel.shell import take_over_defaults
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import other_gpus
 from nbgpu.engine.model import randomness
@@ -96,7 +95,7 @@ INSTALLERS: tuple[Installer, ...] = (
     # In any order, before the first cell.
     lambda seat, shell: script_lines.install(shell, seat.device),
     lambda _, shell: torchrun_variables.install(shell),
-    lambda _, shell: defaults.take_over(shell),
+    lambda _, shell: take_over_defaults(shell),
     lambda _, shell: clear_output.clear_only_own_displays(shell),
     lambda seat, shell: input_requests.install(shell.kernel, Path(seat.folder), seat.rank),
     lambda _, shell: cell_options.install(shell, _timeline),
@@ -105,7 +104,7 @@ INSTALLERS: tuple[Installer, ...] = (
     lambda *_: interrupts.install(),
     lambda seat, shell: other_gpus.explain_after_cells(shell, torch.device(seat.device)),
     # Before forked children have streams, because the order holds for their text, too.
-    lambda _, shell: bars.keep_in_order_with_lines(shell),
+    lambda _, shell: streams.keep_in_order_with_lines(shell),
     # After all else that replaces the `write` of a stream, because the text of children takes the same way.
     lambda _, shell: streams.install(shell),
     # Before the debugger, which would keep the variables of the functions that ran out of memory.

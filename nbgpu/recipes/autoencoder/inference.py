@@ -27,7 +27,7 @@ from nbgpu.engine.data.volumes import (
     first_line,
 )
 from nbgpu.engine.group.consensus import together
-from nbgpu.engine.workload.prediction import file_stems
+from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig

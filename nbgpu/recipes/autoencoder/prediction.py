@@ -14,13 +14,13 @@ from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.grids import save_like
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     first_line,
     intensity_range,
+    save_like,
 )
-from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.engine.workload.recipe import Predicted
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.parts import Parts, split
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.data.volumes import READ_ERRORS, first_line
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
 from nbgpu.recipes import verdict
 from nbgpu.recipes.lithography import prediction

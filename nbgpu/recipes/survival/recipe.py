@@ -18,14 +18,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.proposal import Proposal
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup, Predicted, Proposal
 from nbgpu.errors import DataError
 from nbgpu.protocol.records import HIGH, LOW
 from nbgpu.recipes import verdict
