@@ -278,6 +278,6 @@ def shapes_of(
     return [resampled_grid(shape_of(path), affine_of(path), spacing_mm)[0] for path in good]
 
 
-def shape_in_words(shape: Sequence[float]) -> str:
+def shape_in_words(shape: Iterable[float]) -> str:
     """Return a shape or voxel size as people write it: '240 x 240 x 155'."""
     return " x ".join(f"{size:g}" for size in shape)

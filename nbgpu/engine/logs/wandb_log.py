@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
 from nbgpu.errors import RunError
 from nbgpu.machine import descendants, interpreter
 from nbgpu.run_folder import folder as runs
-from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
+from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow, epoch_values, step_values, steps_of
 
 _PATIENCE_S = 60.0
 

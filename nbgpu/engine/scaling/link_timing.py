@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nbgpu.engine.group import group, simulated_link, torch_private, torch_settings
 from nbgpu.errors import RunError
-from nbgpu.performance.nccl import SIZES_BYTES, ranks_of
+from nbgpu.performance.costs import SIZES_BYTES, ranks_of
 
 _SIZES_BYTES = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
@@ -256,7 +256,7 @@ class _Timing:
 
 def nccl_seconds(gpu: str, ranks_per_node: int, has_nvlink: bool) -> dict[str, dict[int, list[float]]]:
     """Return the times of NCCL's collectives by torch's own model, which needs no GPU: seconds by operation
-    and number of ranks for the sizes of `nbgpu.performance.nccl`.
+    and number of ranks for the sizes of `nbgpu.performance.costs`.
 
     Args:
         gpu: 'V100', 'A100', 'H100' or 'B200'. Each has the InfiniBand that torch knows with it.

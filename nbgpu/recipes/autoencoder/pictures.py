@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nbgpu.recipes import data_uri
+from nbgpu.recipes import side_by_side
 from nbgpu.recipes.side_by_side import Colours
 
 _INTENSITY = Colours("intensity, scaled", 0, 1)
@@ -21,7 +21,7 @@ def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dic
     original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)
     error = (output - original).abs()
     return {
-        "original": data_uri.of_middle_slices(original, _INTENSITY),
-        "reconstruction": data_uri.of_middle_slices(output, _INTENSITY),
-        "absolute error of the reconstruction": data_uri.of_middle_slices(error, _ERROR),
+        "original": side_by_side.middle_slices_uri(original, _INTENSITY),
+        "reconstruction": side_by_side.middle_slices_uri(output, _INTENSITY),
+        "absolute error of the reconstruction": side_by_side.middle_slices_uri(error, _ERROR),
     }

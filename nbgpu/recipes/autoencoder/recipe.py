@@ -32,14 +32,17 @@ from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes.autoencoder.baselines import compared
 from nbgpu.recipes.autoencoder.choices import networks_for
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
-from nbgpu.recipes.autoencoder.network import build_network
-from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
+from nbgpu.recipes.autoencoder.losses import (
+    FeatureDistance,
+    deceived,
+    discrimination_loss,
+    kl_divergence,
+    spectral_distance,
+)
+from nbgpu.recipes.autoencoder.network import build_network, pretrained_network
 from nbgpu.recipes.autoencoder.pictures import pictures
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
-from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
-from nbgpu.recipes.autoencoder.pretrained import pretrained_network
-from nbgpu.recipes.autoencoder.reading import VolumeReader
+from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.run_folder.predictions import Job, Row
 

@@ -22,7 +22,7 @@ from nbgpu.engine.model import randomness
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
-from nbgpu.recipes import data_uri, verdict
+from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.config import DiffusionConfig
@@ -30,8 +30,7 @@ from nbgpu.recipes.diffusion.cubes import Cube
 from nbgpu.recipes.diffusion.files import MODALITIES, Case
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
 from nbgpu.recipes.diffusion.phantoms import phantom
-from nbgpu.recipes.diffusion.sampler import Sampler
-from nbgpu.recipes.diffusion.schedules import antithetic
+from nbgpu.recipes.diffusion.schedules import Sampler, antithetic
 from nbgpu.recipes.side_by_side import Colours
 
 _MAX_BASELINE_VOXELS = 2**24
@@ -330,12 +329,12 @@ class Diffusion:
         given = [name for name in MODALITIES if name != self.config.target]
         return {
             **{
-                f"given: {name}": data_uri.of_middle_slices(condition[:, i], _INTENSITY)
+                f"given: {name}": side_by_side.middle_slices_uri(condition[:, i], _INTENSITY)
                 for i, name in enumerate(given)
             },
-            f"true {self.config.target}": data_uri.of_middle_slices(target, _INTENSITY),
-            f"sampled {self.config.target}": data_uri.row_of_slices(found, _INTENSITY),
-            f"absolute error of the {self.config.target}": data_uri.row_of_slices(
+            f"true {self.config.target}": side_by_side.middle_slices_uri(target, _INTENSITY),
+            f"sampled {self.config.target}": side_by_side.row_of_slices_uri(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": side_by_side.row_of_slices_uri(
                 (found - middle).abs(), _ERROR
             ),
         }

@@ -38,8 +38,8 @@ from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures, Reference
 from nbgpu.recipes.lithography.network import AerialNetwork
+from nbgpu.recipes.lithography.overlay import contours_over, errors_over, row
 from nbgpu.recipes.lithography.pairs import Pair
-from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import (
     Look,

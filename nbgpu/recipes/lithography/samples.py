@@ -19,8 +19,7 @@ from nbgpu.recipes.lithography.lithobench import MASKS, find_lithobench, load_pn
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.pairs import Pair, read_npz
 from nbgpu.recipes.lithography.pupil import Optics
-from nbgpu.recipes.lithography.resist import Resist
-from nbgpu.recipes.lithography.response import in_resist
+from nbgpu.recipes.lithography.resist import Resist, in_resist
 from nbgpu.recipes.lithography.sources import Source
 from nbgpu.recipes.lithography.tiles import tiles_of_all
 

@@ -7,8 +7,7 @@ import pytest
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.scaling import link_timing
 from nbgpu.errors import ConfigError
-from nbgpu.performance.costs import interpolated
-from nbgpu.performance.nccl import MAX_RANKS, NcclTimes, ranks_of
+from nbgpu.performance.costs import MAX_RANKS, NcclTimes, interpolated, ranks_of
 
 MIB = 2**20
 
