@@ -24,15 +24,7 @@ import torch.distributed as dist
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml, site
 from nbgpu.engine.dry_run import from_data
 from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
-from nbgpu.engine.group import (
-    activity,
-    debug_mode,
-    exchange,
-    flight_recorder,
-    group,
-    safe_nccl,
-    torch_settings,
-)
+from nbgpu.engine.group import activity, diagnosis, exchange, group, safe_nccl, torch_settings
 from nbgpu.engine.group.consensus import PeerFailed, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
@@ -236,7 +228,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     """
     try:
         with (
-            flight_recorder.kept_in(trainer.folder, trainer.rank),
+            diagnosis.kept_in(trainer.folder, trainer.rank),
             randomness.of_run(trainer.config),
             _keep_heap(trainer.device),
             precision.kernels(trainer.config),
@@ -461,7 +453,7 @@ def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership
     torch.set_num_threads(num_threads)
     torch_settings.note_beginning()
     if cluster.debug:
-        debug_mode.compare_collectives()
+        diagnosis.compare_collectives()
     member = Membership(
         place.rank,
         place.world_size,

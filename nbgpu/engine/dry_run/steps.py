@@ -19,10 +19,9 @@ from nbgpu.engine.memory import allocations
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.averaging import Average
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.parameter_groups import GroupedOptimizer
-from nbgpu.engine.model.strategy import own_part
+from nbgpu.engine.model.strategy import clip, own_part
 from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2

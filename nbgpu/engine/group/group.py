@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from nbgpu.engine.group import (
     collective_timeout,
-    flight_recorder,
+    diagnosis,
     meeting,
     own_groups,
     simulated_link,
@@ -155,7 +155,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     _begin(generation, store)
     if store is not None:
         stay_on_loopback()
-        flight_recorder.keep_nccl_from_ending_the_process()
+        diagnosis.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
     # Meet the other ranks, and make the group: the same object once more where all ranks can, else a new one.

@@ -277,7 +277,7 @@ def _send_other_first(stream: Any, other: Any, drawn: _Drawn) -> None:
         if not drawn.is_there and isinstance(text, str) and "\r" in text:
             drawn.is_there = True
         if drawn.is_there:
-            # This sends only if there is text: see nbgpu/engine/ipykernel/publishing.py.
+            # This sends only if there is text: see nbgpu/engine/ipykernel/kernel.py.
             other.flush()
         return write(text)
 

@@ -7,6 +7,7 @@ tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -392,3 +393,19 @@ def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
     on_device = tensor.to(device=like.to_local().device, dtype=like.dtype)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None).clone()
+
+
+def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
+    """Clip by value first, then by norm; return the norm before both, a scalar that is the same on every
+    rank.
+
+    A collective if the weights are sharded.
+    """
+    parameters = list(parameters)
+    limit = config.clip_norm or math.inf
+    if not config.clip_value:
+        return whole(nn.utils.clip_grad_norm_(parameters, limit))
+    norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
+    nn.utils.clip_grad_value_(parameters, config.clip_value)
+    nn.utils.clip_grad_norm_(parameters, limit)
+    return norm

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.group import ddp_objects, debug_mode, group, simulated_link, torch_settings
+from nbgpu.engine.group import ddp_objects, diagnosis, group, simulated_link, torch_settings
 from nbgpu.engine.ipykernel import (
     awaiting,
-    cell_options,
     clear_output,
     debugger,
     input_requests,
     interrupts,
+    kernel,
     out_of_memory,
-    publishing,
     remains,
     script_lines,
     streams,
@@ -82,7 +81,7 @@ INSTALLERS: tuple[Installer, ...] = (
     lambda *_: torch_settings.note_beginning(),
     # In any order, before the first group and the first cell.
     lambda seat, _: randomness.seed_cells(seat.cell_seed, seat.rank),
-    lambda *_: debug_mode.mend_ddp(),
+    lambda *_: diagnosis.mend_ddp(),
     lambda *_: import_times.note(),
     lambda *_: group.note_connections(),
     lambda seat, _: simulated_link.install(
@@ -98,9 +97,9 @@ INSTALLERS: tuple[Installer, ...] = (
     lambda _, shell: take_over_defaults(shell),
     lambda _, shell: clear_output.clear_only_own_displays(shell),
     lambda seat, shell: input_requests.install(shell.kernel, Path(seat.folder), seat.rank),
-    lambda _, shell: cell_options.install(shell, _timeline),
+    lambda _, shell: kernel.prepare_shell(shell, _timeline),
     _unless_plain(awaiting.install),
-    _unless_plain(publishing.install),
+    _unless_plain(kernel.publish_less),
     lambda *_: interrupts.install(),
     lambda seat, shell: other_gpus.explain_after_cells(shell, torch.device(seat.device)),
     # Before forked children have streams, because the order holds for their text, too.

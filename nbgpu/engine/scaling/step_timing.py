@@ -18,10 +18,10 @@ from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision, randomness, strategy
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.moments import Moment
 from nbgpu.engine.model.parameter_groups import GroupedOptimizer
+from nbgpu.engine.model.strategy import clip
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError

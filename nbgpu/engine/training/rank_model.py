@@ -15,11 +15,10 @@ from nbgpu.engine.group import activity
 from nbgpu.engine.memory import budget
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
-from nbgpu.engine.model.strategy import Strategy, spread
+from nbgpu.engine.model.strategy import Strategy, clip, spread
 from nbgpu.engine.training.nonfinite import DISCRIMINATOR_LOSS, Guard
 from nbgpu.engine.workload.recipe import Adversarial, Batch, Recipe
 

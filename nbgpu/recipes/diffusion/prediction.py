@@ -12,8 +12,7 @@ from torch import Tensor
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.volumes import save_like
 from nbgpu.engine.workload.recipe import Predicted
-from nbgpu.recipes.diffusion.cubes import Cube
-from nbgpu.recipes.diffusion.files import Case, Modality, ending_of
+from nbgpu.recipes.diffusion.files import Case, Cube, Modality, ending_of
 
 _NUM_GENERATED = 8
 

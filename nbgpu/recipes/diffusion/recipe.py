@@ -26,8 +26,7 @@ from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.config import DiffusionConfig
-from nbgpu.recipes.diffusion.cubes import Cube
-from nbgpu.recipes.diffusion.files import MODALITIES, Case
+from nbgpu.recipes.diffusion.files import MODALITIES, Case, Cube
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
 from nbgpu.recipes.diffusion.phantoms import phantom
 from nbgpu.recipes.diffusion.schedules import Sampler, antithetic
