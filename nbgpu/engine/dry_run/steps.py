@@ -114,7 +114,10 @@ class DryRun:
         config = self._config
         num_waiting = _NUM_PREFETCHED if self._device.type == "cpu" else 0
         batches = [
-            {name: self._ready(value) for name, value in self.recipe.example(batch_size).items()}
+            {
+                name: precision.as_input(self._config, value, self._device)
+                for name, value in self.recipe.example(batch_size).items()
+            }
             for _ in range(config.accumulate + num_waiting)
         ]
         self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])
@@ -161,11 +164,3 @@ class DryRun:
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
         if self._discriminator is not None:
             self._discriminator.zero_grad()
-
-    def _ready(self, value: Tensor) -> Tensor:
-        """Return a tensor of a batch as the StepBatches gives it."""
-        dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
-        value = value.to(self._device, dtype)
-        if self._config.channels_last and value.dim() == 5:
-            value = value.to(memory_format=torch.channels_last_3d)
-        return value
