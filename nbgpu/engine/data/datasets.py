@@ -7,6 +7,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -299,14 +300,14 @@ class PackedVolumes:
         return torch.from_file(self._path, shared=shared, size=self._num_bytes, dtype=torch.uint8)
 
 
+@dataclass(frozen=True)
 class _TensorLayout:
-    """The offset, shape and type of a tensor in the packed memory."""
+    """The place of a tensor in the packed memory."""
 
-    def __init__(self, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._begin = begin
-        self._shape = shape
-        self._dtype = dtype
+    begin: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
     def of(self, memory: Tensor) -> Tensor:
-        num_bytes = math.prod(self._shape) * self._dtype.itemsize
-        return memory[self._begin : self._begin + num_bytes].view(self._dtype).view(self._shape)
+        num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        return memory[self.begin : self.begin + num_bytes].view(self.dtype).view(self.shape)

@@ -4,6 +4,7 @@ those from which patches are drawn."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -83,23 +84,16 @@ def _affine(source: Source) -> np.ndarray:
     return affine_of(source) if isinstance(source, Path) else np.eye(4)
 
 
+@dataclass(eq=False)
 class Prepare(Transform):
     """The deterministic part of the transforms, whose results are cached: an Item to {"image": (C, D, H, W),
     FOREGROUND}."""
 
-    def __init__(
-        self,
-        reader: VolumeReader,
-        patch_size: Sequence[int],
-        seed: int,
-        val_fraction: float,
-        test_fraction: float = 0.0,
-    ) -> None:
-        self.reader = reader
-        self.patch_size = tuple(patch_size)
-        self.seed = seed
-        self.val_fraction = val_fraction
-        self.test_fraction = test_fraction
+    reader: VolumeReader
+    patch_size: tuple[int, ...]
+    seed: int
+    val_fraction: float
+    test_fraction: float = 0.0
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "phantom" in item:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -393,16 +393,16 @@ class _Look(Transform):
         return {}
 
 
+@dataclass(eq=False)
 class _Prepare(Transform):
     """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and if they are asked for
     `brain` and, if it is there, `label` (1, e, e, e)."""
 
-    def __init__(self, target: str, edge: int, fit: str, seed: int, with_masks: bool) -> None:
-        self.target = target
-        self.edge = edge
-        self.fit = fit
-        self.seed = seed
-        self.with_masks = with_masks
+    target: str
+    edge: int
+    fit: str
+    seed: int
+    with_masks: bool
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "generated" in item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,25 +25,20 @@ _MAX_READ = 200
 """The number of headers that are read to say how large volumes are."""
 
 
+@dataclass(eq=False)
 class Prepare(Transform):
     """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
 
-    def __init__(
-        self, size: Sequence[int], hu_min: float, hu_max: float, seed: int, spacing_mm: Sequence[float] = ()
-    ) -> None:
-        """Keep what the volumes are brought to.
-
-        Args:
-            size: the shape of the result (D, H, W), in voxels.
-            hu_min, hu_max: the Hounsfield units that become 0 and 1.
-            seed: the family of generated patients.
-            spacing_mm: the voxel size along each axis; empty for volumes that are resized whatever theirs is.
-        """
-        self.size = tuple(size)
-        self.spacing_mm = tuple(spacing_mm)
-        self.hu_min = hu_min
-        self.hu_max = hu_max
-        self.seed = seed
+    size: tuple[int, ...]
+    """The shape of the result (D, H, W), in voxels."""
+    hu_min: float
+    """The Hounsfield units that become 0."""
+    hu_max: float
+    """The Hounsfield units that become 1."""
+    seed: int
+    """The family of generated patients."""
+    spacing_mm: tuple[float, ...] = ()
+    """The voxel size along each axis; empty for volumes that are resized whatever theirs is."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         image = (
