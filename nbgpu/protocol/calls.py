@@ -23,7 +23,7 @@ class Call(StrEnum):
     TIME_STEP = "nbgpu.engine.measurements:time_step"
     TIME_CELL = "nbgpu.engine.scaling.cell_timing:measure"
     TAKE_CELL_TIMELINE = "nbgpu.engine.scaling.cell_timeline:take"
-    COMPARE_CLOCKS = "nbgpu.engine.group.clocks:offsets"
+    COMPARE_CLOCKS = "nbgpu.engine.group.exchange:clock_offsets"
     MODEL_NCCL = "nbgpu.engine.scaling.link_timing:nccl_seconds"
     MEASURE_MEMORY = "nbgpu.engine.measurements:measure_memory"
     PREDICT_MEMORY = "nbgpu.engine.measurements:predict_memory"

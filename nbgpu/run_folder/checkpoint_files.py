@@ -125,10 +125,7 @@ def text(manifest: CheckpointManifest) -> str:
         "format": _FORMAT,
         "step": manifest.step,
         "time_s": manifest.time_s,
-        "files": {
-            name: {"size_bytes": seal.size_bytes, "sha256": seal.sha256}
-            for name, seal in manifest.seals.items()
-        },
+        "files": {name: asdict(seal) for name, seal in manifest.seals.items()},
     }
     return json.dumps({**fields, "sha256": _sha256_of_fields(fields)}, indent=2)
 

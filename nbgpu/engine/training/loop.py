@@ -18,7 +18,7 @@ from torch import Tensor
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import steerable
 from nbgpu.engine.checkpoints.saving import Saves, StateParts
-from nbgpu.engine.group import clocks, exchange
+from nbgpu.engine.group import exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
@@ -259,7 +259,7 @@ class Loop(ABC):
         """Record how far the clocks of the ranks' hosts are apart. A collective if they are several."""
         if self._has_one_clock:
             return
-        found = clocks.offsets()
+        found = exchange.clock_offsets()
         if self.rank == 0:
             self._event(
                 CLOCKS,

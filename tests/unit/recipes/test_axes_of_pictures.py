@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from nbgpu.recipes import side_by_side
-from nbgpu.recipes.autoencoder import pictures as autoencoder
+from nbgpu.recipes.autoencoder import recipe
 from nbgpu.recipes.lithography import overlay, prediction
 from nbgpu.recipes.microstructure import pictures as microstructure
 from nbgpu.recipes.side_by_side import Colours, Grid
@@ -42,7 +42,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def _of_autoencoder(folder: Path) -> None:
     images = torch.rand(3, 1, 12, 10, 8)
-    autoencoder.pictures(images, images)
+    recipe.pictures(images, images)
 
 
 def _of_microstructure(folder: Path) -> None:
