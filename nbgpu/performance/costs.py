@@ -11,9 +11,10 @@ which are as many as there are doublings of the ranks.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link
@@ -36,28 +37,26 @@ _OFF = {"least": 0.9, "expected": 1.0, "most": 1.1}
 """Its authors found it within 10 % at 64 to 256 GPUs (https://github.com/pytorch/pytorch/pull/180463)."""
 
 
-class Costs(Protocol):
+class Costs(ABC):
     """The time of a collective for any number of ranks and bytes."""
 
-    measured_ranks: int
+    measured_ranks = 0
     """Up to how many ranks the times were measured; 0 for none."""
-    at_once: int
+    at_once = 1
     """How many collectives go on at the same time."""
-    gain: float
+    gain = 1.0
     """By what factor the bytes of several at once travel faster in all than those of one."""
 
+    @abstractmethod
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
         """Return the times of 'all_reduce', 'all_gather' or 'reduce_scatter' of two ranks or more.
 
         Raises:
             KeyError: the operation was not measured.
         """
-        ...
-
-    def __str__(self) -> str: ...
 
 
-class MeasuredCosts:
+class MeasuredCosts(Costs):
     """Collectives as `measure_links` found them: between two measured sizes on a straight line.
 
     Args:
@@ -101,16 +100,13 @@ class MeasuredCosts:
         )
 
 
-class RingCosts:
+class RingCosts(Costs):
     """Collectives over links with only a known latency and rate.
 
     Args:
         link: the link from each rank to the next.
         at_once: how many collectives go on at the same time.
     """
-
-    measured_ranks = 0
-    gain = 1.0
 
     def __init__(self, link: Link, at_once: int = 1) -> None:
         self.link = link
@@ -126,7 +122,7 @@ class RingCosts:
         return f"links: a ring over {self.link}, {self.link.source}"
 
 
-class NodesCosts:
+class NodesCosts(Costs):
     """Collectives of ranks on several nodes; the ranks of a node share its one link.
 
     An all_reduce is a reduce_scatter on each node, an all_reduce of every part between the nodes, and an
@@ -199,7 +195,7 @@ def ranks_of(ranks_per_node: int) -> list[int]:
     return [*on_one_node, *range(2 * ranks_per_node, MAX_RANKS + 1, ranks_per_node)]
 
 
-class NcclTimes:
+class NcclTimes(Costs):
     """Collectives of NCCL on a kind of GPU, modelled. Prints what it is.
 
     Args:
@@ -208,10 +204,6 @@ class NcclTimes:
         has_nvlink: whether they are joined by NVLink, else by PCIe.
         table: seconds by operation and ranks for SIZES_BYTES (`nbgpu.engine.scaling.link_timing`).
     """
-
-    measured_ranks = 0
-    at_once = 1
-    gain = 1.0
 
     def __init__(
         self,

@@ -7,8 +7,6 @@ memory. The memory that DDP holds for the exchange is held all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +19,7 @@ from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.averaging import Average
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.parameter_groups import GroupedOptimizer
-from nbgpu.engine.model.strategy import clip, own_part
+from nbgpu.engine.model.strategy import Strategy, clip, own_part
 from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2
@@ -34,16 +32,7 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
     return config.changed(sync_batchnorm=False, compile=False)
 
 
-class Exchanged(Protocol):
-    """A model with or without the exchange of its gradients, as far as a dry run uses a strategy."""
-
-    replica: nn.Module
-    keeps_gradients: bool
-
-    def exchange(self, now: bool) -> AbstractContextManager[None]: ...
-
-
-class Unexchanged:
+class Unexchanged(Strategy):
     """The model alone, with the memory that DDP holds for the exchange."""
 
     def __init__(self, config: TrainConfig, model: nn.Module) -> None:
@@ -56,9 +45,6 @@ class Unexchanged:
                 parameter.grad = torch.zeros_like(parameter)
         elif config.strategy == "ddp":
             self._buckets = [torch.zeros_like(parameter) for parameter in trained]
-
-    def exchange(self, now: bool) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 Note = Callable[[str, Iterable[Tensor] | None], None]
@@ -85,7 +71,7 @@ class DryRun:
         recipe: Recipe,
         model: nn.Module | None = None,
         discriminator: Discriminator | None = None,
-        spread: Callable[[nn.Module], Exchanged] | None = None,
+        spread: Callable[[nn.Module], Strategy] | None = None,
         note: Note = lambda category, tensors: None,
     ) -> None:
         self._config = config
