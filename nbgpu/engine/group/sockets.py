@@ -101,7 +101,7 @@ def refuse_other_users() -> None:
 
     def refuse(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # peers.py looks at those
+        if here[0] != there[0]:  # `refuse_strangers` looks at those
             return
         uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
         if uid != own_uid:
