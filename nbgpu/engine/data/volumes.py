@@ -30,6 +30,7 @@ from nbgpu.engine.data.spacing import affine_of, has_voxel_sizes, resampled_grid
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import is_nifti
 
+_UPPER_PERCENTILE = 99.5
 READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
 """The errors of nibabel and gzip for a damaged file (BadGzipFile is an OSError)."""
 
@@ -198,24 +199,24 @@ def require_finite(image: Tensor, name: str) -> None:
         )
 
 
-def intensity_range(image: Tensor, name: str, upper_percentile: float = 99.5) -> tuple[float, float]:
-    """Return (the smallest value, the upper percentile) of an image of any shape.
+def intensity_range(image: Tensor, name: str) -> tuple[float, float]:
+    """Return (the smallest value, the 99.5th percentile) of an image of any shape.
 
     Raises DataError for NaN or infinite voxels, or without contrast.
     """
     require_finite(image, name)
-    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, upper_percentile])))
+    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, _UPPER_PERCENTILE])))
     if low == high:
         raise DataError(
-            f"{name}: is constant: at least {upper_percentile} % of its voxels are {low:g}. Leave the file out"
+            f"{name}: is constant: at least {_UPPER_PERCENTILE} % of its voxels are {low:g}. Leave the file out"
         )
     return low, high
 
 
-def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
-    """Map the smallest value to 0 and the upper percentile to 1, and clip larger values; see
+def scale_intensity(image: Tensor, name: str) -> Tensor:
+    """Map the smallest value to 0 and the 99.5th percentile to 1, and clip larger values; see
     `intensity_range`."""
-    low, high = intensity_range(image, name, upper_percentile)
+    low, high = intensity_range(image, name)
     to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
     scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
     return scaled

@@ -46,8 +46,6 @@ _is_in_the_making = False
 """Whether the main thread is making a group."""
 
 
-pass
-
 Ends = tuple[tuple[str, int], tuple[str, int]]
 """The addresses and ports of a connection: this process's, and the other's."""
 

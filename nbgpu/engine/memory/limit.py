@@ -38,9 +38,6 @@ _most_data_bytes: int | None = None
 """The amount that Linux may count as this process's data if a CPU rank has a limit."""
 
 
-pass
-
-
 def gpu_limit_bytes() -> int | None:
     """Return the limit that was set for this process's GPU; None if there is none."""
     return _gpu_limit_bytes

@@ -90,9 +90,6 @@ def _failure(module: str, printed: str) -> str:
     return f"{traceback.splitlines()[-1]}{where}"
 
 
-pass
-
-
 def run_imports(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Run import statements in the person's namespace.
 

@@ -66,23 +66,19 @@ class Recipe(Protocol):
 
         It must not call a collective.
         """
-        ...
 
     def amount(self) -> tuple[int, int]:
         """Return (the number of training volumes, the samples of each in an epoch) without decoding any.
 
         DataError names every unusable file.
         """
-        ...
 
     def build_model(self) -> nn.Module:
         """Return the network, on the CPU, in float32. Every rank calls this with the same random state."""
-        ...
 
     def example(self, batch_size: int) -> Batch:
         """Return a generated batch with the shapes, types and value ranges of the data, on the CPU; made with
         torch alone."""
-        ...
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return successive parts of the model, which fsdp gathers and `checkpoint_activations` recomputes
@@ -90,23 +86,19 @@ class Recipe(Protocol):
 
         None of them is inside another.
         """
-        ...
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return scalars for one batch on the device; `loss` is minimised, the others are shown."""
-        ...
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return a value for each sample of a held-out batch, shape (N,); the Trainer averages over all
         ranks."""
-        ...
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Return results of the trained model as JSON, beside honest baselines.
 
         Rank 0 calls this at the end.
         """
-        ...
 
 
 @runtime_checkable
@@ -115,7 +107,6 @@ class Inspecting(Protocol):
 
     def inspect(self) -> None:
         """Raise DataError with a line for each unusable file, if there is one."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +133,6 @@ class Grouping(Protocol):
         Args:
             model: the result of `build_model`, on the device, with fsdp sharded.
         """
-        ...
 
 
 @runtime_checkable
@@ -151,12 +141,10 @@ class Optimizing(Protocol):
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
         """Return an optimizer over exactly these parameter groups of torch; None for that of the settings."""
-        ...
 
     def schedule(self, step: int, num_steps: int) -> float | None:
         """Return what the peak learning rate is multiplied by in a step, counted from 0; None for the
         schedule of the settings."""
-        ...
 
 
 @runtime_checkable
@@ -169,12 +157,10 @@ class Adversarial(Protocol):
     def discriminator_first_step(self, steps_per_epoch: int) -> int:
         """Return the first step in which the discriminator takes part, counted from 0; before it the loss is
         `loss`. An epoch has `steps_per_epoch` optimizer steps."""
-        ...
 
     @property
     def discriminator_lr(self) -> float:
         """The discriminator's learning rate, which follows the model's schedule."""
-        ...
 
     def build_discriminator(self) -> nn.Module | None:
         """Return the discriminator on the CPU, in float32, without buffers; None if the settings ask for
@@ -182,18 +168,15 @@ class Adversarial(Protocol):
 
         Every rank calls this with the same random state.
         """
-        ...
 
     def loss_against(
         self, discriminator: nn.Module, model: nn.Module, batch: Batch
     ) -> tuple[dict[str, Tensor], Any]:
         """Return the terms of `loss` with an adversarial term, and the detached input of
         `discriminator_loss`."""
-        ...
 
     def discriminator_loss(self, discriminator: nn.Module, seen: Any) -> Tensor:
         """Return a scalar, the mean over the samples of `seen`, which comes from `loss_against`."""
-        ...
 
 
 @runtime_checkable
@@ -203,7 +186,6 @@ class Pictured(Protocol):
     def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
         """Return PNG data URIs by caption, some kilobytes in all, for a held-out batch on the device; no
         collective."""
-        ...
 
 
 @runtime_checkable
@@ -213,12 +195,10 @@ class Evaluated(Protocol):
     def samples_of_result(self) -> Sequence[Any]:
         """Return the samples that the result is about, in order and the same on every rank. They are named
         here, and not read."""
-        ...
 
     def evaluate(self, model: nn.Module, device: torch.device, samples: Sequence[Any]) -> list[Any]:
         """Return as JSON what the result needs to know of each of these samples. It must not call a
         collective."""
-        ...
 
     def result(
         self, model: nn.Module, device: torch.device, evaluated: Sequence[Any] | None = None
@@ -231,7 +211,6 @@ class Evaluated(Protocol):
             evaluated: what `evaluate` returned for each of the samples, in their order; None to evaluate all
                 of them here.
         """
-        ...
 
 
 @runtime_checkable
@@ -245,7 +224,6 @@ class Judge(Protocol):
         They are given by name, all in the same order. Every rank calls this with the same values, in place of
         averaging.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -272,7 +250,6 @@ class Proposing(Protocol):
         Raises:
             DataError: no file can be used.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -299,7 +276,6 @@ class Predicting(Protocol):
         Raises:
             DataError: there is no sample at all.
         """
-        ...
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
         """Apply the model to one sample, and write files whose paths begin with `stem`. It must not call a
@@ -308,7 +284,6 @@ class Predicting(Protocol):
         Raises:
             DataError: the sample's files cannot be used; the other samples are not concerned.
         """
-        ...
 
 
 @runtime_checkable
@@ -318,7 +293,6 @@ class Concluding(Predicting, Protocol):
     def reference_samples(self) -> Sequence[Item]:
         """Return the samples of the training data to which the new ones are compared; none if there is no
         need. They are predicted too, and get no row in the table."""
-        ...
 
     def conclude(
         self, rows: Sequence[Row], references: Sequence[Row], job: Job
@@ -331,7 +305,6 @@ class Concluding(Predicting, Protocol):
             references: the reference samples that did not fail.
             job: the whole job.
         """
-        ...
 
 
 def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
