@@ -30,7 +30,7 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
 from nbgpu.engine.ipykernel import interrupts, kept_failure
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.memory import heap, onednn
+from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.limit import undisturbed
@@ -239,7 +239,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
             raise
         with undisturbed():
             explained = trainer.out_of_memory(error)
-            if note := onednn.mend(error, trainer.rank):
+            if note := memory.mend_onednn(error, trainer.rank):
                 explained = OutOfMemoryError(f"{explained}\n{note}")
             memory.let_go(error)
         raise explained from None

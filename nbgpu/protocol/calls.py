@@ -21,7 +21,7 @@ class Call(StrEnum):
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"
     MEASURE_LINKS = "nbgpu.engine.scaling.link_timing:measure"
     TIME_STEP = "nbgpu.engine.measurements:time_step"
-    TIME_CELL = "nbgpu.engine.scaling.cell_timing:measure"
+    TIME_CELL = "nbgpu.engine.scaling.cell_timeline:measure_step"
     TAKE_CELL_TIMELINE = "nbgpu.engine.scaling.cell_timeline:take"
     COMPARE_CLOCKS = "nbgpu.engine.group.exchange:clock_offsets"
     MODEL_NCCL = "nbgpu.engine.scaling.link_timing:nccl_seconds"

@@ -5,12 +5,15 @@ While a cell is noted, the methods of ProcessGroup that begin collectives, `Work
 for DDP objects that had no communication hook: they keep one in Python that does the same as DDP's own, whose
 collectives nobody could see begin. Functional collectives, which DTensor and compiled code call, are begun in
 C++ and not noted.
+
+The function `step` that a person has defined in a cell is timed here, too.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from nbgpu.engine.group import ddp_objects, group, simulated_ddp, simulated_link, straggler, torch_private
 from nbgpu.engine.group.simulated_ddp import Hook
 from nbgpu.engine.group.simulated_queue import HeldWork
+from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.model.moments import Anchors, Moment
 from nbgpu.machine.clock import clock_id
 
@@ -401,3 +405,46 @@ def _allow_replacement() -> None:
             by_torch(self, kind)
 
     torch_private.replace_builtin_hooks(register_builtin)
+
+
+def measure_step(num_warm_ups: int, num_steps: int) -> dict[str, Any]:
+    """Call `step()` again and again. A collective.
+
+    Args:
+        num_warm_ups: calls before those that count.
+        num_steps: calls that count.
+
+    Returns:
+        `step_s`: the time of each call, until the device has done its work; `samples`: what the last call
+        returned if that was a number, the samples that this rank has worked on, otherwise None.
+
+    Raises:
+        NameError: the rank has no function `step`.
+        TypeError: `step` cannot be called.
+    """
+    names = shell.current().user_ns
+    if "step" not in names:
+        raise NameError("the cell must define step(), a function without arguments that does one step")
+    step = names["step"]
+    if not callable(step):
+        raise TypeError(f"step is a {type(step).__name__}. It must be a function without arguments")
+    device = group.membership().device
+    returned = None
+    for _ in range(num_warm_ups):
+        returned = step()
+    _finish(device)
+    # Ranks begin together, so that none waits in its first step for what the others still do.
+    dist.barrier()
+    step_s = []
+    for _ in range(num_steps):
+        begun_s = time.perf_counter()
+        returned = step()
+        _finish(device)
+        step_s.append(time.perf_counter() - begun_s)
+    is_number = isinstance(returned, int | float) and not isinstance(returned, bool)
+    return {"step_s": step_s, "samples": returned if is_number else None}
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
