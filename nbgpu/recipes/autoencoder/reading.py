@@ -25,17 +25,14 @@ Source = Path | Tensor
 """A NIfTI file, or a volume (1, right, front, top) with voxels of 1 mm."""
 
 
+@dataclass(frozen=True)
 class VolumeReader:
-    """Reads volumes from files, and brings results back onto the grids of the files.
+    """Reads volumes from files, and brings results back onto the grids of the files."""
 
-    Args:
-        channels: the numbers of the channels to read, from 0; none for files that have one.
-        spacing_mm: the voxel size along the axes right, front and top; none for that of each file.
-    """
-
-    def __init__(self, channels: Sequence[int] = (), spacing_mm: Sequence[float] = ()) -> None:
-        self.channels = tuple(channels)
-        self.spacing_mm = tuple(spacing_mm)
+    channels: tuple[int, ...] = ()
+    """The numbers of the channels to read, from 0; none for files that have one."""
+    spacing_mm: tuple[float, ...] = ()
+    """The voxel size along the axes right, front and top; none for that of each file."""
 
     @classmethod
     def of(cls, config: AutoencoderConfig) -> VolumeReader:
