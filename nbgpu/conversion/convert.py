@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.conversion import fast_ddpm, latent_diffusion
-from nbgpu.conversion.converted import Converted
-from nbgpu.conversion.foreign import SUFFIXES, Keys, read
+from nbgpu.conversion.converted import SUFFIXES, Converted, Keys, read
 from nbgpu.errors import ConfigError
 
 _KNOWN = (

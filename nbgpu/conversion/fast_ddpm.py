@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbgpu.conversion.converted import Converted
-from nbgpu.conversion.foreign import Keys, in_words
+from nbgpu.conversion.converted import Converted, Keys, in_words
 
 TABLES = ("diffusion", "sampling", "optim")
 """Such a file has at least one of these tables."""

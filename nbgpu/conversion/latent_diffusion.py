@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nbgpu.conversion.converted import Converted
-from nbgpu.conversion.foreign import Keys, in_words
+from nbgpu.conversion.converted import Converted, Keys, in_words
 from nbgpu.errors import ConfigError
 
 TABLES = ("autoencoder_def", "autoencoder_train")

@@ -9,8 +9,8 @@ from nbgpu.engine.memory import limit
 with limit.lifted():
     from nbgpu.engine import train as train
     from nbgpu.engine.dry_run.batch_size import find as find_batch_size
-    from nbgpu.engine.dry_run.estimate import estimate_run
     from nbgpu.engine.dry_run.from_data import choose as choose_from_data
+    from nbgpu.engine.dry_run.memory import estimate_run
     from nbgpu.engine.dry_run.memory import measure as measure_memory
     from nbgpu.engine.dry_run.memory import predict as predict_memory
     from nbgpu.engine.scaling.step_timing import measure as time_step

@@ -24,24 +24,16 @@ import torch.distributed as dist
 from nbgpu.config import ClusterConfig, TrainConfig, read_toml, site
 from nbgpu.engine.dry_run import from_data
 from nbgpu.engine.frames import error_as_text, own_part, part_of_nbgpu
-from nbgpu.engine.group import (
-    activity,
-    debug_mode,
-    exchange,
-    flight_recorder,
-    group,
-    safe_nccl,
-    torch_settings,
-)
+from nbgpu.engine.group import activity, diagnosis, exchange, group, safe_nccl, torch_settings
 from nbgpu.engine.group.consensus import PeerFailed, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.group.torch_settings import TorchSettings
 from nbgpu.engine.ipykernel import interrupts, kept_failure
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.memory import heap, onednn
+from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.memory.limit import undisturbed
 from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.training import ending
 from nbgpu.engine.training.loop import Loop, RunContext
@@ -236,7 +228,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
     """
     try:
         with (
-            flight_recorder.kept_in(trainer.folder, trainer.rank),
+            diagnosis.kept_in(trainer.folder, trainer.rank),
             randomness.of_run(trainer.config),
             _keep_heap(trainer.device),
             precision.kernels(trainer.config),
@@ -247,7 +239,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
             raise
         with undisturbed():
             explained = trainer.out_of_memory(error)
-            if note := onednn.mend(error, trainer.rank):
+            if note := memory.mend_onednn(error, trainer.rank):
                 explained = OutOfMemoryError(f"{explained}\n{note}")
             memory.let_go(error)
         raise explained from None
@@ -461,7 +453,7 @@ def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership
     torch.set_num_threads(num_threads)
     torch_settings.note_beginning()
     if cluster.debug:
-        debug_mode.compare_collectives()
+        diagnosis.compare_collectives()
     member = Membership(
         place.rank,
         place.world_size,

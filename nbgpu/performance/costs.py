@@ -1,4 +1,5 @@
-"""What collectives cost: as they were measured, over links that were only described, and over several nodes.
+"""What collectives cost: as they were measured, over links that were only described, over several nodes, and
+by torch's own model of NCCL.
 
 Beyond what was measured all follow the formulas of a ring, as gloo and NCCL use it for large tensors: an
 all_reduce of n ranks takes 2(n-1) steps, in which each rank sends 2(n-1)/n times the tensor; an all_gather
@@ -10,14 +11,16 @@ which are as many as there are doublings of the ranks.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from nbgpu.errors import ConfigError
 from nbgpu.machine.links import Link
 from nbgpu.performance.links import Links, Timed, bus_factor
 from nbgpu.performance.schedule import Timing
+from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 
 End = Literal["least", "expected", "most"]
@@ -26,28 +29,34 @@ End = Literal["least", "expected", "most"]
 _LIKE_ALL_REDUCE = ("all_reduce", "two all_reduce at once")
 
 
-class Costs(Protocol):
+GPUS = ("V100", "A100", "H100", "B200")
+SIZES_BYTES = tuple(1024 * 2**power for power in range(21))
+"""1 KiB to 1 GiB."""
+MAX_RANKS = 1024
+_OFF = {"least": 0.9, "expected": 1.0, "most": 1.1}
+"""Its authors found it within 10 % at 64 to 256 GPUs (https://github.com/pytorch/pytorch/pull/180463)."""
+
+
+class Costs(ABC):
     """The time of a collective for any number of ranks and bytes."""
 
-    measured_ranks: int
+    measured_ranks = 0
     """Up to how many ranks the times were measured; 0 for none."""
-    at_once: int
+    at_once = 1
     """How many collectives go on at the same time."""
-    gain: float
+    gain = 1.0
     """By what factor the bytes of several at once travel faster in all than those of one."""
 
+    @abstractmethod
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
         """Return the times of 'all_reduce', 'all_gather' or 'reduce_scatter' of two ranks or more.
 
         Raises:
             KeyError: the operation was not measured.
         """
-        ...
-
-    def __str__(self) -> str: ...
 
 
-class MeasuredCosts:
+class MeasuredCosts(Costs):
     """Collectives as `measure_links` found them: between two measured sizes on a straight line.
 
     Args:
@@ -91,16 +100,13 @@ class MeasuredCosts:
         )
 
 
-class RingCosts:
+class RingCosts(Costs):
     """Collectives over links with only a known latency and rate.
 
     Args:
         link: the link from each rank to the next.
         at_once: how many collectives go on at the same time.
     """
-
-    measured_ranks = 0
-    gain = 1.0
 
     def __init__(self, link: Link, at_once: int = 1) -> None:
         self.link = link
@@ -116,7 +122,7 @@ class RingCosts:
         return f"links: a ring over {self.link}, {self.link.source}"
 
 
-class NodesCosts:
+class NodesCosts(Costs):
     """Collectives of ranks on several nodes; the ranks of a node share its one link.
 
     An all_reduce is a reduce_scatter on each node, an all_reduce of every part between the nodes, and an
@@ -181,3 +187,65 @@ def _steps(ranks: int, end: End) -> float:
 
 def _at_end(timed: Timed, end: End) -> float:
     return {"least": timed.between_s[0], "expected": timed.median_s, "most": timed.between_s[1]}[end]
+
+
+def ranks_of(ranks_per_node: int) -> list[int]:
+    """The numbers of ranks in the table: those of one node, and full nodes."""
+    on_one_node = range(2, ranks_per_node + 1)
+    return [*on_one_node, *range(2 * ranks_per_node, MAX_RANKS + 1, ranks_per_node)]
+
+
+class NcclTimes(Costs):
+    """Collectives of NCCL on a kind of GPU, modelled. Prints what it is.
+
+    Args:
+        gpu: one of GPUS.
+        ranks_per_node: GPUs on each node.
+        has_nvlink: whether they are joined by NVLink, else by PCIe.
+        table: seconds by operation and ranks for SIZES_BYTES (`nbgpu.engine.scaling.link_timing`).
+    """
+
+    def __init__(
+        self,
+        gpu: str,
+        ranks_per_node: int,
+        has_nvlink: bool,
+        table: Mapping[str, Mapping[int, Sequence[float]]],
+    ) -> None:
+        self.gpu = gpu
+        self.ranks_per_node = ranks_per_node
+        self.has_nvlink = has_nvlink
+        self._table = table
+
+    def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the times of 'all_reduce', 'all_gather' or 'reduce_scatter'.
+
+        Raises:
+            ConfigError: the ranks do not fill the nodes.
+        """
+        if ranks not in self._table[operation]:
+            raise ConfigError(f"{ranks} ranks do not fill nodes of {self.ranks_per_node}")
+        seconds = self._table[operation][ranks]
+        factor = _OFF[end]
+        return lambda num_bytes: (factor * interpolated(SIZES_BYTES, seconds, num_bytes), 0.0)
+
+    def frame(self) -> Any:
+        """One row for each operation, number of ranks and size, in seconds and bytes, as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {"operation": operation, "ranks": ranks, "bytes": num_bytes, "modelled_s": s}
+            for operation, by_ranks in self._table.items()
+            for ranks, seconds in by_ranks.items()
+            for num_bytes, s in zip(SIZES_BYTES, seconds, strict=True)
+        )
+
+    def __str__(self) -> str:
+        joined = "NVLink" if self.has_nvlink else "PCIe"
+        return (
+            f"links: NCCL on {self.gpu}s with {joined}, {self.ranks_per_node} on a node and InfiniBand between the "
+            "nodes, by torch's model of NCCL (torch._inductor.comm_analysis), within 10 % by its authors"
+        )
+
+    __repr__ = __str__
+    _repr_html_ = shown_as_html

@@ -82,14 +82,6 @@ def speedups(seconds: Seconds, is_weak: bool = False) -> dict[int, Estimate]:
     return _estimated(seconds, lambda medians: _speedups(medians, is_weak))
 
 
-def efficiencies(seconds: Seconds, is_weak: bool = False) -> dict[int, Estimate]:
-    """Return the speed-ups by the number of ranks; ValueError as for `speedups`."""
-    return {
-        ranks: Estimate(speedup.value / ranks, (speedup.between[0] / ranks, speedup.between[1] / ranks))
-        for ranks, speedup in speedups(seconds, is_weak).items()
-    }
-
-
 def serial_fractions(seconds: Seconds) -> dict[int, Estimate]:
     """Return Karp and Flatt's serial fraction of strong scaling for each number of ranks above one.
 

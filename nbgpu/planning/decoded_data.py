@@ -18,8 +18,7 @@ import numpy as np
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
-from nbgpu.planning.epochs import epoch_of
-from nbgpu.planning.parts import held_out
+from nbgpu.planning.epochs import epoch_of, held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig

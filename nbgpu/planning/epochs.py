@@ -1,4 +1,4 @@
-"""The size of an epoch, in numbers and in words, from the settings and the number of volumes alone.
+"""The sizes of an epoch, its steps and the held-out parts, from the settings and the number of volumes alone.
 
 A rank keeps its share of the volumes (its shard) for the whole run, because it may have them decoded in
 memory. All ranks must do the same number of optimizer steps in an epoch, and every step takes the same number
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from nbgpu.config import TrainConfig
+from nbgpu.config import DataSettings, TrainConfig
+from nbgpu.text.ranks import count_of_ranks
 
 
 @dataclass(frozen=True)
@@ -162,3 +164,44 @@ def _explain_steps(
 
 def _count(config: TrainConfig, number: int) -> str:
     return f"{number} {config.VOLUME}{'s' if number != 1 else ''}"
+
+
+def held_out(num_groups: int, config: DataSettings) -> tuple[int, int]:
+    """(the groups for validation, those for the test): at least one in every part whose share is above 0, if
+    there are enough for two parts."""
+    num_left = num_groups - 1
+    counts = []
+    for fraction, part in ((config.val_fraction, "validation"), (config.test_fraction, "test")):
+        # Each of the parts that follow gets one at least.
+        spared = 1 if part == "validation" and config.test_fraction else 0
+        wanted = min(max(1, round(fraction * num_groups)), num_left - spared) if fraction else 0
+        counts.append(max(0, wanted))
+        num_left -= counts[-1]
+    return counts[0], counts[1]
+
+
+def on_other_ranks(config: TrainConfig, num_before: int, num_now: int) -> tuple[dict[str, Any], str]:
+    """Return the settings that change, and what becomes of the step, in words.
+
+    No rank takes more samples at once than before, because its memory may hold no more: what is left is
+    accumulated.
+
+    Args:
+        config: the settings on the ranks from before.
+        num_before: their number.
+        num_now: the number of ranks from now on.
+    """
+    if "batch_size" in config.UNUSED:
+        return {}, ""
+    wanted = config.samples_per_step(num_before)
+    per_rank = max(1, round(wanted / num_now))
+    batch_size = next(size for size in range(min(config.batch_size, per_rank), 0, -1) if per_rank % size == 0)
+    changes: dict[str, Any] = {"batch_size": batch_size, "accumulate": per_rank // batch_size}
+    if config.global_batch_size is not None:
+        changes["global_batch_size"] = None
+    as_before = (
+        f"A step has {wanted} samples as before"
+        if per_rank * num_now == wanted
+        else f"{wanted} samples of a step do not divide among {count_of_ranks(num_now)}: a step has {per_rank * num_now} now"
+    )
+    return changes, f"{as_before}, with batch_size={batch_size} and accumulate={per_rank // batch_size}."

@@ -30,7 +30,7 @@ from nbgpu.host import enough_ranks, free_gpus
 from nbgpu.machine import devices, extras
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import divide, settled
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
@@ -291,18 +291,7 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     settings = _with_preset(recipe, vary, values, settings)
     fields = settings_of(recipe).model_fields
     homes = (StudyConfig.model_fields, ClusterConfig.model_fields, fields)
-    if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        names = [*itertools.chain(*homes)]
-        raise ConfigError(
-            "\n".join(
-                f"{name} is not a setting of a study of {recipe}.{did_you_mean(name, names)} "
-                f"Settings: {', '.join(names)}"
-                for name in unknown
-            )
-        )
-    of_study, of_cluster, of_run = (
-        {name: value for name, value in settings.items() if name in home} for home in homes
-    )
+    of_study, of_cluster, of_run = divide(settings, homes, f"a study of {recipe}")
     # All points have the same kind of device, so that they can be compared.
     cluster, placement_note = enough_ranks.placed(ClusterConfig.checked(**of_cluster))
     made = StudyPlan(

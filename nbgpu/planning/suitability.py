@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nbgpu.config import TrainConfig
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
+from nbgpu.text.similar import did_you_mean
 
 _BF16_SINCE = 8.0
 """The first compute capability with bfloat16, and TF32, in hardware (Ampere)."""
 _FP16_SINCE = 7.0
 """The first compute capability that is faster in float16 (Volta)."""
+
+
+def divide(
+    settings: Mapping[str, Any], homes: Sequence[Mapping[str, Any]], owner: str
+) -> list[dict[str, Any]]:
+    """Divide settings among the classes that have them.
+
+    Args:
+        settings: by name, as the user gave them.
+        homes: the fields of each class.
+        owner: what has these settings, such as 'a study of autoencoder', for the message.
+
+    Raises:
+        ConfigError: no class has a setting; one line for each.
+    """
+    names = [name for home in homes for name in home]
+    if unknown := [name for name in settings if name not in names]:
+        raise ConfigError(
+            "\n".join(
+                f"{name} is not a setting of {owner}.{did_you_mean(name, names)} Settings: {', '.join(names)}"
+                for name in unknown
+            )
+        )
+    return [{name: value for name, value in settings.items() if name in home} for home in homes]
 
 
 def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:

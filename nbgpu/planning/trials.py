@@ -25,9 +25,8 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
 from nbgpu.machine.files import write_whole
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import divide, settled
 from nbgpu.protocol.records import Device
-from nbgpu.text.similar import did_you_mean
 
 FILE = "sweep.toml"
 MAX_TRIALS = 10_000
@@ -144,17 +143,17 @@ class SweepPlan:
         try:
             table = dict(tables["sweep"])
             recipe = str(table.pop("recipe"))
-            split = split_settings(recipe, overrides)
-            if split.train:
+            of_sweep, of_cluster, of_run = _split_settings(recipe, overrides)
+            if of_run:
                 raise ConfigError(
-                    f"{', '.join(split.train)} cannot be changed: the trials of {folder.name} are decided. "
+                    f"{', '.join(of_run)} cannot be changed: the trials of {folder.name} are decided. "
                     "Start a new sweep for other ones"
                 )
             fields = _fields(recipe)
             return cls(
                 recipe,
-                SweepConfig.checked(**{**table, **split.sweep}),
-                ClusterConfig.checked(**{**tables["cluster"], **split.cluster}),
+                SweepConfig.checked(**{**table, **of_sweep}),
+                ClusterConfig.checked(**{**tables["cluster"], **of_cluster}),
                 tables["train"],
                 {name: _varied(fields[name], values) for name, values in tables["vary"].items()},
                 [{name: item(v, fields[name]) for name, v in trial.items()} for trial in tables["trials"]],
@@ -163,29 +162,11 @@ class SweepPlan:
             raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
 
 
-@dataclass(frozen=True)
-class Split:
-    """The user's settings, divided into those of the sweep, of the cluster and of the training."""
-
-    sweep: Mapping[str, Any]
-    cluster: Mapping[str, Any]
-    train: Mapping[str, Any]
-
-
-def split_settings(recipe: str, settings: Mapping[str, Any]) -> Split:
+def _split_settings(recipe: str, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Divide settings into those of the sweep, of the cluster and of the training; a ConfigError names
     unknown ones."""
     homes = (SweepConfig.model_fields, ClusterConfig.model_fields, _fields(recipe))
-    if unknown := [name for name in settings if not any(name in home for home in homes)]:
-        names = [*itertools.chain(*homes)]
-        raise ConfigError(
-            "\n".join(
-                f"{name} is not a setting of a sweep over {recipe}.{did_you_mean(name, names)} "
-                f"Settings: {', '.join(names)}"
-                for name in unknown
-            )
-        )
-    return Split(*({name: v for name, v in settings.items() if name in home} for home in homes))
+    return divide(settings, homes, f"a sweep over {recipe}")
 
 
 def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
@@ -200,14 +181,14 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
     Raises:
         ConfigError: a setting is not valid; the message has all known problems. Trials are not checked yet.
     """
-    split = split_settings(recipe, with_preset(recipe, settings))
-    config = SweepConfig.checked(**split.sweep)
-    cluster = _cluster(split.cluster)
+    of_sweep, of_cluster, of_run = _split_settings(recipe, with_preset(recipe, settings))
+    config = SweepConfig.checked(**of_sweep)
+    cluster = _cluster(of_cluster)
     fields = _fields(recipe)
     shared: dict[str, Any] = {}
     varied: dict[str, Sequence[Any] | Range] = {}
     problems: list[str] = []
-    for name, given in split.train.items():
+    for name, given in of_run.items():
         try:
             values = _varied(fields[name], given)
         except ConfigError as error:

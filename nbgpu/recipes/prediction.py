@@ -19,7 +19,7 @@ from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import precision
 from nbgpu.engine.workload import by_name
-from nbgpu.engine.workload.prediction import Concluding, Predicting, file_stems
+from nbgpu.engine.workload.recipe import Concluding, Predicting, file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES
 from nbgpu.protocol import served

@@ -1,7 +1,10 @@
-"""Images side by side, with the names and units of their axes and a bar that says what the colours mean."""
+"""Images side by side, with the names and units of their axes and a bar that says what the colours mean, and
+figures as PNG data URIs, which are stored in a result and shown on a page."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 from numpy.typing import NDArray
+from torch import Tensor
+
+from nbgpu.text.palette import TEXT_COLOR
 
 _DPI = 100
 _LEAST_TILE_PX = 112
@@ -163,3 +171,36 @@ def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
     height, width = image.shape[:2]
     times = max(1, math.ceil(least_px / width))
     return times * height, times * width
+
+
+def figure_uri(figure: Figure) -> str:
+    """Return a figure as a data URI, without a display, to be read on a white page and on a dark one."""
+    _write_in_grey(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _write_in_grey(figure: Figure) -> None:
+    """Let the page show around the axes, and what is black in a figure be grey."""
+    figure.patch.set_alpha(0)
+    for axes in figure.axes:
+        axes.tick_params(which="both", colors=TEXT_COLOR)
+        for spine in axes.spines.values():
+            spine.set_edgecolor(TEXT_COLOR)
+    for legend in figure.findobj(Legend):
+        legend.set_frame_on(False)
+    for text in figure.findobj(Text):
+        if text.get_color() == "black":
+            text.set_color(TEXT_COLOR)
+
+
+def middle_slices_uri(volumes: Tensor, colours: Colours) -> str:
+    """Return the middle slices of volumes (N, D, H, W) side by side as a data URI. They are perpendicular to
+    the last axis, with the H axis pointing up."""
+    return row_of_slices_uri(volumes[..., volumes.shape[-1] // 2], colours)
+
+
+def row_of_slices_uri(slices: Tensor, colours: Colours) -> str:
+    """Return slices (N, D, H) side by side as a data URI, with the H axis pointing up."""
+    return figure_uri(row([one.T.numpy() for one in slices], colours))

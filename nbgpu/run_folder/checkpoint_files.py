@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -42,6 +43,9 @@ UNFINISHED = ".unfinished"
 BEST = "best.json"
 
 _FORMAT = 1
+
+
+_log = logging.getLogger("nbgpu.run")
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,7 @@ def text(manifest: CheckpointManifest) -> str:
         "format": _FORMAT,
         "step": manifest.step,
         "time_s": manifest.time_s,
-        "files": {
-            name: {"size_bytes": seal.size_bytes, "sha256": seal.sha256}
-            for name, seal in manifest.seals.items()
-        },
+        "files": {name: asdict(seal) for name, seal in manifest.seals.items()},
     }
     return json.dumps({**fields, "sha256": _sha256_of_fields(fields)}, indent=2)
 
@@ -296,3 +297,52 @@ def _damage_of_contents(path: Path, seal: Seal) -> str:
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({error})"
     return "" if _is_state(fields) else "is not what nbgpu writes"
+
+
+def newest_intact(run_folder: Path) -> Path:
+    """Return the newest checkpoint with nothing wrong. Damaged ones that are newer are logged.
+
+    Raises:
+        RunError: there is none; the message names those that are damaged.
+    """
+    found = newest_whole(run_folder)
+    damaged = "; ".join(f"{path.name} is damaged ({what})" for path, what in found.damaged)
+    if found.checkpoint is None:
+        raise RunError(
+            f"{run_folder.name} has no intact checkpoint: {damaged}"
+            if damaged
+            else f"{run_folder.name} has no checkpoint yet: one is written at the end, "
+            "and after every `checkpoint_every` steps"
+        )
+    if damaged:
+        _log.warning("%s; the newest intact checkpoint is %s", damaged, found.checkpoint.name)
+    return found.checkpoint
+
+
+def best_intact(run_folder: Path, best_metric: str) -> Path:
+    """Return the checkpoint with the best validation.
+
+    Args:
+        run_folder: the run's folder.
+        best_metric: the setting of the run; empty where it follows no validation value.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+    """
+    try:
+        found = best(run_folder)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if found is None:
+        why = (
+            "none was validated yet"
+            if best_metric
+            else "it follows no validation value. Set best_metric='loss' before a run"
+        )
+        raise RunError(f"{run_folder.name} has no best checkpoint: {why}")
+    if what := damage(found.checkpoint):
+        raise RunError(
+            f"the best checkpoint of {run_folder.name}, {found.checkpoint}, is damaged ({what}). "
+            "run.checkpoint() is the newest intact one"
+        )
+    return found.checkpoint

@@ -35,11 +35,9 @@ class Sink(Protocol):
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Take the rows of the next complete steps, in order, and the epochs that end with them."""
-        ...
 
     def close(self) -> None:
         """Finish, because nothing more will come."""
-        ...
 
 
 class MetricsFile:

@@ -1,4 +1,5 @@
-"""The records of the ranks as one table in order of the steps, and as one summary for each epoch.
+"""The records of the ranks as one table in order of the steps, as one summary for each epoch, and under their
+names in TensorBoard and W&B: 'train/loss', 'val/loss', 'rank0/samples_per_s'.
 
 Ranks write at their own pace, and the records of a step come in pieces: its numbers, a validation after it,
 and memory, which is measured now and then. A step is complete when every rank has gone beyond it. The same
@@ -9,8 +10,9 @@ duplicate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from nbgpu.protocol.records import (
@@ -262,3 +264,35 @@ def epochs_of(records: Iterable[Sample | Event], info: RunInfo) -> list[EpochSum
     table, epochs = MetricsTable(info.world_size), EpochSummarizer(info.epoch_at)
     rows = [*table.add(records), *table.rest()]
     return [*epochs.add(rows), *epochs.rest()]
+
+
+def steps_of(rows: Sequence[MetricsRow]) -> Iterator[tuple[int, list[MetricsRow]]]:
+    """Yield each step with its rows, which are in order."""
+    for step, of_step in groupby(rows, key=lambda row: row.step):
+        yield step, list(of_step)
+
+
+def step_values(of_step: Sequence[MetricsRow]) -> dict[str, float]:
+    """Return the metrics of one step: means over the ranks, and each rank's own times and memory."""
+    values: dict[str, float] = {}
+    shared: dict[str, list[float]] = {}
+    for row in of_step:
+        for name, value in row.values.items():
+            if name.startswith(VALIDATION):
+                values[f"val/{name.removeprefix(VALIDATION)}"] = value
+            elif is_of_rank(name):
+                values[f"rank{row.rank}/{name}"] = value
+            else:
+                shared.setdefault(name, []).append(value)
+    return {f"train/{name}": sum(of_ranks) / len(of_ranks) for name, of_ranks in shared.items()} | values
+
+
+def epoch_values(epoch: EpochSummary) -> dict[str, float]:
+    """Return the metrics of an epoch, which are logged at its last step."""
+    return {
+        "epoch/number": float(epoch.epoch),
+        "epoch/train_s": epoch.train_s,
+        "epoch/samples_per_s": epoch.samples_per_s,
+        "epoch/straggler_ratio": epoch.straggler_ratio,
+        **{f"epoch/{name}": value for name, value in epoch.means.items()},
+    }

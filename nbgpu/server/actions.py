@@ -10,7 +10,7 @@ from nbgpu.client.host.registry import AnyEntry
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.protocol.records import Command
 from nbgpu.run_folder.commands import send_command
-from nbgpu.run_folder.view import RunView
+from nbgpu.run_folder.progress import RunView
 
 
 def command_run(cluster_id: str, run_name: str, command: str) -> str:

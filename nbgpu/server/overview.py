@@ -18,7 +18,7 @@ from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.errors import NbgpuError
-from nbgpu.run_folder.view import RunView, opened
+from nbgpu.run_folder.progress import RunView, opened
 from nbgpu.server.ranks import RanksWatch, who_waits
 from nbgpu.text.ranks import named_ranks
 

@@ -11,9 +11,8 @@ import ipywidgets as w
 
 from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.machine.links import PRESETS, Link, parse_link
-from nbgpu.performance import overlap as model
-from nbgpu.performance.overlap import Overlap
-from nbgpu.performance.steps import StepTimes
+from nbgpu.performance import steps as model
+from nbgpu.performance.steps import Overlap, StepTimes
 from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
 from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import display_with_page, require_notebook

@@ -18,7 +18,7 @@ from nbgpu.engine.logs.profiler import Profiler
 from nbgpu.engine.model.bucket_hooks import BucketHook
 from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.transfers import Transfers
-from nbgpu.engine.training.step_clock import StepClock
+from nbgpu.engine.training.step_metrics import StepClock
 
 _NUM_STEPS = 3000
 _NUM_PASSES = 5

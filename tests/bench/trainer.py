@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.engine import train
-from nbgpu.engine.training.step_clock import StepClock
+from nbgpu.engine.training.step_metrics import StepClock
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 BLOCK_STEPS = 10

@@ -17,7 +17,7 @@ import waiting_steps
 from slow_link import slow_link
 
 import nbgpu
-from nbgpu.engine.group.simulated_times import Operation, seconds
+from nbgpu.engine.group.simulated_link import Operation, seconds
 from nbgpu.machine.links import parse_link
 from nbgpu.protocol.records import Sample
 

@@ -16,8 +16,8 @@ from pairs import AUGMENTED, EDGE, assert_same, loader, numbers, write
 from torch import Tensor
 
 from nbgpu.config import train_config
-from nbgpu.engine.data.augmentation import augmentation
-from nbgpu.engine.data.packed import PackedVolumes
+from nbgpu.engine.data.datasets import PackedVolumes
+from nbgpu.engine.data.sampling import augmentation
 from nbgpu.errors import DataError
 
 

@@ -234,7 +234,7 @@ def nccl_timeout(place: Place) -> None:
     "a run that fails keeps the flight recorder's account of NCCL's collectives of both ranks",
     slice=3,
     page="faults",
-    shows=("engine/group/flight_recorder.py",),
+    shows=("engine/group/diagnosis.py",),
     budget_s=18,
     seldom=False,
 )

@@ -17,8 +17,8 @@ from rich.console import Console
 
 import nbgpu
 from nbgpu.client.host import ps
+from nbgpu.run_folder.progress import RunView
 from nbgpu.run_folder.reader import Reader
-from nbgpu.run_folder.view import RunView
 from nbgpu.ui.run import head_view, terminal, wording
 from nbgpu.ui.run.history import History
 from nbgpu.ui.run.panel import Panel

@@ -220,8 +220,8 @@ def test_a_damaged_profile_is_named(run: Run, tmp_path: Path) -> None:
 def test_the_offset_of_two_clocks_is_found(cluster2: nbgpu.Cluster) -> None:
     printed = cluster2.execute(
         "import json, time\n"
-        "from nbgpu.engine.group import clocks\n"
-        "print(json.dumps([clocks.offsets(), clocks.offsets(lambda: time.monotonic() + 5 * rank)]))"
+        "from nbgpu.engine.group import exchange\n"
+        "print(json.dumps([exchange.clock_offsets(), exchange.clock_offsets(lambda: time.monotonic() + 5 * rank)]))"
     )
     for text in printed.values():
         same, apart = json.loads(text)

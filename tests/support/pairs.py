@@ -14,10 +14,9 @@ from monai.transforms import Compose
 from torch import Tensor
 
 from nbgpu.config import train_config
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.loader import SampleLoader
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.errors import DataError, RunError
 
 EDGE = 6

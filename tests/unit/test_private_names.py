@@ -153,7 +153,7 @@ ROOMS = {
         "engine/group/torch_settings.py",
         # Classes that torch documents how to derive from, in modules with a private name.
         "engine/dry_run/fake_steps.py",
-        "engine/model/batchnorm.py",
+        "engine/model/build.py",
         # One of the loader's, where its processes are ended, and one as the name of a frame in a stack.
         "engine/data/workers.py",
         "engine/ipykernel/stacks.py",

@@ -13,7 +13,7 @@ from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
-from nbgpu.run_folder.view import RunView
+from nbgpu.run_folder.progress import RunView
 from nbgpu.text.tables import aligned
 
 _SLURM_PATIENCE_S = 5.0

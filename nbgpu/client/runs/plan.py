@@ -132,7 +132,7 @@ def data_in_words(
     known).
 
     Args:
-        found: the `data` that `nbgpu.engine.dry_run.estimate:estimate_run` returns: `amount`, or `unknown`.
+        found: the `data` that `nbgpu.engine.dry_run.memory:estimate_run` returns: `amount`, or `unknown`.
     """
     if "num_workers" in config.UNUSED:
         return tuple(found.get("unknown", "").splitlines()), 0

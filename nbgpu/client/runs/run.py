@@ -44,7 +44,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, intact_checkpoints, metrics_files, names
+from nbgpu.run_folder import checkpoint_files, metrics_files, names
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import progress as how_far
@@ -532,8 +532,8 @@ class Run:
             RunError: there is no such checkpoint; the message names those that are damaged.
         """
         if which == "best":
-            return intact_checkpoints.best(self.folder, self.config.best_metric)
-        return intact_checkpoints.newest(self.folder)
+            return checkpoint_files.best_intact(self.folder, self.config.best_metric)
+        return checkpoint_files.newest_intact(self.folder)
 
     def on_end(self, callback: Callable[[Run], None]) -> None:
         """Call `callback` once when the run is over, before `wait` returns, or at once if it is over

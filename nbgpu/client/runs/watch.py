@@ -23,7 +23,7 @@ from nbgpu.client.faults.watch import RankWatch
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.planning import kept_batch
+from nbgpu.planning import epochs
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, RankFailure, RankStatus, RunState
@@ -423,7 +423,7 @@ class RunWatch:
         self._settings_since_s = time.time()
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
         asked = self._pending_settings(before)
-        changes, message = kept_batch.on_other_ranks(before, num_before, len(self._state.ranks))
+        changes, message = epochs.on_other_ranks(before, num_before, len(self._state.ranks))
         config = settled(before.changed(**(changes | asked)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)

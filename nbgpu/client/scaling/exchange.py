@@ -9,8 +9,8 @@ from nbgpu.client.cluster.cluster import Cluster, current
 from nbgpu.client.engines.calls import reference
 from nbgpu.config import train_config
 from nbgpu.errors import ConfigError
+from nbgpu.performance.costs import GPUS, MAX_RANKS, NcclTimes
 from nbgpu.performance.links import Links
-from nbgpu.performance.nccl import GPUS, MAX_RANKS, NcclTimes
 from nbgpu.performance.steps import StepTimes
 from nbgpu.protocol.calls import Call
 

@@ -19,7 +19,7 @@ import numpy as np
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import DataError
-from nbgpu.planning.parts import held_out
+from nbgpu.planning.epochs import held_out
 
 Part = Literal["training", "validation", "test"]
 

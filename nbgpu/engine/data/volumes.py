@@ -1,4 +1,4 @@
-"""Volumes on disk: whether files are sound, and their voxels.
+"""Volumes on disk: whether files are sound, their shapes, and their voxels, read and written.
 
 Names, headers and file sizes are checked for every file before training; voxels (NaN, a constant volume,
 damage inside the compressed data) when a volume is read.
@@ -10,7 +10,7 @@ import gzip
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nibabel
@@ -21,6 +21,8 @@ from monai.transforms.utils_pytorch_numpy_unification import percentile
 from monai.utils import convert_to_tensor
 from nibabel.arrayproxy import ArrayProxy
 from nibabel.filebasedimages import ImageFileError
+from nibabel.nifti2 import Nifti2Header
+from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from nibabel.spatialimages import HeaderDataError
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from nbgpu.engine.data.spacing import affine_of, has_voxel_sizes, resampled_grid
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import is_nifti
 
+_UPPER_PERCENTILE = 99.5
 READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
 """The errors of nibabel and gzip for a damaged file (BadGzipFile is an OSError)."""
 
@@ -124,7 +127,7 @@ def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str
     if len(shape) == 3 or shape[3:] == (1,):
         return None
     advice = ", or name its channels in image_channels" if len(shape) == 4 and channels is not None else ""
-    return f"has {len(shape)} dimensions, {_by(shape)}. Take one 3D volume out of it{advice}"
+    return f"has {len(shape)} dimensions, {shape_in_words(shape)}. Take one 3D volume out of it{advice}"
 
 
 def _too_small(
@@ -133,7 +136,7 @@ def _too_small(
     at = ""
     if spacing_mm:
         shape, _ = resampled_grid(shape_of(path), affine_of(path), spacing_mm)
-        at = f" at a spacing of {' x '.join(f'{size:g}' for size in spacing_mm)} mm"
+        at = f" at a spacing of {shape_in_words(spacing_mm)} mm"
     edges = {patch_size} if isinstance(patch_size, int) else {*patch_size}
     if len(edges) == 1:
         (edge,) = edges
@@ -142,11 +145,11 @@ def _too_small(
         assert not isinstance(patch_size, int)
         shape = shape if spacing_mm else shape_of(path)
         is_too_small = any(n < edge for n, edge in zip(shape, patch_size, strict=True))
-        fits = f"{_by(shape)} (right, front, top)"
+        fits = f"{shape_in_words(shape)} (right, front, top)"
     if not is_too_small:
         return None
     advice = "take a smaller spacing" if spacing_mm else "resample it"
-    return f"has {_by(shape)} voxels{at}, which is smaller than the patch. Set patch_size to at most {fits}, or {advice}"
+    return f"has {shape_in_words(shape)} voxels{at}, which is smaller than the patch. Set patch_size to at most {fits}, or {advice}"
 
 
 def holds(path: Path, num_bytes: int) -> bool:
@@ -196,32 +199,86 @@ def require_finite(image: Tensor, name: str) -> None:
         )
 
 
-def intensity_range(image: Tensor, name: str, upper_percentile: float = 99.5) -> tuple[float, float]:
-    """Return (the smallest value, the upper percentile) of an image of any shape.
+def intensity_range(image: Tensor, name: str) -> tuple[float, float]:
+    """Return (the smallest value, the 99.5th percentile) of an image of any shape.
 
     Raises DataError for NaN or infinite voxels, or without contrast.
     """
     require_finite(image, name)
-    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, upper_percentile])))
+    low, high = (float(v) for v in np.asarray(percentile(image, [0.0, _UPPER_PERCENTILE])))
     if low == high:
         raise DataError(
-            f"{name}: is constant: at least {upper_percentile} % of its voxels are {low:g}. Leave the file out"
+            f"{name}: is constant: at least {_UPPER_PERCENTILE} % of its voxels are {low:g}. Leave the file out"
         )
     return low, high
 
 
-def scale_intensity(image: Tensor, name: str, upper_percentile: float = 99.5) -> Tensor:
-    """Map the smallest value to 0 and the upper percentile to 1, and clip larger values; see
+def scale_intensity(image: Tensor, name: str) -> Tensor:
+    """Map the smallest value to 0 and the 99.5th percentile to 1, and clip larger values; see
     `intensity_range`."""
-    low, high = intensity_range(image, name, upper_percentile)
+    low, high = intensity_range(image, name)
     to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
     scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
     return scaled
 
 
-def _by(shape: Sequence[int]) -> str:
-    return " x ".join(str(n) for n in shape)
-
-
 def first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def save_like(volume: Tensor, source: Path | None, path: Path) -> None:
+    """Write a volume as NIfTI in float32, voxel by voxel on the grid of another file.
+
+    Args:
+        volume: (C, right, front, top), with the axes of `load_volume`. Several channels become the fourth
+            dimension of the file.
+        source: the file from which a volume with these axes was read: its order and direction of axes, its
+            affine matrices with their codes, and its units are kept. None for a volume that has no file: it
+            gets voxels of 1 mm.
+        path: the file to write, .nii or .nii.gz.
+    """
+    voxels = (volume[0] if len(volume) == 1 else volume.movedim(0, -1)).cpu().float().numpy()
+    if source is None:
+        nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), path)
+        return
+    image = nibabel.load(source)
+    assert isinstance(image, nibabel.Nifti1Pair)
+    back = ornt_transform(axcodes2ornt("RAS"), io_orientation(image.affine))
+    header = image.header.copy()
+    header.set_data_dtype(np.float32)
+    # These say how to read integers, and which grey values to show.
+    for name in ("scl_slope", "scl_inter", "cal_min", "cal_max"):
+        header[name] = 0
+    kind = nibabel.Nifti2Image if isinstance(header, Nifti2Header) else nibabel.Nifti1Image
+    nibabel.save(kind(apply_orientation(voxels, back), image.affine, header), path)  # type: ignore[no-untyped-call]
+
+
+Shape = tuple[int, int, int]
+
+
+def shapes_of(
+    paths: Iterable[Path], *, spacing_mm: Sequence[float] = (), channels: Sequence[int] | None = None
+) -> list[Shape]:
+    """Return the shapes (right, front, top) of the volumes as a recipe reads them.
+
+    A file whose header is bad is left out: it is told of when the data are checked.
+
+    Args:
+        paths: the files.
+        spacing_mm, channels: as `header_problem` takes them.
+
+    Raises:
+        DataError: no header is good; one line for each file.
+    """
+    problems = {path: header_problem(path, spacing_mm=spacing_mm, channels=channels) for path in paths}
+    good = [path for path, problem in problems.items() if problem is None]
+    if not good:
+        raise DataError("\n".join(f"{path}: {problem}" for path, problem in problems.items()))
+    if not spacing_mm:
+        return [shape_of(path) for path in good]
+    return [resampled_grid(shape_of(path), affine_of(path), spacing_mm)[0] for path in good]
+
+
+def shape_in_words(shape: Iterable[float]) -> str:
+    """Return a shape or voxel size as people write it: '240 x 240 x 155'."""
+    return " x ".join(f"{size:g}" for size in shape)

@@ -18,7 +18,6 @@ from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.group import exchange, group, torch_private, torch_settings
 from nbgpu.engine.group.consensus import raise_together, together
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory import onednn
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.memory.budget import SPARE_BYTES
 from nbgpu.engine.model import precision, randomness
@@ -142,7 +141,7 @@ class _Search:
                         if asked
                         else "got no more memory"
                     )
-                    if note := onednn.mend(error, group.membership().rank):
+                    if note := memory.mend_onednn(error, group.membership().rank):
                         why = f"{why}. {note}"
                 else:
                     self._failure = error

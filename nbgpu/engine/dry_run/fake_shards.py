@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nbgpu.engine.model.strategy import Strategy
 
-class FakeShards:
+
+class FakeShards(Strategy):
     """A model on the weights of one rank's shards, in place of `nbgpu.engine.model.strategy.Sharded`.
 
     Args:
@@ -26,8 +28,6 @@ class FakeShards:
         world_size: the number of ranks to share among.
         note: is told which tensors were gathered.
     """
-
-    keeps_gradients = False
 
     def __init__(
         self,

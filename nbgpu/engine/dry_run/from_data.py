@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.engine.dry_run import estimate
+from nbgpu.engine.dry_run import memory
 from nbgpu.engine.group import torch_settings
 from nbgpu.engine.workload import by_name
-from nbgpu.engine.workload.proposal import Proposal, Proposing
+from nbgpu.engine.workload.recipe import Proposal, Proposing
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Chosen
 from nbgpu.text.sizes import in_words
@@ -62,7 +62,7 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _fits(config: TrainConfig, memory_bytes: int) -> bool:
-    found: Mapping[str, Any] = estimate.memory(config)
+    found: Mapping[str, Any] = memory.run_memory(config)
     # Where there is no estimate, such as for a model that reads values, the run itself will tell.
     return "peak" not in found or found["peak"] * _MARGIN <= memory_bytes
 

@@ -1,4 +1,5 @@
-"""The memory of a run's steps by category: measured on real ranks, and predicted for any number of them."""
+"""The memory of a run's steps by category: measured on real ranks, predicted for any number of them, and
+estimated together with the amount of data before the run."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.dry_run.steps import DryRun, without_exchange
 from nbgpu.engine.group import group, torch_settings
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory import usage as memory
+from nbgpu.engine.memory import usage
 from nbgpu.engine.memory.trace import MemoryTrace, trace_memory
 from nbgpu.engine.model import precision, randomness, strategy
 from nbgpu.engine.workload import by_name
+from nbgpu.engine.workload.problem import Problem
+from nbgpu.errors import DataError
 
 _NUM_STEPS = 3
 """The optimizer's state is only there after the first step, and DDP forms its buckets again in the second."""
@@ -43,19 +46,19 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
     # Import it now, so that its memory does not count as that of the steps.
     with memory_limit.lifted():
         import_module("torch._dynamo")
-    memory.free()
-    before_bytes = memory.Usage.of(device).used_bytes
+    usage.free()
+    before_bytes = usage.Usage.of(device).used_bytes
     try:
         with randomness.of_run(config), precision.kernels(config):
-            memory.begin_peak(device)
+            usage.begin_peak(device)
             _take_steps(config, device, MemoryTrace())
             # What the allocator of a GPU keeps counts as used, too: nobody else gets it.
-            peak_bytes = max(memory.peak_bytes(device), memory.Usage.of(device).reserved_bytes)
-            memory.free()
+            peak_bytes = max(usage.peak_bytes(device), usage.Usage.of(device).reserved_bytes)
+            usage.free()
             with trace_memory(device) as trace:
                 _take_steps(config, device, trace)
     finally:
-        memory.free()
+        usage.free()
     return {
         "tensors": trace.log.bytes_at_peak(),
         "before_bytes": before_bytes,
@@ -70,7 +73,7 @@ def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
         return loaders.cached_bytes()
     finally:
         loaders.close()
-        memory.free()
+        usage.free()
 
 
 def _take_steps(config: TrainConfig, device: torch.device, trace: MemoryTrace) -> None:
@@ -112,5 +115,58 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
         except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
             predictions.append({"unknown": f"{type(error).__name__}: {error}".splitlines()[0]})
         finally:
-            memory.free()
+            usage.free()
     return predictions
+
+
+@torch_settings.as_at_the_beginning()
+def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return an estimate for one rank, which is the same for every rank. No collective.
+
+    Args:
+        settings: all fields of a TrainConfig.
+
+    Returns:
+        `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
+        the tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already held by the
+        process) and `peak`; or `unknown` with the reason.
+    """
+    config = train_config(**settings)
+    recipe: Any = by_name.load(config)
+    if isinstance(recipe, Problem):
+        return _estimate_problem(recipe)
+    return {"data": _data_amount(config), "memory": run_memory(config)}
+
+
+def _estimate_problem(problem: Problem) -> dict[str, Any]:
+    """Return the estimate for a problem, which has a goal in place of samples."""
+    try:
+        problem.load()
+    except DataError as error:
+        return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
+    member = group.membership()
+    parts = problem.memory_bytes(member.world_size)
+    parts["before"] = usage.Usage.of(member.device).used_bytes
+    return {"data": {"unknown": "\n".join(problem.summary)}, "memory": {**parts, "peak": sum(parts.values())}}
+
+
+def _data_amount(config: TrainConfig) -> dict[str, Any]:
+    try:
+        return {"amount": by_name.load(config).amount()}
+    except DataError as error:
+        return {"unknown": str(error)}
+
+
+def run_memory(config: TrainConfig) -> dict[str, Any]:
+    """Return the memory of a rank, as `estimate_run` does."""
+    member = group.membership()
+    config = without_exchange(config)
+    with memory_limit.lifted(), randomness.of_run(config):
+        try:
+            parts = fake_steps.parts(config, member.device, member.world_size)
+        except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
+            return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
+        finally:
+            usage.free()
+    parts["before"] = usage.Usage.of(member.device).used_bytes
+    return {**parts, "peak": sum(parts.values())}

@@ -7,8 +7,6 @@ memory. The memory that DDP holds for the exchange is held all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +17,9 @@ from nbgpu.engine.memory import allocations
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import optimizers, precision
 from nbgpu.engine.model.averaging import Average
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.parameter_groups import GroupedOptimizer
-from nbgpu.engine.model.strategy import own_part
+from nbgpu.engine.model.strategy import Strategy, clip, own_part
 from nbgpu.engine.workload.recipe import Recipe
 
 _NUM_PREFETCHED = 2
@@ -35,16 +32,7 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
     return config.changed(sync_batchnorm=False, compile=False)
 
 
-class Exchanged(Protocol):
-    """A model with or without the exchange of its gradients, as far as a dry run uses a strategy."""
-
-    replica: nn.Module
-    keeps_gradients: bool
-
-    def exchange(self, now: bool) -> AbstractContextManager[None]: ...
-
-
-class Unexchanged:
+class Unexchanged(Strategy):
     """The model alone, with the memory that DDP holds for the exchange."""
 
     def __init__(self, config: TrainConfig, model: nn.Module) -> None:
@@ -57,9 +45,6 @@ class Unexchanged:
                 parameter.grad = torch.zeros_like(parameter)
         elif config.strategy == "ddp":
             self._buckets = [torch.zeros_like(parameter) for parameter in trained]
-
-    def exchange(self, now: bool) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 Note = Callable[[str, Iterable[Tensor] | None], None]
@@ -86,7 +71,7 @@ class DryRun:
         recipe: Recipe,
         model: nn.Module | None = None,
         discriminator: Discriminator | None = None,
-        spread: Callable[[nn.Module], Exchanged] | None = None,
+        spread: Callable[[nn.Module], Strategy] | None = None,
         note: Note = lambda category, tensors: None,
     ) -> None:
         self._config = config
@@ -115,7 +100,10 @@ class DryRun:
         config = self._config
         num_waiting = _NUM_PREFETCHED if self._device.type == "cpu" else 0
         batches = [
-            {name: self._ready(value) for name, value in self.recipe.example(batch_size).items()}
+            {
+                name: precision.as_input(self._config, value, self._device)
+                for name, value in self.recipe.example(batch_size).items()
+            }
             for _ in range(config.accumulate + num_waiting)
         ]
         self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])
@@ -162,11 +150,3 @@ class DryRun:
         self.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
         if self._discriminator is not None:
             self._discriminator.zero_grad()
-
-    def _ready(self, value: Tensor) -> Tensor:
-        """Return a tensor of a batch as the StepBatches gives it."""
-        dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
-        value = value.to(self._device, dtype)
-        if self._config.channels_last and value.dim() == 5:
-            value = value.to(memory_format=torch.channels_last_3d)
-        return value

@@ -1,7 +1,7 @@
 """The time that a collective may take, measured for gloo and NCCL by one clock.
 
 gloo has a timeout of its own, whose error names neither the collective nor the ranks that are missing. NCCL's
-would end the process, and is switched off (flight_recorder.py). So a thread of each rank looks once a second
+would end the process, and is switched off (diagnosis.py). So a thread of each rank looks once a second
 whether torch's flight recorder has a collective that does not end. The ranks that wait say so in the store in
 which they meet. When one has waited for the whole timeout, the thread cuts this rank off from the group, as
 after another rank's failure, and the collective comes back as an error that names those who had not come.

@@ -31,15 +31,13 @@ import torch.distributed as dist
 
 from nbgpu.engine.group import (
     collective_timeout,
-    flight_recorder,
+    diagnosis,
     meeting,
     own_groups,
-    peers,
     simulated_link,
     sockets,
     torch_private,
     torch_settings,
-    torchrun_store,
 )
 from nbgpu.protocol.cluster_processes import ABORT_HUNG
 from nbgpu.protocol.records import Device
@@ -143,7 +141,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     Args:
         member: this process's place.
         store: where the ranks of this generation, and nobody else, meet. With None they meet in the store
-            that torchrun's environment names (torchrun_store.py).
+            that torchrun's environment names (`meeting.torchrun_store`).
         generation: the number of this forming of the group.
 
     Raises:
@@ -157,7 +155,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     _begin(generation, store)
     if store is not None:
         stay_on_loopback()
-        flight_recorder.keep_nccl_from_ending_the_process()
+        diagnosis.keep_nccl_from_ending_the_process()
     if member.device.type == "cuda":
         torch.cuda.set_device(member.device)
     # Meet the other ranks, and make the group: the same object once more where all ranks can, else a new one.
@@ -168,7 +166,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
             meets_in = store
         else:
             is_in_place = False
-            meets_in = torchrun_store.of_this_start(member.rank, member.world_size, member.timeout)
+            meets_in = meeting.torchrun_store(member.rank, member.world_size, member.timeout)
         if is_in_place:
             _form_in_place(member, meets_in)
         else:
@@ -202,7 +200,7 @@ def form(member: Membership, store: dist.Store | None, generation: int = 0) -> N
     sockets.refuse_other_users()
     if store is not None:
         everybody = range(member.world_size)
-        peers.refuse_strangers(store, "default", member.rank, everybody, _connect_timeout(member))
+        sockets.refuse_strangers(store, "default", member.rank, everybody, _connect_timeout(member))
     prove(member.world_size, member.rank, member.device)
     _membership = member
 
@@ -432,7 +430,7 @@ def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
     member = membership()
     if _store is not None and (not ranks or member.rank in ranks):
         everybody = ranks or range(member.world_size)
-        peers.refuse_strangers(_store, name, member.rank, everybody, _connect_timeout(member))
+        sockets.refuse_strangers(_store, name, member.rank, everybody, _connect_timeout(member))
 
 
 def note_traffic() -> None:

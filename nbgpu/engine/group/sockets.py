@@ -2,20 +2,31 @@
 
 gloo cannot give up a collective: a rank that waits for a rank that raised waits for the whole timeout, and
 neither `abort` nor `destroy_process_group` frees it. Shutting down its connections does.
+
+gloo accepts the first process that connects and names the expected number as the rank that it waits for. On
+its own host a rank sees whose that process is; of another host it knows an address and a port. So every rank
+says in the store, to which nobody comes without the cluster's keys, which connections are its own, and a
+connection of which the other end is nobody's is a stranger's.
 """
 
 from __future__ import annotations
 
 import fcntl
+import ipaddress
+import json
 import os
 import socket
 import stat
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import chain
 from pathlib import Path
+
+import torch.distributed as dist
 
 Connections = dict[int, int]
 """The inode of each connection by its file descriptor: the number of a closed descriptor is used again."""
@@ -33,6 +44,10 @@ _newest: Connections = {}
 """Those of the group that was made last."""
 _is_in_the_making = False
 """Whether the main thread is making a group."""
+
+
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""The addresses and ports of a connection: this process's, and the other's."""
 
 
 @contextmanager
@@ -84,7 +99,7 @@ def refuse_other_users() -> None:
 
     def refuse(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # peers.py looks at those
+        if here[0] != there[0]:  # `refuse_strangers` looks at those
             return
         uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
         if uid != own_uid:
@@ -223,3 +238,64 @@ def _bytes_on_their_way() -> int:
 
     _apply_to_all(add)
     return total
+
+
+def refuse_strangers(
+    store: dist.Store,  # type: ignore[name-defined]
+    group: str,
+    rank: int,
+    ranks: Sequence[int],
+    patience: timedelta,
+) -> None:
+    """Raise if a connection of the newest group to another host does not end at one of its ranks.
+
+    Every rank of a group that spans several hosts calls this before the first tensor is sent.
+
+    Args:
+        store: the store in which the ranks of the generation meet.
+        group: the name of the group, which no other group of the generation has.
+        rank: this rank.
+        ranks: all ranks of the group.
+        patience: the time for the other ranks to say which connections are theirs.
+
+    Raises:
+        ConnectionError: there is such a connection, or a rank does not say which are its own.
+    """
+    to_other_hosts = _ends_at_other_hosts()
+    if not to_other_hosts:
+        return
+    keys = {member: f"nbgpu/ends/{group}/{member}" for member in ranks}
+    store.set(keys[rank], json.dumps(to_other_hosts))
+    try:
+        store.wait(list(keys.values()), patience)
+    except dist.DistStoreError as error:
+        raise ConnectionError(
+            f"a rank of another host has not said which connections are its own: {error}. No tensor was sent"
+        ) from None
+    answers = chain.from_iterable(map(json.loads, store.multi_get(list(keys.values()))))
+    claimed = {(tuple(here), tuple(there)) for here, there in answers}
+    strangers = [there for here, there in to_other_hosts if (there, here) not in claimed]
+    if strangers:
+        named = ", ".join(sorted({f"{address}:{port}" for address, port in strangers}))
+        raise ConnectionError(
+            f"what is at {named} is in a rank's place in the process group and is none of the cluster's ranks; no tensor was "
+            "sent to it. It is a process of somebody else, or addresses are translated (NAT) between the hosts, over "
+            "which a group cannot be formed"
+        )
+
+
+def _ends_at_other_hosts() -> list[Ends]:
+    """The connections of the newest group whose other end has another address than this one."""
+    to_other_hosts = []
+    for here, there in ends_of_newest():
+        ends = (_plain(here), here[1]), (_plain(there), there[1])
+        if ends[0][0] != ends[1][0]:
+            to_other_hosts.append(ends)
+    return to_other_hosts
+
+
+def _plain(address: tuple[str, int]) -> str:
+    """An address without its scope, and an IPv4 one as such where a socket of IPv6 has it."""
+    parsed = ipaddress.ip_address(address[0].partition("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)

@@ -1,8 +1,19 @@
-"""The kernel of a rank: everything in which it differs from an engine's kernel of ipyparallel."""
+"""The kernel of a rank: everything in which it differs from an engine's kernel of ipyparallel.
+
+Messages that a kernel publishes for its pages are left out, because each one takes time in four processes:
+the controller forwards it and the notebook's kernel parses it, while the person waits for an empty cell.
+ipyparallel's client waits for 'idle' and ignores the others; for a distributed cell the reply itself gives
+the number of outputs to wait for.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
@@ -10,16 +21,19 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from nbgpu.engine.group import collective_timeout, straggler
 from nbgpu.engine.ipykernel import (
     awaiting,
-    cell_options,
     forked,
     input_requests,
     interrupts,
-    publishing,
     remains,
     stacks,
     streams,
+    tracebacks,
 )
 from nbgpu.protocol.plain_cells import are_plain
+from nbgpu.protocol.records import CellOptions, CellOutputs
+from nbgpu.protocol.streams import flush_only_what_was_written
+
+_timeline: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
@@ -32,7 +46,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._outputs = None if are_plain() else publishing.OutputCounter(self.session)
+        self._outputs = None if are_plain() else OutputCounter(self.session)
         """None where cells take no short cuts."""
 
     def _publish_status(self, status: str, channel: str, *rest: Any, **options: Any) -> None:
@@ -76,7 +90,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         never change.
         """
         pid = os.getpid()
-        with cell_options.applied(self.get_parent("shell")["metadata"], self.shell):
+        with with_options(self.get_parent("shell")["metadata"], self.shell):
             result = await awaiting.run(self.shell, code, silent, store_history)
             if result is None and self._outputs is None:
                 plain: dict[str, Any] = await super().do_execute(
@@ -151,3 +165,91 @@ def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) ->
     # `?` and `%load` ask the page for something here, which cannot be done for an engine.
     shell.payload_manager.clear_payload()
     return content
+
+
+def prepare_shell(shell: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
+    """Prepare the shell to follow the options.
+
+    Args:
+        shell: the rank's.
+        timeline: returns a context in which the rank notes what it does.
+    """
+    global _timeline
+    _timeline = timeline
+    # The history database, which is gone with the engine, accepts each number only once.
+    shell.history_manager.enabled = False
+
+
+@contextmanager
+def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
+    """Give a cell the notebook's execution count, and what the metadata of its request ask for."""
+    options = CellOptions(**metadata.get(CellOptions.METADATA, {}))
+    tracebacks.full = options.full
+    input_requests.are_answered = options.are_answered
+    if options.number:
+        _count_on_from(shell, options.number)
+    try:
+        with _timeline() if options.timeline else nullcontext():
+            yield
+    finally:
+        input_requests.are_answered = False
+
+
+def _count_on_from(shell: Any, number: int) -> None:
+    shell.execution_count = number
+    history = shell.history_manager
+    for typed in (history.input_hist_parsed, history.input_hist_raw):
+        typed += [""] * (number - len(typed))
+    # A notebook whose kernel was restarted counts from 1 again.
+    history.output_hist.pop(number, None)
+
+
+def publish_less(shell: Any) -> None:
+    """Leave out needless flushes of the streams, and log lines of the kernel that are no warnings."""
+    for stream in (sys.stdout, sys.stderr):
+        flush_only_what_was_written(stream)
+    # ipykernel makes five log lines for each request and writes one; that took a twelfth of the time of an
+    # empty cell.
+    log = shell.kernel.log
+    getattr(log, "logger", log).setLevel(logging.WARNING)
+
+
+class OutputCounter:
+    """Counts the outputs of a distributed cell, for the metadata of its reply.
+
+    Args:
+        session: the kernel's, which sends the outputs.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._cell: str | None = None
+        self._num = 0
+        self._lock = threading.Lock()  # text is published on a thread of its own
+        self._send, session.send = session.send, self._send_and_count
+
+    def begin(self, request: Any) -> None:
+        """Count the outputs of this request, if it is a distributed cell, and no longer those of another."""
+        with self._lock:
+            self._cell = request["header"]["msg_id"] if CellOptions.METADATA in request["metadata"] else None
+            self._num = 0
+
+    def is_counting(self, request: Any) -> bool:
+        """Whether the reply to this request has the number of outputs."""
+        return self._cell is not None and self._cell == request["header"]["msg_id"]
+
+    def complete(self, metadata: dict[str, Any]) -> None:
+        """Put the number of outputs into the metadata of the reply."""
+        if self._cell is not None:
+            metadata[CellOutputs.NUM] = self._num
+            metadata.pop("started", None)  # a date, which ipyparallel's client takes long to parse
+
+    def _send_and_count(self, *args: Any, **options: Any) -> Any:
+        sent = self._send(*args, **options)
+        if (
+            sent is not None
+            and sent["msg_type"] in CellOutputs.KINDS
+            and sent["parent_header"].get("msg_id") == self._cell
+        ):
+            with self._lock:
+                self._num += 1
+        return sent

@@ -15,9 +15,17 @@ import torch
 from nbgpu.engine.frames import is_library
 from nbgpu.engine.group import group
 from nbgpu.engine.memory import limit as memory_limit
-from nbgpu.engine.memory import onednn
-from nbgpu.engine.memory.undisturbed import undisturbed
-from nbgpu.engine.memory.usage import Usage, asked_in_words, free, is_exhausted, largest, let_go, refused
+from nbgpu.engine.memory.limit import undisturbed
+from nbgpu.engine.memory.usage import (
+    Usage,
+    asked_in_words,
+    free,
+    is_exhausted,
+    largest,
+    let_go,
+    mend_onednn,
+    refused,
+)
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
@@ -83,7 +91,7 @@ def _explained(
     lines.append(
         "What the cell held beside the variables was freed. Free more with: %distributed del NAME; or take smaller pieces"
     )
-    if note := onednn.mend(error, rank):
+    if note := mend_onednn(error, rank):
         lines.append(note)
     return OutOfMemoryError("\n".join(lines))
 

@@ -8,12 +8,16 @@ change only their own lines anyway; the message below them is the library's.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from asyncio import CancelledError
+from collections.abc import Sequence
 from traceback import FrameSummary, extract_tb
 from types import FrameType, TracebackType
 from typing import Any
 
+import IPython
+from IPython.core.compilerop import code_name
 from IPython.core.error import UsageError
 
 from nbgpu.engine.frames import (
@@ -29,9 +33,9 @@ from nbgpu.engine.frames import (
     own_part,
 )
 from nbgpu.engine.group import collective_timeout
-from nbgpu.engine.ipykernel import cell_names, ended_groups, forked, script_lines
+from nbgpu.engine.ipykernel import ended_groups, forked, script_lines
 from nbgpu.engine.memory import dev_shm
-from nbgpu.engine.memory.undisturbed import undisturbed
+from nbgpu.engine.memory.limit import undisturbed
 from nbgpu.machine import interpreter
 
 full = False
@@ -41,9 +45,16 @@ _UNKNOWN_ARGUMENTS = "(***failed resolving arguments***)"
 """IPython's text for the arguments of a function whose frame was cleared."""
 
 
+_COLOR = r"(?:\x1b\[[0-9;]*m)*"
+_ARROW = re.compile(rf"^{_COLOR}-+> ?{_COLOR}(\d+)", re.MULTILINE)
+
+_numbers: dict[str, int] = {}
+"""The number of each cell, by the name of its file."""
+
+
 def install(shell: Any) -> None:
     """Make the engine's shell show only the person's part of tracebacks."""
-    cell_names.install(shell)
+    name_cells(shell)
     _show_unless_a_cell_has_a_handler(shell)
     _print_errors_that_end_no_cell(shell)
     show = shell.showtraceback
@@ -172,7 +183,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         lines = error_as_text(error).rstrip().splitlines()
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
-    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in cell_names.put_in(lines)]
+    lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in with_cell_names(lines)]
     if num_left_out and not _has_group(error):
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
@@ -209,3 +220,52 @@ def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[Traceba
 
 def _entries(own: TracebackType | None) -> list[FrameSummary]:
     return [entry for entry in extract_tb(own) if not is_library(entry.filename)]
+
+
+def name_cells(shell: Any) -> None:
+    """Name cells by their number and code from now on: in tracebacks 'Cell In[3], line 2', elsewhere, as in
+    warnings and in tracebacks of threads, '<ipython-input-3-0d3a5c18e2f4>'.
+
+    ipykernel names a cell by a file with the process's number in it, so that the same warning on two ranks
+    would be two, and nobody would know which cell is meant. IPython's own name is the same on all ranks, and
+    libraries such as numba and joblib know it. IPython 7 writes this name into tracebacks, too; newer ones
+    write 'Cell In[3]'.
+    """
+
+    def name_cell(raw_code: str, _code: str, number: int) -> str:
+        name: str = code_name(raw_code, number)
+        if IPython.version_info < (8,):
+            _numbers[name] = number
+        return name
+
+    shell.compile.get_code_name = name_cell
+
+
+def with_cell_names(lines: Sequence[str]) -> list[str]:
+    """Return the parts of a traceback, each a frame or a line, with the names of cells."""
+    return [_named(part) for part in lines] if _numbers else [*lines]
+
+
+def _named(part: str) -> str:
+    for name, number in _numbers.items():
+        if name not in part:
+            continue
+        arrow = _ARROW.search(part)
+        cell = f"Cell In[{number}]"
+        # The header of a frame: its line stands beside the arrow below.
+        header = rf"{_COLOR}{re.escape(name)}{_COLOR} in {_COLOR}(?P<function>[^\x1b(\n]+)"
+        part = re.sub(
+            rf"{header}{_COLOR}(?P<arguments>\([^\n]*\))",
+            lambda found, cell=cell, arrow=arrow: _frame(cell, arrow, found),  # type: ignore[misc]
+            part,
+        )
+        part = re.sub(rf'File {_COLOR}"{re.escape(name)}"{_COLOR}, line', f"{cell}, line", part)
+        part = part.replace(name, cell)
+    return part
+
+
+def _frame(cell: str, arrow: re.Match[str] | None, found: re.Match[str]) -> str:
+    place = f"{cell}, line {arrow[1]}" if arrow else cell
+    if found["function"].startswith(("<cell line", "<module>")):
+        return place
+    return f"{place}, in {found['function']}{found['arguments']}"

@@ -10,9 +10,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from nbgpu.engine.logs.histograms import Histograms
-from nbgpu.engine.logs.step_values import epoch_values, step_values, steps_of
 from nbgpu.run_folder import names
-from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow
+from nbgpu.run_folder.metrics_table import EpochSummary, MetricsRow, epoch_values, step_values, steps_of
 
 FOLDER = "tensorboard"
 NUM_BINS = 64

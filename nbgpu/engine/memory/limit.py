@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import resource
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -174,3 +175,18 @@ def _status(name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None, f"Linux counts {name} of every process"
     return int(found[1])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore interrupts and lift the rank's memory limit while a failure is put into words. For the main
+    thread.
+
+    The client repeats its interrupt until the rank is back, which would otherwise only spoil the answer.
+    """
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with lifted():
+            yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import resource
 import traceback
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nbgpu.engine.frames import clear
+from nbgpu.engine.group import torch_settings
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.errors import NbgpuError
@@ -45,6 +47,14 @@ _ASKED = re.compile(r"allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGTPE]iB)")
 _NUM_ITEMS_SEEN = 10_000
 """The number of items of a container that are examined: a list of a million numbers must not hold up the
 message."""
+
+
+_NOTE_ON_ONEDNN = (
+    "oneDNN, which computes convolutions, cannot make another kernel in this process: this rank computes them without it "
+    "from now on, several times slower. A new process has it again, without the rank's variables: %nbgpu restart --rank {rank}"
+)
+_widths = itertools.count(1013)
+"""A convolution of a width that was there before would find its kernel made."""
 
 
 @dataclass(frozen=True)
@@ -280,3 +290,33 @@ def free() -> None:
 
 def asked_in_words(asked: int) -> str:
     return in_words(asked) if asked else "an amount that Python does not say"
+
+
+def mend_onednn(error: BaseException, rank: int) -> str:
+    """Have this process compute without oneDNN, which does the CPU's convolutions, if an error has broken it
+    for good. Call where the memory limit is lifted, on the thread that raised the error.
+
+    It writes a kernel of machine code for each new shape. Its assembler keeps the first error in a variable
+    of the thread: once a thread was refused the memory for a kernel it never gets another one, however much
+    is free again.
+
+    Returns:
+        A sentence about it for the person; empty if nothing is broken.
+    """
+    if not lacked_a_kernel(error) or _makes_kernels():
+        return ""
+    torch_settings.forbid_onednn()
+    return _NOTE_ON_ONEDNN.format(rank=rank)
+
+
+def _makes_kernels() -> bool:
+    image = torch.ones(1, 8, 8, next(_widths), dtype=torch.float32, device="cpu")
+    weight = torch.ones(8, 8, 3, 3, dtype=torch.float32, device="cpu")
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            torch.nn.functional.conv2d(image, weight)
+    except RuntimeError as error:
+        if not lacked_a_kernel(error):
+            raise
+        return False
+    return True

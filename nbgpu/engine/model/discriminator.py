@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.model import optimizers, precision
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.optimizers import OptimizerState
+from nbgpu.engine.model.strategy import clip
 from nbgpu.engine.model.transfers import Transfers
 from nbgpu.engine.workload.recipe import Adversarial, Recipe
 

@@ -26,6 +26,14 @@ def dtype(config: TrainConfig) -> torch.dtype:
     return torch.float64 if config.dtype == "float64" else torch.float32
 
 
+def as_input(config: TrainConfig, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a batch in the dtype and memory format of the model's inputs, on the device."""
+    value = value.to(device, dtype(config) if value.is_floating_point() else value.dtype)
+    if config.channels_last and value.dim() == 5:
+        value = value.to(memory_format=torch.channels_last_3d)
+    return value
+
+
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
     """Return a context in which the device uses fewer bits where that is safe, if the settings say so."""
     return torch.autocast(device.type, dtype=_AMP_DTYPES[config.amp], enabled=config.amp != "off")

@@ -7,12 +7,13 @@ tensors that can be gathered for a checkpoint. A checkpoint of one strategy fits
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -43,30 +44,31 @@ _POSITIONS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MAX_NAMES = 5
 
 
-class Strategy(Protocol):
-    """The trainer's view of a distributed model."""
+class Strategy:
+    """The trainer's view of a distributed model. What stands here is that of a rank that has the whole model
+    and exchanges nothing."""
 
     replica: nn.Module
     """The module with which the loss is computed."""
-    keeps_gradients: bool
+    keeps_gradients = False
     """Whether gradients stay allocated between steps, because they are views of the strategy's own
     buffers."""
-    survives: bool
+    survives = True
     """Whether a replaced rank can get its part of the model from another rank."""
-    transfers: Transfers | None
+    transfers: Transfers | None = None
     """Notes when gradients travel; None where they do not, or not beside the computation of others."""
-    bucket_order: Sequence[int]
+    bucket_order: Sequence[int] = ()
     """The final order of the parameters in DDP's buckets; empty before the end of the first backward pass,
     and where there are none."""
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
         """Return a context for a micro-batch, whose backward pass exchanges gradients now or only adds them
         up locally."""
-        ...
+        return nullcontext()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which `each_alone` can be used. Entering it is a collective."""
-        ...
+        return nullcontext()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
         """Do work in which this rank uses the model as often as it likes, whatever the other ranks do, and
@@ -74,11 +76,10 @@ class Strategy(Protocol):
 
         A collective: it returns, or raises what the work raised, once every rank has done its own work.
         """
-        ...
+        return work()
 
     def close(self) -> None:
         """Release the objects that belong to the process group."""
-        ...
 
 
 def spread(
@@ -122,35 +123,16 @@ def _mesh_of_all_ranks(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
-class Alone:
+class Alone(Strategy):
     """A single rank, which exchanges nothing."""
-
-    keeps_gradients = False
-    survives = True
-    transfers: Transfers | None = None
-    bucket_order: Sequence[int] = ()
 
     def __init__(self, replica: nn.Module) -> None:
         self.replica = replica
 
-    def exchange(self, now: bool) -> AbstractContextManager[None]:
-        return nullcontext()
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def each_alone(self, work: Callable[[], Result]) -> Result:
-        return work()
-
-    def close(self) -> None:
-        pass
-
-
-class Replicated:
+class Replicated(Strategy):
     """DistributedDataParallel: every rank has the whole model, and gradients are averaged while they are
     computed."""
-
-    survives = True
 
     def __init__(
         self,
@@ -163,7 +145,7 @@ class Replicated:
     ) -> None:
         # A single rank passes its gradients through the same calls, but nothing travels: that time is the
         # backward pass's own.
-        self.transfers: Transfers | None = Transfers(device) if dist.get_world_size() > 1 else None
+        self.transfers = Transfers(device) if dist.get_world_size() > 1 else None
         self.keeps_gradients = config.gradient_as_bucket_view
         self.bucket_order = bucket_order
         self._ddp = DistributedDataParallel.__new__(DistributedDataParallel)
@@ -181,7 +163,7 @@ class Replicated:
             init_sync=False,
             **{_SYNC_BUFFERS: config.broadcast_buffers},
         )
-        self.replica: nn.Module = self._ddp
+        self.replica = self._ddp
         if hook is None:
             hook = bucket_hooks.of(config, num_warmup_steps)
             if self.transfers is not None:
@@ -200,12 +182,6 @@ class Replicated:
             if not ddp_objects.lacks_gradients(str(error)):
                 raise
             raise ConfigError(_advice_on_unused_weights(str(error), self._ddp.module)) from None
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def each_alone(self, work: Callable[[], Result]) -> Result:
-        return work()
 
     def close(self) -> None:
         ddp_objects.forget(self._ddp)
@@ -232,14 +208,11 @@ def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
     )
 
 
-class Sharded:
+class Sharded(Strategy):
     """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer
     state."""
 
-    keeps_gradients = False
     survives = False
-    transfers: Transfers | None = None
-    bucket_order: Sequence[int] = ()
 
     def __init__(
         self, config: TrainConfig, model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh
@@ -336,9 +309,6 @@ class Sharded:
             block.reshard()
         return number
 
-    def close(self) -> None:
-        pass
-
 
 def whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that may be sharded. A collective if it is."""
@@ -392,3 +362,19 @@ def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
         return tensor
     on_device = tensor.to(device=like.to_local().device, dtype=like.dtype)
     return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None).clone()
+
+
+def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
+    """Clip by value first, then by norm; return the norm before both, a scalar that is the same on every
+    rank.
+
+    A collective if the weights are sharded.
+    """
+    parameters = list(parameters)
+    limit = config.clip_norm or math.inf
+    if not config.clip_value:
+        return whole(nn.utils.clip_grad_norm_(parameters, limit))
+    norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
+    nn.utils.clip_grad_value_(parameters, config.clip_value)
+    nn.utils.clip_grad_norm_(parameters, limit)
+    return norm

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import stacks
-from nbgpu.engine.process import resizing, torchrun_variables
+from nbgpu.engine.process import torchrun_variables
 from nbgpu.engine.process.seat import Seat
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
@@ -33,6 +33,8 @@ from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
 from nbgpu.protocol.records import Device, GivenUp
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from nbgpu.engine.group.group import Membership
     from nbgpu.engine.group.meeting import Store
 
@@ -223,8 +225,8 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     library_lines = []
     is_resized = _seat is not None and _seat.world_size != new_seat.world_size
     if _seat is not None and _seat != new_seat:
-        reason = resizing.what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
-        resizing.adopt_seat(_seat, new_seat, shell.current())
+        reason = what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
+        adopt_seat(_seat, new_seat, shell.current())
         if is_resized:
             library_lines = library_objects.how_to_make_again(variables)
         _seat = new_seat
@@ -329,3 +331,59 @@ def _membership(seat: Seat) -> Membership:
         timeout_s=seat.collective_timeout_s,
         described=Device(**seat.described),
     )
+
+
+def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
+    """Say what a variable that belonged to the old group needs; the line that made it for the old number of
+    ranks follows."""
+    gone = ""
+    if num_now < num_before and on_several_hosts:
+        # A host that is lost need not have had the last ranks.
+        gone = ", without what the lost ranks held of it"
+    elif num_now < num_before:
+        last = f" to {num_before - 1}" if num_before - num_now > 1 else ""
+        gone = f", without what rank {num_now}{last} held of it"
+    return (
+        f"this belonged to the process group of {num_before} rank{'s'[: num_before > 1]}; make it again for "
+        f"{num_now}{gone}. It was"
+    )
+
+
+def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
+    """Apply what differs in the new seat of this rank: the names `rank` and `world_size`, torchrun's
+    variables, threads, cores and memory limit.
+
+    What the person has set to another value stays.
+
+    Raises:
+        ConfigError: the rank has more memory than the new limit allows.
+    """
+    import torch
+
+    from nbgpu.engine.group import torch_settings
+    from nbgpu.engine.ipykernel import input_requests
+    from nbgpu.engine.memory import limit as memory_limit
+    from nbgpu.engine.process import torchrun_variables
+    from nbgpu.engine.variables import replicas
+    from nbgpu.machine import numa
+
+    assert seat.described == before.described, f"rank {before.rank} has another device"
+    if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
+        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
+    numa.follow(seat.binding)
+    if torch.get_num_threads() == before.threads:
+        torch.set_num_threads(seat.threads)
+    torch_settings.note_threads(seat.threads)
+    if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
+        os.environ["OMP_NUM_THREADS"] = str(seat.threads)
+    torchrun_variables.set_for(seat)
+    for name, then, now in (
+        ("rank", before.rank, seat.rank),
+        ("world_size", before.world_size, seat.world_size),
+    ):
+        given = shell.user_ns.get(name)
+        if type(given) is int and given == then:
+            shell.push({name: now}, interactive=False)
+    if seat.rank != before.rank:
+        input_requests.follow(Path(seat.folder), seat.rank)
+    replicas.report_again()

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from nbgpu.engine.ipykernel import bars
+from nbgpu.engine.ipykernel import streams
 from nbgpu.engine.process import boot
 from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
@@ -220,7 +220,7 @@ def import_what_every_engine_needs() -> None:
     for module in _NEEDED_BY_EVERY_ENGINE:
         import_module(module)
     # Before a library that training needs imports tqdm.auto, which chooses once and for all.
-    bars.draw_as_text()
+    streams.draw_as_text()
     gc.enable()
     gc.freeze()  # keeps the collector from copying the pages that the engines share
 

@@ -11,23 +11,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.group import ddp_objects, debug_mode, group, simulated_link, torch_settings
+from nbgpu.engine.group import ddp_objects, diagnosis, group, simulated_link, torch_settings
 from nbgpu.engine.ipykernel import (
     awaiting,
-    bars,
-    cell_options,
     clear_output,
     debugger,
-    defaults,
     input_requests,
     interrupts,
+    kernel,
     out_of_memory,
-    publishing,
     remains,
     script_lines,
     streams,
     tracebacks,
 )
+from nbgpu.engine.ipykernel.shell import take_over_defaults
 from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import other_gpus
 from nbgpu.engine.model import randomness
@@ -83,7 +81,7 @@ INSTALLERS: tuple[Installer, ...] = (
     lambda *_: torch_settings.note_beginning(),
     # In any order, before the first group and the first cell.
     lambda seat, _: randomness.seed_cells(seat.cell_seed, seat.rank),
-    lambda *_: debug_mode.mend_ddp(),
+    lambda *_: diagnosis.mend_ddp(),
     lambda *_: import_times.note(),
     lambda *_: group.note_connections(),
     lambda seat, _: simulated_link.install(
@@ -96,16 +94,16 @@ INSTALLERS: tuple[Installer, ...] = (
     # In any order, before the first cell.
     lambda seat, shell: script_lines.install(shell, seat.device),
     lambda _, shell: torchrun_variables.install(shell),
-    lambda _, shell: defaults.take_over(shell),
+    lambda _, shell: take_over_defaults(shell),
     lambda _, shell: clear_output.clear_only_own_displays(shell),
     lambda seat, shell: input_requests.install(shell.kernel, Path(seat.folder), seat.rank),
-    lambda _, shell: cell_options.install(shell, _timeline),
+    lambda _, shell: kernel.prepare_shell(shell, _timeline),
     _unless_plain(awaiting.install),
-    _unless_plain(publishing.install),
+    _unless_plain(kernel.publish_less),
     lambda *_: interrupts.install(),
     lambda seat, shell: other_gpus.warn_of_memory_on_other_gpus(shell, torch.device(seat.device)),
     # Before forked children have streams, because the order holds for their text, too.
-    lambda _, shell: bars.keep_in_order_with_lines(shell),
+    lambda _, shell: streams.keep_in_order_with_lines(shell),
     # After all else that replaces the `write` of a stream, because the text of children takes the same way.
     lambda _, shell: streams.install(shell),
     # Before the debugger, which would keep the variables of the functions that ran out of memory.

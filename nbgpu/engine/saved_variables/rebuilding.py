@@ -300,9 +300,7 @@ class Rebuilder:
             arguments = {**arguments, "device_ids": [self._device]}
         # All ranks have the parameters that they had; DDP's own synchronisation would be a collective.
         ddp = DistributedDataParallel.__new__(DistributedDataParallel)
-        # Folders of older versions have no order.
-        order = node.get("bucket_order", ())
-        torch_private.initialise_ddp(ddp, module, order, **{**arguments, "init_sync": False})
+        torch_private.initialise_ddp(ddp, module, node["bucket_order"], **{**arguments, "init_sync": False})
         ddp.training = node["training"]
         return ddp
 

@@ -5,27 +5,33 @@ While a cell is noted, the methods of ProcessGroup that begin collectives, `Work
 for DDP objects that had no communication hook: they keep one in Python that does the same as DDP's own, whose
 collectives nobody could see begin. Functional collectives, which DTensor and compiled code call, are begun in
 C++ and not noted.
+
+The function `step` that a person has defined in a cell is timed here, too.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from nbgpu.engine.group import group, simulated_link, straggler, torch_private
+from nbgpu.engine.group import ddp_objects, group, simulated_ddp, simulated_link, straggler, torch_private
+from nbgpu.engine.group.simulated_ddp import Hook
 from nbgpu.engine.group.simulated_queue import HeldWork
+from nbgpu.engine.ipykernel import shell
 from nbgpu.engine.model.moments import Anchors, Moment
-from nbgpu.engine.scaling import replaceable_hooks
 from nbgpu.machine.clock import clock_id
 
 MAX_COLLECTIVES = 500
@@ -33,6 +39,9 @@ MAX_COLLECTIVES = 500
 can be drawn."""
 _MAX_MARKS = 2000
 _MESSAGES = ("send", "recv", "recv_anysource")
+
+
+_FAKE = "fake"
 
 
 @dataclass(slots=True)
@@ -293,7 +302,7 @@ def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
         if notes is None:
             return forward(self, *args, **kwargs)
         # With a simulated link every DDP object gets a hook in Python by itself.
-        if not simulated_link.is_installed() and not replaceable_hooks.attach_replaceable_hook(self):
+        if not simulated_link.is_installed() and not attach_replaceable_hook(self):
             notes.unseen.add(id(self))
         notes.enter("forward")
         try:
@@ -316,3 +325,126 @@ def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
             notes.leave("backward")
 
     return backward_and_note
+
+
+class _Replaceable:
+    """A communication hook that averages as DDP does by itself, until `replace` sets another one.
+
+    Args:
+        group: the process group of the DDP object.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._chosen: tuple[Any, Hook] | None = None
+
+    def replace(self, state: Any, hook: Hook) -> None:
+        self._chosen = state, hook
+
+    def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        if self._chosen is None:
+            return simulated_ddp.average(self._group, bucket)
+        state, hook = self._chosen
+        return hook(state, bucket)
+
+
+_hooks: WeakKeyDictionary[DistributedDataParallel, _Replaceable] = WeakKeyDictionary()
+_is_installed = False
+
+
+def attach_replaceable_hook(ddp: DistributedDataParallel) -> bool:
+    """Attach a replaceable hook to a DDP object that has no communication hook.
+
+    Returns:
+        Whether the object has a hook in Python now; False if it has one in C++, chosen by a person.
+    """
+    if torch_private.has_comm_hook(ddp):
+        return True
+    if dist.get_backend(ddp.process_group) == _FAKE:
+        return False
+    _allow_replacement()
+    hook = _Replaceable(ddp.process_group)
+    _hooks.pop(ddp, None)
+    try:
+        # A lambda, because torch refuses a hook whose annotations are strings, as those of this module are.
+        ddp.register_comm_hook(None, lambda _, bucket: hook.send(bucket))
+    except RuntimeError:
+        torch_private.forget_refused_hook(ddp)
+        return False
+    _hooks[ddp] = hook
+    return True
+
+
+def _allow_replacement() -> None:
+    """Patch DDP's methods that register hooks, so that they replace a hook attached here."""
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    register = DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(register)
+    def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
+        """Register a hook or, where `attach` has put one on the object already, put it in the place of
+        that."""
+        attached = _hooks.pop(self, None)
+        # A DDP object that starts over on another group has lost its hook.
+        if attached is None or not torch_private.has_comm_hook(self):
+            register(self, state, hook)
+        else:
+            attached.replace(state, hook)
+            ddp_objects.note_hook(self, state, hook)
+
+    DistributedDataParallel.register_comm_hook = register_or_replace  # type: ignore[method-assign]
+    by_torch = torch_private.builtin_hooks_registrar()
+
+    def register_builtin(self: DistributedDataParallel, kind: Any) -> None:
+        if self in _hooks and torch_private.has_comm_hook(self):
+            register_or_replace(self, self.process_group, simulated_ddp.in_python(kind))
+        else:
+            by_torch(self, kind)
+
+    torch_private.replace_builtin_hooks(register_builtin)
+
+
+def measure_step(num_warm_ups: int, num_steps: int) -> dict[str, Any]:
+    """Call `step()` again and again. A collective.
+
+    Args:
+        num_warm_ups: calls before those that count.
+        num_steps: calls that count.
+
+    Returns:
+        `step_s`: the time of each call, until the device has done its work; `samples`: what the last call
+        returned if that was a number, the samples that this rank has worked on, otherwise None.
+
+    Raises:
+        NameError: the rank has no function `step`.
+        TypeError: `step` cannot be called.
+    """
+    names = shell.current().user_ns
+    if "step" not in names:
+        raise NameError("the cell must define step(), a function without arguments that does one step")
+    step = names["step"]
+    if not callable(step):
+        raise TypeError(f"step is a {type(step).__name__}. It must be a function without arguments")
+    device = group.membership().device
+    returned = None
+    for _ in range(num_warm_ups):
+        returned = step()
+    _finish(device)
+    # Ranks begin together, so that none waits in its first step for what the others still do.
+    dist.barrier()
+    step_s = []
+    for _ in range(num_steps):
+        begun_s = time.perf_counter()
+        returned = step()
+        _finish(device)
+        step_s.append(time.perf_counter() - begun_s)
+    is_number = isinstance(returned, int | float) and not isinstance(returned, bool)
+    return {"step_s": step_s, "samples": returned if is_number else None}
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -16,7 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nbgpu.engine.group import group, simulated_link, torch_settings
+from nbgpu.engine.group import group, simulated_link, torch_private, torch_settings
+from nbgpu.errors import RunError
+from nbgpu.performance.costs import SIZES_BYTES, ranks_of
 
 _SIZES_BYTES = tuple(1024 * 4**power for power in range(9))
 """1 KiB to 64 MiB."""
@@ -38,6 +40,9 @@ _ITEM_BYTES = 4
 """The tensors are float32, as gradients are."""
 
 Send = Callable[[], object]
+
+
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -247,3 +252,27 @@ class _Timing:
         with simulated_link.not_simulated():
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
         return float(slowest)
+
+
+def nccl_seconds(gpu: str, ranks_per_node: int, has_nvlink: bool) -> dict[str, dict[int, list[float]]]:
+    """Return the times of NCCL's collectives by torch's own model, which needs no GPU: seconds by operation
+    and number of ranks for the sizes of `nbgpu.performance.costs`.
+
+    Args:
+        gpu: 'V100', 'A100', 'H100' or 'B200'. Each has the InfiniBand that torch knows with it.
+        ranks_per_node: GPUs on each node.
+        has_nvlink: whether NVLink joins the GPUs of a node, else PCIe.
+
+    Raises:
+        RunError: this version of torch has no such model.
+    """
+    model = torch_private.nccl_model(gpu, ranks_per_node, has_nvlink)
+    if model is None:
+        raise RunError(f"torch {torch.__version__} has no model of NCCL's times by GPU: torch 2.13 has")
+    return {
+        operation: {
+            ranks: [model(operation, num_bytes, ranks) for num_bytes in SIZES_BYTES]
+            for ranks in ranks_of(ranks_per_node)
+        }
+        for operation in _OPERATIONS
+    }

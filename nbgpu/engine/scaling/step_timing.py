@@ -18,10 +18,10 @@ from nbgpu.engine.group import group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision, randomness, strategy
-from nbgpu.engine.model.clipping import clip
 from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.model.moments import Moment
 from nbgpu.engine.model.parameter_groups import GroupedOptimizer
+from nbgpu.engine.model.strategy import clip
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import RunError
@@ -125,7 +125,8 @@ class _TimedSteps:
         self._optimizer = GroupedOptimizer(config, recipe, model).optimizer
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
         self._batch = {
-            name: self._cast_as_trainer(value) for name, value in recipe.example(config.batch_size).items()
+            name: precision.as_input(config, value, device)
+            for name, value in recipe.example(config.batch_size).items()
         }
         self._ready = ready
         self._blocks = _TimedBlocks(ddp.replica, blocks, device, config.compile)
@@ -171,14 +172,6 @@ class _TimedSteps:
                 (between.seconds_until(ready), num_bytes) for ready, num_bytes in self._ready.buckets
             ],
         }
-
-    def _cast_as_trainer(self, value: Tensor) -> Tensor:
-        """Convert an input to the device, dtype and memory format that the trainer uses."""
-        dtype = precision.dtype(self._config) if value.is_floating_point() else value.dtype
-        value = value.to(self._device, dtype)
-        if self._config.channels_last and value.dim() == 5:
-            value = value.to(memory_format=torch.channels_last_3d)
-        return value
 
 
 class _TimedBlocks:

@@ -11,25 +11,25 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.settings import steerable
 from nbgpu.engine.checkpoints.saving import Saves, StateParts
-from nbgpu.engine.group import clocks, exchange
+from nbgpu.engine.group import exchange
 from nbgpu.engine.group.consensus import Consensus, together
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.logs.log_files import LogWriter
-from nbgpu.engine.training import ending, gathering
-from nbgpu.engine.training.gathering import Gathered
+from nbgpu.engine.training import ending
 from nbgpu.engine.training.progress import BestMetricTracker
-from nbgpu.engine.training.steering import Steering
 from nbgpu.errors import OutOfMemoryError, RunError
 from nbgpu.machine.clock import clock_id
 from nbgpu.machine.files import telling_what_is_not_written
 from nbgpu.protocol.cluster_processes import cluster_folder
 from nbgpu.protocol.records import CLOCKS, Command, Device, RunState
+from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import Score
 from nbgpu.run_folder.commands import CommandWatch
@@ -40,6 +40,52 @@ _PAUSE_POLL_S = 0.05
 _PICTURES_PERIOD_S = 2.0
 """Pictures are limited to one set per period because they are in the run's records, which are read as a
 whole."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The positions of all ranks, known to each of them alike."""
+
+    positions: Sequence[Mapping[str, Any]]
+    """What each rank reported of itself, in order of rank."""
+    source: int | None
+    """The rank that had got furthest; None if no rank has a state."""
+    checkpoint: Path | None
+    """The checkpoint that the run continues from if no rank has a state; None to begin with the first
+    step."""
+    notes: Sequence[str]
+    """Notes about the checkpoint."""
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer steps done in the state that all ranks begin with."""
+        return int(self._state.get("step", 0))
+
+    @property
+    def bucket_order(self) -> Sequence[int]:
+        """Return the order in which those steps had the parameters in DDP's buckets."""
+        return cast(Sequence[int], self._state.get("bucket_order", ()))
+
+    @property
+    def _state(self) -> Mapping[str, Any]:
+        if self.source is not None:
+            return self.positions[self.source]
+        return {} if self.checkpoint is None else checkpoint_files.state(self.checkpoint)
+
+
+def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
+    """Exchange the positions of all ranks, and settle which state they all begin with. A collective.
+
+    Args:
+        own: this rank's position, as JSON: `ready`, whether this rank has the state of its `step`, and other
+            information for the other ranks.
+        saves: the run's checkpoints.
+    """
+    positions = exchange.gather(dict(own))
+    ready = {rank: position["step"] for rank, position in enumerate(positions) if position["ready"]}
+    source = max(ready, key=ready.__getitem__, default=None)
+    checkpoint, notes = (None, ()) if source is not None else saves.to_begin_with()
+    return Gathered(positions, source, checkpoint, notes)
 
 
 @dataclass(frozen=True)
@@ -196,7 +242,7 @@ class Loop(ABC):
             "device": asdict(self._described_device),
             "clock": clock_id(),
         }
-        gathered = gathering.gather(own | more, self._saves)
+        gathered = gather(own | more, self._saves)
         self._has_one_clock = len({position["clock"] for position in gathered.positions}) == 1
         self._devices = [Device(**position["device"]) for position in gathered.positions]
         self._apply_settings(self._steering.catch_up([s["steering"] for s in gathered.positions]))
@@ -213,7 +259,7 @@ class Loop(ABC):
         """Record how far the clocks of the ranks' hosts are apart. A collective if they are several."""
         if self._has_one_clock:
             return
-        found = clocks.offsets()
+        found = exchange.clock_offsets()
         if self.rank == 0:
             self._event(
                 CLOCKS,
@@ -321,3 +367,52 @@ class Loop(ABC):
     def _show(self, images: dict[str, str]) -> None:
         self._pictured_s = time.monotonic()
         self._event("pictures", "", images=images)
+
+
+class Steering:
+    """The settings that were requested, and how many times settings have changed since the run began."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+        """The settings that are not yet due."""
+        self._num_changes = 0
+
+    def take_due(self, config: TrainConfig, begins_epoch: bool) -> dict[str, Any]:
+        """Return the settings to apply from the next step on; settings of the data wait for the start of an
+        epoch."""
+        due_at = steerable(type(config))
+        now = {name: value for name, value in self.asked.items() if due_at[name] == "step" or begins_epoch}
+        self.asked = {name: value for name, value in self.asked.items() if name not in now}
+        # A rank that replaced another has read all settings that were ever requested.
+        return {name: value for name, value in now.items() if value != getattr(config, name)}
+
+    @staticmethod
+    def changes_data(settings: Mapping[str, Any], config: TrainConfig) -> bool:
+        """Return whether the data have to be reloaded for some of these settings."""
+        due_at = steerable(type(config))
+        return any(due_at[name] == "epoch" for name in settings)
+
+    def changed(self) -> None:
+        """Count a change of settings that was just made on all ranks."""
+        self._num_changes += 1
+
+    def position(self, config: TrainConfig) -> dict[str, Any]:
+        """Return what this rank knows of the requested settings, as JSON: for `catch_up`."""
+        return {
+            "num_changes": self._num_changes,
+            "settings": {name: getattr(config, name) for name in steerable(type(config))},
+            "asked": self.asked,
+        }
+
+    def catch_up(self, positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Continue from the rank that knows the most changes; return the settings that this rank has missed.
+
+        A rank that has just joined knows only the settings with which the run began.
+
+        Args:
+            positions: the positions of all ranks, in order of rank.
+        """
+        newest = max(positions, key=lambda position: position["num_changes"])
+        missed: dict[str, Any] = newest["settings"] if self._num_changes < newest["num_changes"] else {}
+        self.asked, self._num_changes = newest["asked"], newest["num_changes"]
+        return missed

@@ -1,14 +1,162 @@
-"""Numbers on their way from the device to the host, read later than they are computed."""
+"""The times and numbers of a training step, at the cost of a few clock readings and without a wait.
+
+On a CPU a part of the step is what the main thread does. On a GPU it is what the device does, between events
+in its stream; they are read one step late, when the device has passed all of them. A part that exchanges
+gradients beside computing ends with the rank's own last gradient: whatever comes after it until all gradients
+of all ranks have arrived is exposed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nbgpu.engine.training.step_clock import StepClock
+from nbgpu.engine.logs import timeline
+from nbgpu.engine.logs.profiler import Profiler
+from nbgpu.engine.model.moments import Anchors, Moment
+from nbgpu.engine.model.transfers import Transfer, Transfers, for_statistics
+
+Part = timeline.Part | Literal["beside"]
+"""The parts that the trainer marks; 'beside' is the pass of a discriminator, which follows on the model's."""
+
+_COLUMNS: dict[Part, str] = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "beside": "backward_s",
+    "optimizer": "optimizer_s",
+}
+"""The other parts are neither named nor measured: they are what is left of a step."""
+_STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_statistics_s"}
+
+
+class StepClock:
+    """Notes the moments at which the parts of one step begin, for the step's record and for the profiler.
+
+    Args:
+        profiler: marks the same parts in its trace.
+        anchors: connect the device's clock with the host's; None if the step is not recorded.
+        transfers: of the gradients; None where they do not travel, or cannot be told from the computation.
+    """
+
+    def __init__(self, profiler: Profiler, anchors: Anchors | None, transfers: Transfers | None) -> None:
+        self._profiler = profiler
+        self._device: torch.device | None = None
+        self._marks: list[tuple[Part, Moment]] = []
+        self._transfers: Transfers | None = None
+        self._sent: list[Transfer] = []
+        self._for_statistics: timeline.Intervals = []
+        if anchors is not None:
+            self._device = anchors.device
+            self._anchor = anchors.note()
+            self._transfers = transfers
+            self._sent = [] if transfers is None else transfers.begin()
+            self._for_statistics = for_statistics.begin()
+
+    def enter(self, part: Part) -> None:
+        """End the current part of the step and begin another."""
+        if part != "beside":
+            self._profiler.enter(part)
+        if self._device is not None:
+            self._marks.append((part, Moment(self._device)))
+
+    def end(self) -> None:
+        """Begin the part that follows on the step's work."""
+        self.enter("other")
+        for_statistics.end()
+        if self._transfers is not None:
+            self._transfers.end()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the parts of the step; the device has passed its end.
+
+        Returns:
+            `forward_s`, `backward_s` and `optimizer_s`, with `exchange_s`, `hidden_s` and `exposed_s` where
+            gradients travelled, `forward_statistics_s` and `backward_statistics_s` where the rank waited
+            within these for BatchNorm's statistics, and two moments of the host's monotonic clock:
+            `begun_at_s`, and `ready_at_s`, at which the rank had its last gradient. Empty if the step is not
+            recorded.
+        """
+        if not self._marks:
+            return {}
+        marks, sent = self._moments()
+        return parts_of(marks, [(ready_s, arrived_s) for ready_s, arrived_s, _ in sent], self._for_statistics)
+
+    def detail(self) -> dict[str, Any]:
+        """Return every moment of the step, for an event of the kind TIMELINE; the device has passed its
+        end."""
+        marks, sent = self._moments()
+        return {"marks": marks, "sent": sent}
+
+    def _moments(self) -> tuple[list[tuple[Part, float]], list[tuple[float, float, int]]]:
+        marks = [(part, moment.at_s(self._anchor)) for part, moment in self._marks]
+        sent = [
+            (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor), t.num_bytes)
+            for t in self._sent
+            if t.arrived is not None
+        ]
+        return marks, sent
+
+
+def is_detailed(step: int) -> bool:
+    """Whether every moment of a step is recorded: of three steps in a row, each time that three times as many
+    are done, so that a long run records little of it."""
+    first = 10 ** (len(str(step)) - 1)
+    return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
+
+
+def parts_of(
+    marks: Sequence[tuple[Part, float]],
+    sent: Sequence[timeline.Interval],
+    waits: Sequence[timeline.Interval] = (),
+) -> dict[str, float]:
+    """Return the parts of a step.
+
+    Args:
+        marks: the parts in order with the times at which they begin, in seconds; the last one is the end.
+        sent: for each transfer the times at which it was ready and at which it had arrived.
+        waits: when the rank waited for BatchNorm's statistics.
+
+    Returns:
+        As `StepClock.seconds`.
+    """
+    seconds = dict.fromkeys(_COLUMNS.values(), 0.0)
+    exposed: timeline.Intervals = []
+    ready_at_s = None
+    for (part, begin_s), (_, end_s) in pairwise(marks):
+        column = _COLUMNS.get(part)
+        if column is None:
+            continue
+        own = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
+        waited_s = sum(end - begin for begin, end in waits if begin_s <= begin < end_s)
+        if waited_s and column in _STATISTICS:
+            name = _STATISTICS[column]
+            seconds[name] = seconds.get(name, 0.0) + waited_s
+        if not own:
+            seconds[column] += end_s - begin_s
+        elif part == "backward":
+            # What DDP does after the last bucket has arrived is none of these.
+            ready_at_s = max(ready for ready, _ in own)
+            seconds[column] += ready_at_s - begin_s
+            exposed.append((ready_at_s, max(arrived for _, arrived in own)))
+        else:
+            waited = timeline.union(own)
+            seconds[column] += end_s - begin_s - timeline.total(waited)
+            exposed += waited
+    if sent:
+        travelled = timeline.union(sent)
+        exposed = timeline.union(exposed)
+        seconds["exchange_s"] = timeline.total(travelled)
+        seconds["exposed_s"] = timeline.total(exposed)
+        seconds["hidden_s"] = timeline.total(timeline.subtract(travelled, exposed))
+    seconds["begun_at_s"] = marks[0][1]
+    if ready_at_s is not None:
+        seconds["ready_at_s"] = ready_at_s
+    return seconds
 
 
 class Readings:

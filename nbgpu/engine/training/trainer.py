@@ -27,13 +27,12 @@ from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
-from nbgpu.engine.training import evaluation, smoke, validation
+from nbgpu.engine.training import smoke, validation
 from nbgpu.engine.training.loop import Loop, RunContext
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
-from nbgpu.engine.training.step_clock import StepClock, is_detailed
-from nbgpu.engine.training.step_metrics import Readings, StepRecord
+from nbgpu.engine.training.step_metrics import Readings, StepClock, StepRecord, is_detailed
 from nbgpu.engine.workload.recipe import Evaluated, Recipe
 from nbgpu.errors import ConfigError, OutOfMemoryError, RunError
 from nbgpu.machine.clock import notebooks_time_s
@@ -496,7 +495,7 @@ class Trainer(Loop):
             if self.recorder is not None:
                 self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
 
-        return evaluation.evaluate(
+        return validation.evaluate(
             recipe, self._model, self._spread, self.device, self.member, self.config.batch_size, tell
         )
 

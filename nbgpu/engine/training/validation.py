@@ -1,25 +1,32 @@
 """Evaluates the model on held-out samples: the recipe's values, averaged over the samples of all ranks or
-judged together."""
+judged together, and its work on the samples of the result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.batches import StepBatches
-from nbgpu.engine.group import exchange
+from nbgpu.engine.group import activity, exchange
 from nbgpu.engine.group.consensus import together
+from nbgpu.engine.group.group import Membership
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
-from nbgpu.engine.workload.recipe import Judge, Pictured, Recipe
+from nbgpu.engine.workload.recipe import Evaluated, Judge, Pictured, Recipe
 
 Result = TypeVar("Result")
+
+
+_EVALUATED_PERIOD_S = 0.5
+"""The least time between two records of how far a rank has come."""
 
 
 @contextmanager
@@ -129,3 +136,55 @@ def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
     names = dict.fromkeys(name for values in everyone for name in values)
     gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
     return recipe.judge(gathered) if gathered else {}
+
+
+def evaluate(
+    recipe: Evaluated,
+    model: nn.Module,
+    strategy: Strategy,
+    device: torch.device,
+    member: Membership,
+    chunk_size: int,
+    tell: Callable[[int, int], None],
+) -> list[Any]:
+    """Return what the recipe's `evaluate` gives for every sample of the result, in order, on every rank.
+
+    A collective, inside `evaluating`. Raises on every rank if a share failed on any, as `together` does.
+
+    Args:
+        recipe: names the samples and evaluates them.
+        model: the trained model.
+        strategy: how it is spread over the ranks.
+        device: the rank's device.
+        member: the rank's place in the group.
+        chunk_size: the number of samples that are evaluated at a time.
+        tell: receives now and then how many samples of how many this rank has evaluated.
+    """
+    samples = recipe.samples_of_result()
+    own = samples[member.rank :: member.world_size]
+    share = each_alone(strategy, lambda: _share(recipe, model, device, own, chunk_size, tell))
+    shares: list[list[Any]] = exchange.gather(share)
+    evaluated: list[Any] = [None] * len(samples)
+    for rank, of_rank in enumerate(shares):
+        evaluated[rank :: member.world_size] = of_rank
+    return evaluated
+
+
+def _share(
+    recipe: Evaluated,
+    model: nn.Module,
+    device: torch.device,
+    samples: Sequence[Any],
+    chunk_size: int,
+    tell: Callable[[int, int], None],
+) -> list[Any]:
+    found: list[Any] = []
+    told_s = -_EVALUATED_PERIOD_S
+    with activity.during("working out the result"):
+        for first in range(0, len(samples), chunk_size):
+            if time.monotonic() - told_s >= _EVALUATED_PERIOD_S:
+                told_s = time.monotonic()
+                tell(first, len(samples))
+            found += recipe.evaluate(model, device, samples[first : first + chunk_size])
+    tell(len(samples), len(samples))
+    return found

@@ -1,4 +1,5 @@
-"""Reloads the person's edited modules on this rank, with IPython's autoreload."""
+"""Runs the notebook's imports on this rank, and reloads the person's edited modules with IPython's
+autoreload."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import inspect
 import io
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,33 @@ def _failure(module: str, printed: str) -> str:
     places = re.findall(r'File "(.+)", line (\d+)', traceback)
     where = f" ({Path(places[-1][0]).name} line {places[-1][1]})" if places else ""
     return f"{traceback.splitlines()[-1]}{where}"
+
+
+def run_imports(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Run import statements in the person's namespace.
+
+    Args:
+        statements: import statements of one name each.
+        folders: the notebook's import path; folders that this rank does not have are appended to its own.
+
+    Returns:
+        (the errors by statement, the folders that were appended).
+    """
+    new = [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
+    sys.path += new
+    variables, hidden = shell.current().user_ns, shell.current().user_ns_hidden
+    errors = {}
+    for statement in statements:
+        made: dict[str, Any] = {}
+        try:
+            exec(statement, {"__name__": variables["__name__"]}, made)
+        except Exception as error:  # noqa: BLE001 - a module may raise anything
+            errors[statement] = f"{type(error).__name__}: {error}"
+            continue
+        taken = [name for name in made if name in hidden and made[name] is not hidden[name]]
+        if taken:
+            errors[statement] = f"nbgpu or IPython gives the ranks another {', '.join(taken)}"
+        else:
+            variables.update(made)
+    note_new()
+    return errors, new

@@ -1,5 +1,5 @@
 """How the person's DistributedDataParallel objects move to the next generation of the group, with what was
-put on them (ddp_attachments.py).
+put on them.
 
 `DistributedDataParallel._update_process_group` is not enough: ranks that failed before DDP first rebuilt its
 buckets disagree on the buckets' sizes, and gloo aborts the process. So every object is initialised again, in
@@ -12,12 +12,15 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -25,7 +28,7 @@ from nbgpu.engine.group import ddp_objects, exchange, torch_private, torch_setti
 from nbgpu.engine.ipykernel import ended_groups, kept_failure
 from nbgpu.engine.model import optimizers
 from nbgpu.engine.model.optimizers import OptimizerState
-from nbgpu.engine.variables import ddp_attachments, persons_objects, user_groups
+from nbgpu.engine.variables import persons_objects, user_groups
 from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
 from nbgpu.errors import ConfigError
 from nbgpu.text.ranks import named_ranks
@@ -34,6 +37,14 @@ _ELEMENTS_PER_S = 2e7
 """How many elements a slow processor sums or copies in a second."""
 _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
+
+
+_OF_EVERY_MODULE = tuple(vars(nn.Module()))
+"""The attributes in which torch keeps the hooks, children, buffers, parameters and mode of a module."""
+_SWITCHES = ("require_backward_grad_sync", "require_forward_param_sync")
+"""Attributes of DDP that loops set by hand to accumulate gradients."""
+_STEPS_TO_SETTLE = 2
+"""After so many steps DDP has put its buckets into their last order."""
 
 
 class _CannotMoveError(Exception):
@@ -77,7 +88,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
     moved = set()
     for value in variables.values():
         if is_a(value, Optimizer):
-            ddp_attachments.on_new_group(value, before)
+            on_new_group(value, before)
     for key in everywhere:
         ddp = mine[key]
         arguments = arguments_of[ddp]
@@ -103,7 +114,7 @@ def move(variables: Mapping[str, Any], healthy: Sequence[int], before: Any) -> l
         if any(name != seen[0][1] for _, name in seen):
             lines.append(f"{key} had a communication hook on some ranks only: it has none now")
         else:
-            register = functools.partial(ddp_attachments.register_hook, ddp, attachments, before)
+            register = functools.partial(register_hook, ddp, attachments, before)
             message, problem = ask(ddp, register)
             if problem:
                 message = f"its communication hook {attachments.name_of_hook} could not be registered again ({problem})"
@@ -176,10 +187,10 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
 
 def _initialise_again(
     ddp: DistributedDataParallel, arguments: Mapping[str, Any], order: Sequence[int]
-) -> tuple[str, ddp_attachments.Attachments]:
+) -> tuple[str, Attachments]:
     """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
     that failed, empty if it did not; what the person had put on the object)."""
-    attachments = ddp_attachments.collect(ddp)
+    attachments = collect(ddp)
 
     def initialise() -> None:
         # The ranks agree by now; DDP's own synchronisation would only copy rank 0's buffers.
@@ -187,7 +198,7 @@ def _initialise_again(
 
     _, problem = ask(ddp, initialise)
     if not problem:
-        ddp_attachments.put_back(ddp, attachments)
+        put_back(ddp, attachments)
     return problem, attachments
 
 
@@ -316,7 +327,7 @@ def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[An
     parameters, lines = {}, []
     for name, value in variables.items():
         # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
-        if is_a(value, Optimizer) and not ddp_attachments.has_group(value):
+        if is_a(value, Optimizer) and not has_group(value):
             own_parameters, problem = ask(value, functools.partial(user_groups.optimizer_parameters, value))
             if own_parameters is not None:
                 parameters[name] = own_parameters
@@ -367,3 +378,95 @@ def _share_optimizers(
             continue
         lines.append(f"the state of {name} differed between the ranks: all have that of rank {source} now")
     return lines
+
+
+@dataclass(frozen=True)
+class Attachments:
+    """What was put on an object."""
+
+    attributes: dict[str, Any]
+    hook: tuple[Any, Any] | None
+    """The state and the communication hook."""
+
+    @property
+    def name_of_hook(self) -> str:
+        """The hook's name; empty where there is none."""
+        if self.hook is None:
+            return ""
+        _, hook = self.hook
+        is_function = is_a(hook, (FunctionType, MethodType, BuiltinFunctionType))
+        return hook.__qualname__ if is_function else type(hook).__name__
+
+
+def collect(ddp: DistributedDataParallel) -> Attachments:
+    """Return what the person has put on an object, to be put back once the object is initialised again."""
+    attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
+    return Attachments(attributes, ddp_objects.hook_of(ddp))
+
+
+def put_back(ddp: DistributedDataParallel, attachments: Attachments) -> None:
+    """Put on an object what was on it before, except the communication hook."""
+    # The very dicts of before: the handles with which a hook is removed refer to them.
+    vars(ddp).update(attachments.attributes)
+
+
+def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before: Any) -> str:
+    """Register the communication hook of before.
+
+    Args:
+        ddp: the object, on the new group.
+        attachments: what was on it.
+        before: the default group that has ended.
+
+    Returns:
+        A sentence for the person; empty if all is as before.
+    """
+    if attachments.hook is None:
+        return ""
+    state, hook = attachments.hook
+    name = attachments.name_of_hook
+    state = on_new_group(state, before)
+    if any(group not in torch_private.living_groups() for group in _groups_of(state)):
+        return f"its communication hook {name} is on a group of your own: make it and register the hook again"
+    note = ""
+    if _begin_compression_again(state):
+        note = f"its communication hook {name} begins again: {_STEPS_TO_SETTLE} steps without compression, no error kept"
+    ddp.register_comm_hook(state, hook)
+    return note
+
+
+def on_new_group(thing: Any, before: Any) -> Any:
+    """Put the new default group in place of the one that has ended, if an object is it or has it as an
+    attribute; return the object, or the group."""
+    if before is None:
+        return thing
+    if thing is before:
+        return dist.group.WORLD
+    held = persons_objects.attributes(thing)
+    held.update({name: dist.group.WORLD for name, value in held.items() if value is before})
+    return thing
+
+
+def has_group(thing: Any) -> bool:
+    """Whether an object holds a process group."""
+    return any(True for _ in _groups_of(thing))
+
+
+def _groups_of(thing: Any) -> Iterator[dist.ProcessGroup]:
+    for value in [thing, *persons_objects.attributes(thing).values()]:
+        if is_a(value, dist.ProcessGroup):
+            yield value
+
+
+def _begin_compression_again(state: Any) -> bool:
+    """Empty PowerSGD's memories, which belong to buckets that DDP has to find again; return whether there
+    were any."""
+    power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    if power_sgd is None or not is_a(state, power_sgd.PowerSGDState):
+        return False
+    memories = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
+    had_any = any(memories)
+    for memory in memories:
+        memory.clear()
+    state.iter = min(state.iter, state.start_powerSGD_iter - _STEPS_TO_SETTLE)
+    return had_any

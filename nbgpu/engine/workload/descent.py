@@ -81,7 +81,15 @@ def descend(
     """
     if num_steps < 1:
         return "no steps were left"
-    checked = _Checked(evaluate)
+
+    def checked(tensor: Tensor) -> tuple[float, Tensor]:
+        # No optimizer recovers from NaN and infinity.
+        loss, gradient = evaluate(tensor)
+        value = float(loss)
+        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
+            raise RunError(f"the loss is {value}, and its gradient holds NaN or infinite values")
+        return value, gradient
+
     if optimizer == LBFGS:
         shards = Shards(start.shape if start.ndim > 1 else (1, *start.shape))
 
@@ -101,22 +109,8 @@ def descend(
     return _with_torch(checked, start, num_steps, after_step, optimizer, lr, tolerance)
 
 
-class _Checked:
-    """Evaluates the loss, and refuses NaN and infinity, from which no optimizer recovers."""
-
-    def __init__(self, evaluate: Evaluate) -> None:
-        self._evaluate = evaluate
-
-    def __call__(self, tensor: Tensor) -> tuple[float, Tensor]:
-        loss, gradient = self._evaluate(tensor)
-        value = float(loss)
-        if not (math.isfinite(value) and bool(gradient.isfinite().all())):
-            raise RunError(f"the loss is {value}, and its gradient holds NaN or infinite values")
-        return value, gradient
-
-
 def _with_scipy(
-    evaluate: _Checked,
+    evaluate: Callable[[Tensor], tuple[float, Tensor]],
     start: Tensor,
     num_steps: int,
     after_step: AfterStep,
@@ -167,7 +161,7 @@ def _with_scipy(
 
 
 def _with_torch(
-    evaluate: _Checked,
+    evaluate: Callable[[Tensor], tuple[float, Tensor]],
     start: Tensor,
     num_steps: int,
     after_step: AfterStep,

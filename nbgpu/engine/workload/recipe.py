@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nbgpu.run_folder.predictions import Job, Row
+
 Batch = Mapping[str, Tensor]
 
 Identity = Mapping[str, Any]
 """The identity of a set of samples, as JSON: `length`, their number; `samples`, digests of some of them by
 name, '' if there is none; `advice`, what to do if the ranks differ."""
+
+
+Item = Mapping[str, Any]
+"""A sample, as the recipe names it: its `name`, and where it is."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +66,19 @@ class Recipe(Protocol):
 
         It must not call a collective.
         """
-        ...
 
     def amount(self) -> tuple[int, int]:
         """Return (the number of training volumes, the samples of each in an epoch) without decoding any.
 
         DataError names every unusable file.
         """
-        ...
 
     def build_model(self) -> nn.Module:
         """Return the network, on the CPU, in float32. Every rank calls this with the same random state."""
-        ...
 
     def example(self, batch_size: int) -> Batch:
         """Return a generated batch with the shapes, types and value ranges of the data, on the CPU; made with
         torch alone."""
-        ...
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return successive parts of the model, which fsdp gathers and `checkpoint_activations` recomputes
@@ -82,23 +86,19 @@ class Recipe(Protocol):
 
         None of them is inside another.
         """
-        ...
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return scalars for one batch on the device; `loss` is minimised, the others are shown."""
-        ...
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return a value for each sample of a held-out batch, shape (N,); the Trainer averages over all
         ranks."""
-        ...
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
         """Return results of the trained model as JSON, beside honest baselines.
 
         Rank 0 calls this at the end.
         """
-        ...
 
 
 @runtime_checkable
@@ -107,7 +107,6 @@ class Inspecting(Protocol):
 
     def inspect(self) -> None:
         """Raise DataError with a line for each unusable file, if there is one."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,6 @@ class Grouping(Protocol):
         Args:
             model: the result of `build_model`, on the device, with fsdp sharded.
         """
-        ...
 
 
 @runtime_checkable
@@ -143,12 +141,10 @@ class Optimizing(Protocol):
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
         """Return an optimizer over exactly these parameter groups of torch; None for that of the settings."""
-        ...
 
     def schedule(self, step: int, num_steps: int) -> float | None:
         """Return what the peak learning rate is multiplied by in a step, counted from 0; None for the
         schedule of the settings."""
-        ...
 
 
 @runtime_checkable
@@ -161,12 +157,10 @@ class Adversarial(Protocol):
     def discriminator_first_step(self, steps_per_epoch: int) -> int:
         """Return the first step in which the discriminator takes part, counted from 0; before it the loss is
         `loss`. An epoch has `steps_per_epoch` optimizer steps."""
-        ...
 
     @property
     def discriminator_lr(self) -> float:
         """The discriminator's learning rate, which follows the model's schedule."""
-        ...
 
     def build_discriminator(self) -> nn.Module | None:
         """Return the discriminator on the CPU, in float32, without buffers; None if the settings ask for
@@ -174,18 +168,15 @@ class Adversarial(Protocol):
 
         Every rank calls this with the same random state.
         """
-        ...
 
     def loss_against(
         self, discriminator: nn.Module, model: nn.Module, batch: Batch
     ) -> tuple[dict[str, Tensor], Any]:
         """Return the terms of `loss` with an adversarial term, and the detached input of
         `discriminator_loss`."""
-        ...
 
     def discriminator_loss(self, discriminator: nn.Module, seen: Any) -> Tensor:
         """Return a scalar, the mean over the samples of `seen`, which comes from `loss_against`."""
-        ...
 
 
 @runtime_checkable
@@ -195,7 +186,6 @@ class Pictured(Protocol):
     def pictures(self, model: nn.Module, batch: Batch) -> dict[str, str]:
         """Return PNG data URIs by caption, some kilobytes in all, for a held-out batch on the device; no
         collective."""
-        ...
 
 
 @runtime_checkable
@@ -205,12 +195,10 @@ class Evaluated(Protocol):
     def samples_of_result(self) -> Sequence[Any]:
         """Return the samples that the result is about, in order and the same on every rank. They are named
         here, and not read."""
-        ...
 
     def evaluate(self, model: nn.Module, device: torch.device, samples: Sequence[Any]) -> list[Any]:
         """Return as JSON what the result needs to know of each of these samples. It must not call a
         collective."""
-        ...
 
     def result(
         self, model: nn.Module, device: torch.device, evaluated: Sequence[Any] | None = None
@@ -223,7 +211,6 @@ class Evaluated(Protocol):
             evaluated: what `evaluate` returned for each of the samples, in their order; None to evaluate all
                 of them here.
         """
-        ...
 
 
 @runtime_checkable
@@ -237,4 +224,123 @@ class Judge(Protocol):
         They are given by name, all in the same order. Every rank calls this with the same values, in place of
         averaging.
         """
-        ...
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Values for the settings that are left to the data."""
+
+    values: Mapping[str, Any]
+    why: str
+    """What the values follow from, in a few words."""
+
+
+@runtime_checkable
+class Proposing(Protocol):
+    """A recipe whose settings `FROM_DATA` may be left out."""
+
+    def proposals(self, on_gpu: bool) -> Sequence[Proposal]:
+        """Return values for the settings that are left out, at least once, what takes the most memory first.
+
+        Only names and headers of files are read. The values are the same on every rank.
+
+        Args:
+            on_gpu: whether the ranks have GPUs; steps on the CPU have to be small ones to end in time.
+
+        Raises:
+            DataError: no file can be used.
+        """
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted for one sample."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The sample's columns in the table, as JSON."""
+    files: Sequence[Path] = ()
+    """The files that were written."""
+    aside: Mapping[str, Any] = field(default_factory=dict)
+    """What `Concluding.conclude` needs to know and the table does not show, as JSON."""
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """A recipe whose trained model can be applied to data that it was not trained on."""
+
+    def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
+        """Return (the new samples, a line for each problem), the same on every rank.
+
+        Each sample has a `name` of its own; only names and headers of files are read.
+
+        Raises:
+            DataError: there is no sample at all.
+        """
+
+    def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
+        """Apply the model to one sample, and write files whose paths begin with `stem`. It must not call a
+        collective.
+
+        Raises:
+            DataError: the sample's files cannot be used; the other samples are not concerned.
+        """
+
+
+@runtime_checkable
+class Concluding(Predicting, Protocol):
+    """A recipe that can say more of its predictions once all of them are there."""
+
+    def reference_samples(self) -> Sequence[Item]:
+        """Return the samples of the training data to which the new ones are compared; none if there is no
+        need. They are predicted too, and get no row in the table."""
+
+    def conclude(
+        self, rows: Sequence[Row], references: Sequence[Row], job: Job
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """Return (further columns of the table by the name of the sample, sentences about all samples), and
+        write files about all samples into its folder. One rank calls this.
+
+        Args:
+            rows: the new samples that did not fail.
+            references: the reference samples that did not fail.
+            job: the whole job.
+        """
+
+
+def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
+    """Return a file name for each sample, without ending, from its own name. Files of the same name get those
+    of their folders that differ in front, and names that are the same even so a number behind.
+
+    Args:
+        names: the samples' names, which may be paths.
+        suffixes: endings of files that are left out.
+    """
+    stems = [_stem(Path(name).name, suffixes) for name in names]
+    folders = [Path(name).parent.parts for name in names]
+    for same in _groups_of_equal(stems):
+        # Beside 'T1w' are 'sub-01' and 'sub-02' of study/sub-01/anat and study/sub-02/anat.
+        parts = zip_longest(*(folders[index] for index in same), fillvalue="")
+        differing = [level for level in parts if len(set(level)) > 1]
+        for index, levels in zip(same, zip(*differing, strict=True), strict=bool(differing)):
+            stems[index] = "-".join([*map(_in_file_name, filter(None, levels)), stems[index]])
+    for same in _groups_of_equal(stems):
+        for index in same:
+            stems[index] += f"-{index}"
+    return stems
+
+
+def _in_file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in text)
+
+
+def _stem(name: str, suffixes: Sequence[str]) -> str:
+    suffix = next((s for s in sorted(suffixes, key=len, reverse=True) if name.lower().endswith(s)), "")
+    return _in_file_name(name[: len(name) - len(suffix)])
+
+
+def _groups_of_equal(stems: Sequence[str]) -> list[list[int]]:
+    """The places of each stem that occurs several times."""
+    places: dict[str, list[int]] = {}
+    for index, stem in enumerate(stems):
+        places.setdefault(stem, []).append(index)
+    return [same for same in places.values() if len(same) > 1]

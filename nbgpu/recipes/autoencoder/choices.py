@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbgpu.engine.data.shapes import in_words, shapes_of
-from nbgpu.engine.workload.proposal import Proposal
+from nbgpu.engine.data.volumes import shape_in_words, shapes_of
+from nbgpu.engine.workload.recipe import Proposal
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 
 _ON_GPU = (
@@ -38,7 +38,7 @@ def networks_for(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: boo
         # Empty margins are cut off first: half of the axis is left in any case that is usual.
         room = min(room, max(smallest) // (2 * num_parts))
     multiple = max(4, 2 ** (len(config.channels) - 1)) if config.channels else 4
-    why = f"the smallest of {len(shapes)} volumes has {in_words(smallest)} voxels"
+    why = f"the smallest of {len(shapes)} volumes has {shape_in_words(smallest)} voxels"
     if not on_gpu:
         why += ", and CPU ranks get a small network"
     found: list[dict[str, object]] = []

@@ -89,13 +89,7 @@ class AutoencoderConfig(TrainConfig):
     )
 
     recipe: Literal["autoencoder"] = Field("autoencoder", description="the recipe")
-    lr: float = Field(
-        4e-3,
-        gt=0,
-        le=10,
-        description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer") | steered("step"),
-    )
+    lr: Annotated[float, TrainConfig.model_fields["lr"]] = 4e-3
     data: str = Field(
         "mni152",
         description="'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI "

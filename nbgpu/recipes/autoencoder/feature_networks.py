@@ -1,22 +1,44 @@
-"""The networks whose features a perceptual distance compares, without their weights.
+"""The frozen networks whose features a perceptual distance compares, with random weights or those of local
+files.
 
 torchvision is not needed: the parts that are used are short lists of layers. Their parameters have the names
 of the published files.
+
+Nothing is downloaded. A published file is recognised by the names and shapes of its tensors: torchvision's
+alexnet, vgg16 and squeezenet1_1 with LPIPS's linear layers beside them, MedicalNet's ResNets, or 3D
+convolutions of the user's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import torch
 from monai.networks.nets import resnet
 from torch import Tensor, nn
 
+from nbgpu.errors import DataError
+from nbgpu.recipes.weight_files import listed, misfits, read_weights
+
 _VGG16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512)
 """Channels of the convolutions up to the last features that LPIPS takes."""
+
+
+_OWN_LAYER = re.compile(r"\d+\.(weight|bias)")
+_OF_WHOLE_LPIPS = re.compile(r"net\.slice\d+\.(\d+\..*)")
+"""What LPIPS calls the convolutions in a file of its whole network."""
+_LINEAR = re.compile(r"lin(\d+)\.model\.\d+\.weight")
+_BESIDE_THE_FEATURES = ("classifier.", "fc.", "lin", "scaling_layer.")
+"""Prefixes of tensors in published files that the features do not need."""
+_SUFFIXES = (".pth", ".pt", ".safetensors")
+_RANDOM_CHANNELS = (1, 16, 32)
+_RANDOM_SIZE = 3
 
 
 @dataclass(frozen=True)
@@ -165,3 +187,211 @@ def own_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
         parts += [*([nn.AvgPool3d(2)] if parts else []), convolution, nn.ReLU()]
         taps.append(len(parts) - 1)
     return Stack(parts, taps)
+
+
+@dataclass(frozen=True)
+class FeatureNetwork:
+    """A frozen network, on the CPU, and what its features are compared with."""
+
+    module: nn.Module
+    """Returns a list of features."""
+    architecture: Architecture | None
+    """None for random filters and convolutions of the user's own."""
+    linear: tuple[Tensor, ...]
+    """LPIPS's weights of each of the features, (1, C, 1, 1); empty for the other kinds."""
+    words: str
+    """What the network is, and which files it is from."""
+
+
+def network_of(network: str, linear: str) -> FeatureNetwork:
+    """Return the frozen network that the settings name.
+
+    A file that has not changed since is not read again.
+
+    Args:
+        network: the setting perceptual_network: 'random', or a file.
+        linear: the setting perceptual_linear: a file, or '' for one beside the network's.
+
+    Raises:
+        DataError: the message lists all problems of the files.
+    """
+    if network == "random":
+        return _random()
+    files = (Path(network).expanduser(), Path(linear).expanduser() if linear else None)
+    return _read(*files, *(_stamp(file) for file in files))
+
+
+def _stamp(file: Path | None) -> tuple[int, int] | None:
+    if file is None or not file.is_file():
+        return None
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+@cache
+def _random() -> FeatureNetwork:
+    """Return two layers of random filters with mean 0 (He et al. 2015), the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    layers = []
+    for num_in, num_out in pairwise(_RANDOM_CHANNELS):
+        weights = torch.randn(num_out, num_in, *(_RANDOM_SIZE,) * 3, generator=generator)
+        weights -= weights.mean(dim=(2, 3, 4), keepdim=True)
+        weights *= (2 / (num_in * _RANDOM_SIZE**3)) ** 0.5
+        layers.append((weights, torch.zeros(num_out)))
+    return FeatureNetwork(_frozen(own_network(layers)), None, (), "random filters")
+
+
+# The stamps make a file that has changed another one.
+@lru_cache(maxsize=2)
+def _read(
+    file: Path, linear: Path | None, _stamp: tuple[int, int] | None, _linear_stamp: tuple[int, int] | None
+) -> FeatureNetwork:
+    weights = read_weights(file, "perceptual_network")
+    if weights and all(_OWN_LAYER.fullmatch(name) for name in weights):
+        _refuse_unused(linear, "it has 3D convolutions of its own")
+        module = own_network(_layers(file, weights))
+        return FeatureNetwork(_frozen(module), None, (), f"{_size_of(module)} 3D convolutions from {file}")
+    weights = {_name_of_features(name): value for name, value in weights.items()}
+    features = {n: t for n, t in weights.items() if not n.startswith(_BESIDE_THE_FEATURES)}
+    architecture, module = _recognised(file, weights, features)
+    if architecture.kind == "medicalnet":
+        _refuse_unused(linear, f"it is of {architecture.title}")
+        return FeatureNetwork(module, architecture, (), f"{architecture.title} from {file}")
+    source, layers = _linear_layers(file, linear, weights, architecture)
+    words = f"{architecture.title} from {file} with LPIPS's linear layers from {source}"
+    return FeatureNetwork(module, architecture, layers, words)
+
+
+def _name_of_features(name: str) -> str:
+    """Return the name that torchvision gives a tensor to which LPIPS or MedicalNet gives another one."""
+    if found := _OF_WHOLE_LPIPS.fullmatch(name):
+        return f"features.{found[1]}"
+    return f"resnet.{name}" if name.startswith(("conv1.", "bn1.", "layer")) else name
+
+
+def _recognised(
+    file: Path, weights: Mapping[str, Tensor], features: Mapping[str, Tensor]
+) -> tuple[Architecture, nn.Module]:
+    """Return the architecture with the most tensors of the file, with these as its weights."""
+    known = []
+    for architecture in ARCHITECTURES:
+        with torch.device("meta"):
+            expected = architecture.build().state_dict()
+        same = sum(
+            name in features and features[name].shape == tensor.shape for name, tensor in expected.items()
+        )
+        known.append((same, architecture, expected))
+    same, architecture, expected = max(known, key=lambda each: each[0])
+    if not same:
+        if any(map(_LINEAR.fullmatch, weights)):
+            raise DataError(
+                f"{file}: these are LPIPS's linear layers without the network. Name the file as perceptual_linear, and "
+                "torchvision's file of the network as perceptual_network"
+            )
+        titles = ", ".join(each.title for each in ARCHITECTURES)
+        few = ", ".join(sorted(weights)[:4]) or "no tensors"
+        raise DataError(
+            f"{file}: is of no network that is known here ({titles}, or 3D convolutions 0.weight, 0.bias, ...). It has "
+            f"{few}"
+        )
+    # Files from old versions of torch lack BatchNorm's counters, which are not used.
+    needed = {n: t for n, t in expected.items() if n in features or not n.endswith("num_batches_tracked")}
+    if problems := list(misfits(features, needed)):
+        told = listed(problems).replace("resnet.", "")
+        raise DataError(f"{file}: looks like {architecture.title}, but does not fit: {told}")
+    _refuse_nonfinite(file, features)
+    with torch.random.fork_rng(devices=[]):
+        module = architecture.build()
+    module.load_state_dict(dict(features), strict=False)
+    return architecture, _frozen(module)
+
+
+def _linear_layers(
+    file: Path, linear: Path | None, weights: Mapping[str, Tensor], architecture: Architecture
+) -> tuple[Path, tuple[Tensor, ...]]:
+    """Return LPIPS's linear layers and the file that has them: that of the setting, the network's own, or one
+    beside it."""
+    beside = [file.with_name(architecture.linear_file + suffix) for suffix in _SUFFIXES]
+    if linear is not None:
+        source, weights = linear, read_weights(linear, "perceptual_linear")
+    elif any(map(_LINEAR.fullmatch, weights)):
+        source = file
+    elif there := [one for one in beside if one.is_file()]:
+        source, weights = there[0], read_weights(there[0], "perceptual_linear")
+    else:
+        source, weights = file, {}
+    layers = {f"lin{found[1]}": t for name, t in weights.items() if (found := _LINEAR.fullmatch(name))}
+    shapes = {f"lin{i}": (1, number, 1, 1) for i, number in enumerate(architecture.tapped_channels)}
+    problems = [
+        f"lin{i}.model.1.weight {shape}"
+        + (f", and has {tuple(layers[name].shape)}" if name in layers else "")
+        for i, (name, shape) in enumerate(shapes.items())
+        if name not in layers or layers[name].shape != shape
+    ]
+    if problems:
+        where = (
+            ""
+            if source != file
+            else f", and there is none of {', '.join(one.name for one in beside)} beside it"
+        )
+        raise DataError(
+            f"{source}: LPIPS's linear layers for {architecture.title} are needed{where}: {'; '.join(problems)}. Name "
+            f"LPIPS's file {beside[0].name} as perceptual_linear"
+        )
+    if more := sorted(layers.keys() - shapes.keys()):
+        raise DataError(f"{source}: has {', '.join(more)}, which {architecture.title} has not")
+    _refuse_nonfinite(source, layers)
+    return source, tuple(layers[name].float() for name in shapes)
+
+
+def _refuse_unused(linear: Path | None, why: str) -> None:
+    if linear is not None:
+        raise DataError(
+            f"{linear}: perceptual_linear is for networks of LPIPS, and {why}: leave perceptual_linear out"
+        )
+
+
+def _refuse_nonfinite(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    if bad := sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all()):
+        raise DataError(f"{file}: has values that are NaN or infinite in {listed(bad)}")
+
+
+def _layers(file: Path, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights and biases of convolutions, named `0.weight`, `0.bias`, `1.weight` and so on."""
+    if problems := list(_problems_of_layers(tensors)):
+        raise DataError("\n".join(f"{file}: {problem}" for problem in problems))
+    return [
+        (tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float())
+        for index in range(len(tensors) // 2)
+    ]
+
+
+def _problems_of_layers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    left = dict(tensors)
+    num_given: int | None = None
+    for index in range(max(1, len(tensors) // 2)):
+        weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
+        if weights is None or biases is None:
+            yield f"layer {index} needs both {index}.weight and {index}.bias"
+            continue
+        num_out, num_in, *size = weights.shape if weights.ndim == 5 else (0, 0)
+        if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):
+            yield (
+                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
+                "(out, in, k, k, k) with an odd k, and (out,)"
+            )
+        elif num_given is not None and num_in != num_given:
+            yield f"layer {index} takes {num_in} channels, and the one before gives {num_given}"
+        elif not (weights.isfinite().all() and biases.isfinite().all()):
+            yield f"layer {index} has values that are NaN or infinite"
+        num_given = num_out or None
+    if left:
+        yield f"unexpected names: {', '.join(sorted(left))}"
+
+
+def _size_of(module: nn.Module) -> int:
+    return sum(isinstance(layer, nn.Conv3d) for layer in module.modules())
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    return module.float().requires_grad_(False).eval()

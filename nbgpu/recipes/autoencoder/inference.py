@@ -27,12 +27,11 @@ from nbgpu.engine.data.volumes import (
     first_line,
 )
 from nbgpu.engine.group.consensus import together
-from nbgpu.engine.workload.prediction import file_stems
+from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.prepare import item_of, mni152
-from nbgpu.recipes.autoencoder.reading import VolumeReader, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, item_of, mni152, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained

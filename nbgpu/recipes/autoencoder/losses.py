@@ -2,13 +2,185 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
 
 from nbgpu.engine.model.precision import at_least_float32
+from nbgpu.errors import DataError
+from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.autoencoder.feature_networks import FeatureNetwork, network_of
+
+_LPIPS_SHIFT = (-0.030, -0.088, -0.188)
+_LPIPS_SCALE = (0.458, 0.448, 0.450)
+"""Mean and spread of ImageNet's three colours, from -1 to 1 (Zhang et al., CVPR 2018, in their code)."""
+_LPIPS_EPSILON = 1e-20
+"""LPIPS adds 1e-10 to the norm. Its square below the root has the same values, and a finite gradient where
+all features are 0."""
+_MEDICALNET_EPSILON = 1e-10
+"""The value of MONAI, below the root."""
+
 
 LOG_VARIANCE_BOUNDS = (-30.0, 20.0)
 """The bounds to which AutoencoderKL clamps the logarithm of the latent variance. At 20, the largest, a
 latent value adds 2.4e8 to the divergence, and beyond it the gradient is 0: neither can overflow."""
+
+
+def spectral_distance(output: Tensor, image: Tensor) -> Tensor:
+    """Return the mean squared difference of the amplitudes of all frequencies (Dhariwal et al., arXiv
+    2005.00341), a scalar.
+
+    The values are those of MONAI's JukeboxLoss, whose gradient is NaN where an amplitude is 0.
+
+    Args:
+        output, image: (N, C, D, H, W).
+    """
+    amplitudes = [
+        torch.fft.fftn(at_least_float32(one), dim=(2, 3, 4), norm="ortho").abs() for one in (output, image)
+    ]
+    return functional.mse_loss(*amplitudes)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """The tensors of a network on the device and in the precision of the images."""
+
+    weights: dict[str, Tensor]
+    linear: list[Tensor]
+    shift: Tensor
+    scale: Tensor
+
+
+class FeatureDistance:
+    """The difference of what a frozen network makes of two images, as the settings of an autoencoder have it.
+
+    The network is no part of the model: it has no gradient, is in no checkpoint, and every rank has all of
+    it, on the device and in the precision of the images that it is given.
+    """
+
+    def __init__(self, config: AutoencoderConfig) -> None:
+        self._config = config
+        self._placed: _Placed | None = None
+
+    @cached_property
+    def network(self) -> FeatureNetwork:
+        """The network, on the CPU. DataError lists all problems of its files and of the settings beside
+        it."""
+        found = network_of(self._config.perceptual_network, self._config.perceptual_linear)
+        if problems := list(self._problems(found)):
+            raise DataError("\n".join(problems))
+        return found
+
+    def _problems(self, network: FeatureNetwork) -> Iterator[str]:
+        config, known = self._config, network.architecture
+        if known is not None and min(config.patch) < known.min_edge:
+            yield (
+                f"patch_size={config.patch_size} is too small for {known.title} (perceptual_network): at least "
+                f"{known.min_edge}"
+            )
+        if known is None or known.kind != "lpips":
+            for name in ("perceptual_slices", "perceptual_range"):
+                if (value := getattr(config, name)) != type(config).model_fields[name].default:
+                    yield (
+                        f"{name}={value!r} counts only with a network of LPIPS, which takes slices, and perceptual_network is "
+                        f"{network.words}: leave {name} out"
+                    )
+
+    def __call__(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the distance, a scalar.
+
+        Args:
+            output, image: (N, 1, D, H, W), with values from 0 to 1.
+        """
+        output, image = (at_least_float32(one) for one in (output, image))
+        architecture = self.network.architecture
+        if architecture is None:
+            return self._feature_distance(output, image)
+        if architecture.kind == "medicalnet":
+            return self._medicalnet_distance(output, image)
+        return self._slice_distance(output, image)
+
+    def _both_features(self, output: Tensor, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+        module, weights = self.network.module, self._on_device_of(output).weights
+        with torch.no_grad():
+            of_image = functional_call(module, weights, (image,))
+        of_output = functional_call(module, weights, (output,))
+        return [
+            (at_least_float32(one), at_least_float32(other))
+            for one, other in zip(of_output, of_image, strict=True)
+        ]
+
+    def _on_device_of(self, images: Tensor) -> _Placed:
+        """Return the network's tensors on the device of the images and in their precision; they stay there
+        for the next step."""
+        placed = self._placed
+        if placed is None or (placed.shift.device, placed.shift.dtype) != (images.device, images.dtype):
+
+            def place(tensor: Tensor) -> Tensor:
+                return tensor.to(images.device, images.dtype if tensor.is_floating_point() else None)
+
+            module = self.network.module
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            placed = self._placed = _Placed(
+                {name: place(tensor) for name, tensor in tensors.items()},
+                [place(weights) for weights in self.network.linear],
+                *(place(torch.tensor(v).reshape(1, 3, 1, 1)) for v in (_LPIPS_SHIFT, _LPIPS_SCALE)),
+            )
+        return placed
+
+    def _feature_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the mean squared difference of the features (Johnson et al., ECCV 2016), averaged over the
+        layers."""
+        first = next(self.network.module.parameters())
+        # A grey volume is repeated for a network with several channels.
+        output, image = (one.expand(-1, first.shape[1], -1, -1, -1) for one in (output, image))
+        distances = [functional.mse_loss(*both) for both in self._both_features(output, image)]
+        return torch.stack(distances).mean()
+
+    def _medicalnet_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return the squared difference of the normalised features, summed over their channels and averaged
+        over place, as MONAI's PerceptualLoss does."""
+        # The standard deviation of an empty patch is 0.
+        output, image = ((one - one.mean()) / one.std().clamp_min(1e-6) for one in (output, image))
+        [both] = self._both_features(output, image)
+        return _squared_differences(*both, _MEDICALNET_EPSILON).sum(dim=1).mean()
+
+    def _slice_distance(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return LPIPS of slices across each axis, averaged over the slices and summed over the axes, as
+        MONAI's PerceptualLoss does with is_fake_3d. The slices are another random share each time."""
+        total = output.new_zeros(())
+        for axis in (2, 3, 4):
+            slices = [one.movedim(axis, 1).flatten(0, 2)[:, None] for one in (output, image)]
+            num_slices = len(slices[0])
+            num_taken = max(1, int(num_slices * self._config.perceptual_slices))
+            taken = torch.randperm(num_slices, device=output.device)[:num_taken]
+            total = total + self._lpips(*(one.index_select(0, taken) for one in slices))
+        return total
+
+    def _lpips(self, output: Tensor, image: Tensor) -> Tensor:
+        """Return LPIPS (Zhang et al., CVPR 2018) of grey pictures (N, 1, H, W), averaged over them."""
+        placed = self._on_device_of(output)
+        if self._config.perceptual_range == "symmetric":
+            output, image = 2 * output - 1, 2 * image - 1
+        output, image = ((one - placed.shift) / placed.scale for one in (output, image))
+        distance = output.new_zeros(())
+        for features, linear in zip(self._both_features(output, image), placed.linear, strict=True):
+            squares = _squared_differences(*features, _LPIPS_EPSILON)
+            distance = distance + (squares * linear).sum(dim=1).mean()
+        return distance
+
+
+def _squared_differences(one: Tensor, other: Tensor, epsilon: float) -> Tensor:
+    """Return the squared differences of features whose channels are scaled to norm 1 at each place."""
+    one, other = (
+        features / (features.square().sum(dim=1, keepdim=True) + epsilon).sqrt() for features in (one, other)
+    )
+    return (one - other).square()
 
 
 def kl_divergence(mean: Tensor, sigma: Tensor) -> Tensor:

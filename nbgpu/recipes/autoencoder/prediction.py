@@ -14,19 +14,18 @@ from monai.networks.nets import AutoencoderKL
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.grids import save_like
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     first_line,
     intensity_range,
+    save_like,
 )
-from nbgpu.engine.workload.prediction import Predicted
+from nbgpu.engine.workload.recipe import Predicted
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.inference import INDEX, Encoded, Latents, reconstruct_volume
-from nbgpu.recipes.autoencoder.prepare import item_of, mni152
-from nbgpu.recipes.autoencoder.reading import VolumeReader, labels, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, item_of, labels, mni152, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.run_folder.predictions import Job, Row

@@ -1,33 +1,38 @@
-"""Reads volumes as the settings ask for: which of a file's channels, and with which voxel size."""
+"""Reads volumes as the settings ask for, which of a file's channels and with which voxel size, and prepares
+those from which patches are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from monai.transforms import Compose, CropForeground, SpatialPad, Transform
+from monai.utils import convert_to_tensor
 from torch import Tensor
 
+from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.sampling import FOREGROUND
 from nbgpu.engine.data.spacing import affine_of, resampled, resampled_grid, resampled_onto, shape_of
 from nbgpu.engine.data.volumes import header_problem, load_volume, require_finite, scale_intensity
+from nbgpu.errors import DataError
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
+from nbgpu.recipes.phantoms import phantom
 
 Source = Path | Tensor
 """A NIfTI file, or a volume (1, right, front, top) with voxels of 1 mm."""
 
 
+@dataclass(frozen=True)
 class VolumeReader:
-    """Reads volumes from files, and brings results back onto the grids of the files.
+    """Reads volumes from files, and brings results back onto the grids of the files."""
 
-    Args:
-        channels: the numbers of the channels to read, from 0; none for files that have one.
-        spacing_mm: the voxel size along the axes right, front and top; none for that of each file.
-    """
-
-    def __init__(self, channels: Sequence[int] = (), spacing_mm: Sequence[float] = ()) -> None:
-        self.channels = tuple(channels)
-        self.spacing_mm = tuple(spacing_mm)
+    channels: tuple[int, ...] = ()
+    """The numbers of the channels to read, from 0; none for files that have one."""
+    spacing_mm: tuple[float, ...] = ()
+    """The voxel size along the axes right, front and top; none for that of each file."""
 
     @classmethod
     def of(cls, config: AutoencoderConfig) -> VolumeReader:
@@ -74,3 +79,70 @@ def labels(image: Tensor, name: str) -> list[str]:
 
 def _affine(source: Source) -> np.ndarray:
     return affine_of(source) if isinstance(source, Path) else np.eye(4)
+
+
+@dataclass(eq=False)
+class Prepare(Transform):
+    """The deterministic part of the transforms, whose results are cached: an Item to {"image": (C, D, H, W),
+    FOREGROUND}."""
+
+    reader: VolumeReader
+    patch_size: tuple[int, ...]
+    seed: int
+    val_fraction: float
+    test_fraction: float = 0.0
+
+    def __call__(self, item: Item) -> dict[str, Tensor]:
+        if "phantom" in item:
+            return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
+        image = self.reader.read(item["image"], item["name"])
+        # Built for each call, because these transforms have state and volumes are decoded in several threads.
+        crop = Compose([CropForeground(), SpatialPad(self.patch_size)])
+        image = convert_to_tensor(crop(scaled(image, item["name"])), track_meta=False)
+        if "part" in item:
+            image = self._cut(image, item)
+        is_bright = (image > image.mean(dim=(1, 2, 3), keepdim=True)).any(dim=0)
+        return {"image": image, FOREGROUND: is_bright.flatten().nonzero().flatten().int()}
+
+    def _cut(self, image: Tensor, item: Item) -> Tensor:
+        """Return one part of a volume, which cuts across its longest axis separate: behind the training part
+        comes the one for validation, and at the front that for the test."""
+        axis = max((1, 2, 3), key=lambda a: image.shape[a])
+        p = self.patch_size[axis - 1]
+        length = image.shape[axis]
+        shares = {"validation": self.val_fraction, "test": self.test_fraction}
+        wanted = {name: max(p, round(share * length)) if share else 0 for name, share in shares.items()}
+        num_parts = 1 + sum(share > 0 for share in shares.values())
+        if length < num_parts * p:
+            raise DataError(
+                f"{item['name']}: is one volume of {length} voxels along its longest axis (without empty margins), "
+                f"too short for {num_parts} parts of {p} voxels each. Lower patch_size, give a second volume, or set "
+                f"{' and '.join(f'{part}=0' for part in ('val_fraction', 'test_fraction')[: num_parts - 1])}"
+            )
+        while sum(wanted.values()) > length - p:
+            wanted[max(wanted, key=lambda name: wanted[name])] -= 1
+        sizes = {"training": length - sum(wanted.values()), **wanted}
+        part = dict(zip(sizes, torch.split(image, list(sizes.values()), dim=axis), strict=True))[item["part"]]
+        if part.min() == part.max():
+            raise DataError(
+                f"{item['name']}: is one volume, and its {item['part']} part is empty. Give a second volume, or set "
+                "val_fraction=0"
+            )
+        return part.contiguous()
+
+
+def item_of(path: Path) -> Item:
+    return {"name": str(path), "image": path}
+
+
+def mni152() -> Tensor:
+    """Return nilearn's T1 template at 1 mm, without the skull: (1, 197, 233, 189), axes to the right, front
+    and top."""
+    try:
+        from nilearn.datasets import load_mni152_template
+    except ModuleNotFoundError:
+        raise DataError(
+            "mni152: the template comes with nilearn, which is not installed. Run: pip install 'nbgpu[samples]', "
+            "or set data to 'phantoms' or to a path"
+        ) from None
+    return torch.from_numpy(load_mni152_template(resolution=1).get_fdata(dtype=np.float32))[None]

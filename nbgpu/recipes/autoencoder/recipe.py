@@ -21,29 +21,30 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader, grid_patches
 from nbgpu.engine.data.parts import Parts, split
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.proposal import Proposal
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted, Proposal
 from nbgpu.errors import DataError
 from nbgpu.planning.volume_files import VolumeList, find_volumes
+from nbgpu.recipes import side_by_side
 from nbgpu.recipes.autoencoder.baselines import compared
 from nbgpu.recipes.autoencoder.choices import networks_for
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.losses import deceived, discrimination_loss, kl_divergence
-from nbgpu.recipes.autoencoder.network import build_network
-from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
-from nbgpu.recipes.autoencoder.pictures import pictures
+from nbgpu.recipes.autoencoder.losses import (
+    FeatureDistance,
+    deceived,
+    discrimination_loss,
+    kl_divergence,
+    spectral_distance,
+)
+from nbgpu.recipes.autoencoder.network import build_network, pretrained_network
 from nbgpu.recipes.autoencoder.prediction import encoded, new_volumes, write_index
-from nbgpu.recipes.autoencoder.prepare import Prepare, item_of, mni152
-from nbgpu.recipes.autoencoder.pretrained import pretrained_network
-from nbgpu.recipes.autoencoder.reading import VolumeReader
+from nbgpu.recipes.autoencoder.reading import Prepare, VolumeReader, item_of, mni152
 from nbgpu.recipes.image_quality import psnr_db
+from nbgpu.recipes.side_by_side import Colours
 from nbgpu.run_folder.predictions import Job, Row
 
 MAX_HELD_OUT_VOXELS = 2**21
@@ -54,6 +55,10 @@ MAX_BASELINE_PATCHES = 1024
 MAX_BASELINE_VALUES = 2**25
 """The largest number of values (128 MiB) of the training patches to which the mean image and PCA are
 fitted."""
+
+
+_INTENSITY = Colours("intensity, scaled", 0, 1)
+_ERROR = Colours("absolute error", 0, 0.5)
 
 
 class Autoencoder:
@@ -460,3 +465,18 @@ def _reconstruct(model: nn.Module, image: Tensor) -> Tensor:
     network = model.module if isinstance(model, DistributedDataParallel) else model
     assert isinstance(network, AutoencoderKL)
     return network.reconstruct(image).float().clamp(0, 1)
+
+
+def pictures(image: Tensor, reconstruction: Tensor, num_samples: int = 6) -> dict[str, str]:
+    """Return {caption: PNG as a data URI}: the middle slices of some samples side by side, in three rows.
+
+    The channels of a sample come one after another.
+    """
+    chosen = torch.linspace(0, len(image) - 1, min(num_samples, len(image))).round().long()
+    original, output = image[chosen].flatten(0, 1), reconstruction[chosen].flatten(0, 1)
+    error = (output - original).abs()
+    return {
+        "original": side_by_side.middle_slices_uri(original, _INTENSITY),
+        "reconstruction": side_by_side.middle_slices_uri(output, _INTENSITY),
+        "absolute error of the reconstruction": side_by_side.middle_slices_uri(error, _ERROR),
+    }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, none_of, one_of, only, widest
-from nbgpu.config.settings import control, read_from, shape_of_model, steered
+from nbgpu.config.settings import control, read_from, shape_of_model
 from nbgpu.config.training import TrainConfig
 
 
@@ -43,20 +43,8 @@ class DiffusionConfig(TrainConfig):
     )
 
     recipe: Literal["diffusion"] = Field("diffusion", description="the recipe")
-    batch_size: int = Field(
-        4,
-        ge=1,
-        le=4096,
-        description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run") | steered("epoch"),
-    )
-    lr: float = Field(
-        4e-3,
-        gt=0,
-        le=10,
-        description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer") | steered("step"),
-    )
+    batch_size: Annotated[int, TrainConfig.model_fields["batch_size"]] = 4
+    lr: Annotated[float, TrainConfig.model_fields["lr"]] = 4e-3
     data: str = Field(
         "phantoms",
         min_length=1,

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.grids import save_like
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.recipes.diffusion.cubes import Cube
-from nbgpu.recipes.diffusion.files import Case, Modality, ending_of
+from nbgpu.engine.data.volumes import save_like
+from nbgpu.engine.workload.recipe import Predicted
+from nbgpu.recipes.diffusion.files import Case, Cube, Modality, ending_of
 
 _NUM_GENERATED = 8
 

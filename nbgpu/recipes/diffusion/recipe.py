@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,22 @@ from monai.transforms import Compose, Transform
 from torch import Tensor, nn
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.parts import Parts, split
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model import randomness
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
-from nbgpu.recipes import data_uri, verdict
+from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
 from nbgpu.recipes.diffusion.config import DiffusionConfig
-from nbgpu.recipes.diffusion.cubes import Cube
-from nbgpu.recipes.diffusion.files import MODALITIES, Case
+from nbgpu.recipes.diffusion.files import MODALITIES, Case, Cube
 from nbgpu.recipes.diffusion.measures import masked_psnr_db, mean_over_cases, quality, unit
 from nbgpu.recipes.diffusion.phantoms import phantom
-from nbgpu.recipes.diffusion.sampler import Sampler
-from nbgpu.recipes.diffusion.schedules import antithetic
+from nbgpu.recipes.diffusion.schedules import Sampler, antithetic
 from nbgpu.recipes.side_by_side import Colours
 
 _MAX_BASELINE_VOXELS = 2**24
@@ -332,12 +328,12 @@ class Diffusion:
         given = [name for name in MODALITIES if name != self.config.target]
         return {
             **{
-                f"given: {name}": data_uri.of_middle_slices(condition[:, i], _INTENSITY)
+                f"given: {name}": side_by_side.middle_slices_uri(condition[:, i], _INTENSITY)
                 for i, name in enumerate(given)
             },
-            f"true {self.config.target}": data_uri.of_middle_slices(target, _INTENSITY),
-            f"sampled {self.config.target}": data_uri.row_of_slices(found, _INTENSITY),
-            f"absolute error of the {self.config.target}": data_uri.row_of_slices(
+            f"true {self.config.target}": side_by_side.middle_slices_uri(target, _INTENSITY),
+            f"sampled {self.config.target}": side_by_side.row_of_slices_uri(found, _INTENSITY),
+            f"absolute error of the {self.config.target}": side_by_side.row_of_slices_uri(
                 (found - middle).abs(), _ERROR
             ),
         }
@@ -397,16 +393,16 @@ class _Look(Transform):
         return {}
 
 
+@dataclass(eq=False)
 class _Prepare(Transform):
     """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and if they are asked for
     `brain` and, if it is there, `label` (1, e, e, e)."""
 
-    def __init__(self, target: str, edge: int, fit: str, seed: int, with_masks: bool) -> None:
-        self.target = target
-        self.edge = edge
-        self.fit = fit
-        self.seed = seed
-        self.with_masks = with_masks
+    target: str
+    edge: int
+    fit: str
+    seed: int
+    with_masks: bool
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if "generated" in item:

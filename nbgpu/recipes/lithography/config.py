@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from nbgpu.config.conditions import DefaultRules, Rules, defaults, given, none_of, one_of, only
-from nbgpu.config.settings import control, read_from, shape_of_model, steered
+from nbgpu.config.settings import control, read_from, shape_of_model
 from nbgpu.config.training import TrainConfig
 from nbgpu.recipes.lithography.symmetry import NUM_FRINGE, broken_by_mirrors, broken_by_quarter_turns
 
@@ -45,16 +45,8 @@ class LithographyConfig(TrainConfig):
     DEFAULTS_WITH: ClassVar[DefaultRules] = (defaults(one_of("image", "resist"), corrections=4, steps=512),)
 
     recipe: Literal["lithography"] = Field("lithography", description="the recipe")
-    steps: int = Field(
-        256, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
-    )
-    batch_size: int = Field(
-        4,
-        ge=1,
-        le=4096,
-        description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run") | steered("epoch"),
-    )
+    steps: Annotated[int, TrainConfig.model_fields["steps"]] = 256
+    batch_size: Annotated[int, TrainConfig.model_fields["batch_size"]] = 4
     data: str = Field(
         "generated",
         min_length=1,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nbgpu.recipes import side_by_side
 from nbgpu.recipes.lithography.contours import contours
-from nbgpu.recipes.lithography.pictures import FOUND
+from nbgpu.recipes.lithography.overlay import FOUND
 from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.run_folder.predictions import Job, Row
 

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
 from nbgpu.engine.data.parts import Parts, split
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.data.volumes import READ_ERRORS, first_line
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
 from nbgpu.recipes import verdict
 from nbgpu.recipes.lithography import prediction
@@ -40,8 +38,8 @@ from nbgpu.recipes.lithography.contours import iou
 from nbgpu.recipes.lithography.lithobench import load_design, load_print
 from nbgpu.recipes.lithography.measures import Measures, Reference
 from nbgpu.recipes.lithography.network import AerialNetwork
+from nbgpu.recipes.lithography.overlay import contours_over, errors_over, row
 from nbgpu.recipes.lithography.pairs import Pair
-from nbgpu.recipes.lithography.pictures import contours_over, errors_over, row
 from nbgpu.recipes.lithography.resist import blurred
 from nbgpu.recipes.lithography.samples import (
     Look,

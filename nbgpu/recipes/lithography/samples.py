@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from nbgpu.recipes.lithography.lithobench import MASKS, find_lithobench, load_pn
 from nbgpu.recipes.lithography.manhattan import manhattan
 from nbgpu.recipes.lithography.pairs import Pair, read_npz
 from nbgpu.recipes.lithography.pupil import Optics
-from nbgpu.recipes.lithography.resist import Resist
-from nbgpu.recipes.lithography.response import in_resist
+from nbgpu.recipes.lithography.resist import Resist, in_resist
 from nbgpu.recipes.lithography.sources import Source
 from nbgpu.recipes.lithography.tiles import tiles_of_all
 
@@ -32,13 +32,13 @@ _THRESHOLD_OF_LITHOBENCH = 0.225
 _HIGHEST_SCALAR_NA = 0.8
 
 
+@dataclass(eq=False)
 class Look(Transform):
     """A transform that reads the files of an Item to their end and raises DataError with a line for each file
     that cannot be used."""
 
-    def __init__(self, size: int, pixel_nm: float) -> None:
-        self.size = size
-        self.pixel_nm = pixel_nm
+    size: int
+    pixel_nm: float
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         if problems := list(pixel_problems(Pair(**item), self.size, self.pixel_nm)):
@@ -46,35 +46,23 @@ class Look(Transform):
         return {}
 
 
+@dataclass(eq=False)
 class Prepare(Transform):
-    """A transform from an Item to {"mask", "aerial"}, each (1, size, size) in float32.
+    """A transform from an Item to {"mask", "aerial"}, each (1, size, size) in float32."""
 
-    Args:
-        optics, source: how images are simulated.
-        size: the edge of the masks with their margins, in pixels.
-        pixel_nm: the width of a pixel.
-        num_kernels: the number of SOCS kernels that images are simulated with; 0 for Abbe.
-        seed: the seed of generated masks.
-        is_in_resist: whether the image is that in the resist; by default it is the aerial one.
-    """
-
-    def __init__(
-        self,
-        optics: Optics,
-        source: Source,
-        size: int,
-        pixel_nm: float,
-        num_kernels: int,
-        seed: int,
-        is_in_resist: bool = False,
-    ) -> None:
-        self.optics = optics
-        self.source = source
-        self.size = size
-        self.pixel_nm = pixel_nm
-        self.num_kernels = num_kernels
-        self.seed = seed
-        self.is_in_resist = is_in_resist
+    optics: Optics
+    source: Source
+    """How images are simulated, with the optics."""
+    size: int
+    """The edge of the masks with their margins, in pixels."""
+    pixel_nm: float
+    """The width of a pixel."""
+    num_kernels: int
+    """The number of SOCS kernels that images are simulated with; 0 for Abbe."""
+    seed: int
+    """The seed of generated masks."""
+    is_in_resist: bool = False
+    """Whether the image is that in the resist; by default it is the aerial one."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         mask, aerial = self.mask(item), item.get("aerial")

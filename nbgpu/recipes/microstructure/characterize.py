@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from nbgpu.recipes.microstructure.correlations import CORRELATIONS
+from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS, SIMPLE
 from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
 from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
-from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels
-from nbgpu.recipes.microstructure.orientation import ORIENTATIONS
-from nbgpu.recipes.microstructure.simple import SIMPLE
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, Descriptor, Measure, num_levels, slices_along
 
 DESCRIPTORS: Mapping[str, Descriptor] = {
     descriptor.name: descriptor

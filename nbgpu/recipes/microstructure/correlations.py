@@ -1,5 +1,5 @@
 """Two- and three-point correlations: the probability that two or three pixels at given vectors from one
-another are all in a phase."""
+another are all in a phase; and scalars, the volume fraction of a phase and the amount of its boundary."""
 
 from __future__ import annotations
 
@@ -126,3 +126,54 @@ CORRELATIONS = (
     Descriptor("FFTCrossCorrelations", _fft_cross_correlations, of="phases"),
     Descriptor("CrossCorrelations", _cross_correlations, weight=10.0, of="phases"),
 )
+
+
+def _volume_fractions(x: Tensor, measure: Measure) -> Tensor:
+    """Return the share of the slice that is in the phase, as (N,)."""
+    return x.mean(dim=(1, 2))
+
+
+def _variation(x: Tensor, measure: Measure) -> Tensor:
+    """Compute the total variation per pixel, as (N, 1): the sum of the absolute differences between
+    neighbours.
+
+    If the field is periodic, its first row and first column are repeated after the last ones, and differences
+    along them count twice, as in the reference.
+    """
+    num_pixels = x.shape[1] * x.shape[2]
+    if measure.periodic:
+        x = pad(x[:, None], (0, 1, 0, 1), mode="circular")[:, 0]
+    down = (x[:, 1:] - x[:, :-1]).abs().sum(dim=(1, 2))
+    across = (x[:, :, 1:] - x[:, :, :-1]).abs().sum(dim=(1, 2))
+    return ((down + across) / num_pixels)[:, None]
+
+
+SIMPLE = (
+    Descriptor("VolumeFractions", _volume_fractions),
+    Descriptor("Variation", _variation, weight=100.0),
+)
+
+
+def _rotations(vectors: Tensor) -> Tensor:
+    """Return the matrices (N, 9, H, W) of rotation vectors (N, 3, H, W), whose length is the angle in radians
+    (Rodrigues)."""
+    x, y, z = vectors.unbind(dim=1)
+    nothing = torch.zeros_like(x)
+    cross = torch.stack([nothing, -z, y, z, nothing, -x, -y, x, nothing], dim=-1).unflatten(-1, (3, 3))
+    matrices: Tensor = torch.linalg.matrix_exp(cross)
+    return matrices.flatten(-2).movedim(-1, 1)
+
+
+def _orientation(vectors: Tensor, measure: Measure) -> Tensor:
+    """Compute the mean of trace(R(x)^T R(x + r)) / 3 as (N, 2L - 1, 2L - 1): 1 at r = 0, and 0 at long
+    distances if there is no texture.
+
+    The reference leaves this open: its OrientationDescriptor is an empty class for others to fill. trace(A^T
+    B) is the natural inner product of two rotations, and equals 1 + 2 cos angle of the rotation between them.
+    Crystal symmetry is not taken into account.
+    """
+    matrices = _rotations(vectors)
+    return two_point(matrices, matrices, measure).sum(dim=1) / 3
+
+
+ORIENTATIONS = (Descriptor("OrientationDescriptor", _orientation, differentiable=False, of="orientations"),)

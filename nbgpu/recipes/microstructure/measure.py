@@ -16,6 +16,9 @@ _THRESHOLD = 0.75
 _STEEPNESS = 10.0
 
 
+NUM_DIRECTIONS = 3
+
+
 @dataclass(frozen=True)
 class Measure:
     """The parameters with which descriptors measure a field.
@@ -75,3 +78,9 @@ def num_levels(shape: tuple[int, ...], limit_to: int) -> int:
     """Return the number of levels, the full field included, on which a repeatedly halved field is still
     larger than `limit_to` in each direction; at least 1."""
     return max(1, math.floor(math.log2(min(shape) / limit_to)))
+
+
+def slices_along(field: Tensor, direction: int) -> Tensor:
+    """Return the slices (N, P, H, W) of (P, D, H, W) perpendicular to one of its three directions, as a
+    view."""
+    return field.movedim(direction + 1, 0)

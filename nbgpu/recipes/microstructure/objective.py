@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nbgpu.engine.workload.shards import Shards, all_gather, share_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
 
 MAX_PIXELS_AT_ONCE = 2**15
 """The number of pixels of the slices whose graph is in memory at one time: Correlations with limit_to=16 make

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nbgpu.recipes import data_uri, side_by_side
+from nbgpu.recipes import side_by_side
 from nbgpu.recipes.side_by_side import Colours, Grid
 
 _LEAST_WIDTH_PX = 160
@@ -33,7 +33,7 @@ def slices(phases: Tensor, colours: Colours) -> str:
     pixel = _PIXEL[phases.ndim]
     grids = [Grid(pixel, names=(f"axis {across}", f"axis {down}"), goes_up=False) for across, down in axes]
     figure = side_by_side.row([one.numpy() for one in shown], colours, grids, least_px=_LEAST_WIDTH_PX)
-    return data_uri.of_figure(figure)
+    return side_by_side.figure_uri(figure)
 
 
 def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
@@ -42,7 +42,7 @@ def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
     colours = Colours("probability", 0, highest, _COLOURS)
     grid = Grid("pixels", start=-len(wanted) / 2, names=("distance", "distance"))
     images = [wanted.numpy(), found.numpy()]
-    return data_uri.of_figure(
+    return side_by_side.figure_uri(
         side_by_side.row(images, colours, grid, ("target", "found"), least_px=_LEAST_WIDTH_PX)
     )
 
@@ -74,7 +74,7 @@ def block(volume: Tensor, colours: Colours, width_px: int = 320) -> str:
             transform=axes.transAxes,
         )
     side_by_side.draw_bar(figure, colours, _BESIDE_PX, height_px)
-    return data_uri.of_figure(figure)
+    return side_by_side.figure_uri(figure)
 
 
 def _block(volume: Tensor, colours: Colours, width: int) -> NDArray[np.float64]:

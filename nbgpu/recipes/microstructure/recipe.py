@@ -30,11 +30,11 @@ from nbgpu.recipes.microstructure.grids import (
     steps_on,
 )
 from nbgpu.recipes.microstructure.losses import Loss
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
 from nbgpu.recipes.microstructure.pictures import block, correlations, slices
 from nbgpu.recipes.microstructure.reconstruct import s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap

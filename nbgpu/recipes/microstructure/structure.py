@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
 
 _LONGEST = 4
 """The longest line that is measured, in units of limit_to."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from nbgpu.engine.workload.shards import share_of
 from nbgpu.recipes.microstructure.grids import decided, indicated, pixels_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.slices import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
 
 NUM_CANDIDATES = 64
 """The number of swaps drawn for each step."""

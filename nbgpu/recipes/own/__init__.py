@@ -27,8 +27,7 @@ from torch.utils.data import Dataset, Subset
 from nbgpu.config import OwnConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.model import randomness
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders, ParameterGroup
+from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders, ParameterGroup, Predicted
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
 from nbgpu.recipes.own import checks

@@ -80,13 +80,11 @@ def losses(given: Any, function: Callable[..., Any]) -> dict[str, Tensor]:
         value.
     """
     terms = dict(given) if isinstance(given, Mapping) else {"loss": given}
-
-    def refuse(what: str, advice: str) -> ConfigError:
-        return ConfigError(
-            f"{_where(function)}: `{function.__name__}` must return the mean loss of the batch, a real tensor with one number, "
-            f"or a dict with it as 'loss' and others to be shown; it returned {what}. {advice}"
-        )
-
+    refuse = _refusal(
+        function,
+        "the mean loss of the batch, a real tensor with one number, or a dict with it as 'loss' and others to be "
+        "shown; it returned ",
+    )
     if "loss" not in terms:
         raise refuse(f"a dict with {', '.join(map(repr, terms)) or 'nothing'} and no 'loss'", "Name it so")
     loss = terms["loss"]
@@ -127,13 +125,8 @@ def parameter_groups(given: Any, model: nn.Module, function: Callable[..., Any])
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
-
-    def refuse(what: str, advice: str) -> ConfigError:
-        return ConfigError(
-            f"{_where(function)}: `{function.__name__}` must return a list of dicts with 'params', and any of "
-            f"{', '.join(map(repr, _IN_A_GROUP[1:]))}; {what}. {advice}"
-        )
-
+    others = ", ".join(map(repr, _IN_A_GROUP[1:]))
+    refuse = _refusal(function, f"a list of dicts with 'params', and any of {others}; ")
     if not isinstance(given, list | tuple):
         raise refuse(f"it returned {_described(given)}", "Is a `return` missing, or a list around the dicts?")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -187,13 +180,7 @@ def optimizer(given: Any, groups: Sequence[Mapping[str, Any]], function: Callabl
     Raises:
         ConfigError: the result is unusable; the message names the line.
     """
-
-    def refuse(what: str, advice: str) -> ConfigError:
-        return ConfigError(
-            f"{_where(function)}: `{function.__name__}` must return a torch.optim.Optimizer over the groups that it is given; "
-            f"{what}. {advice}"
-        )
-
+    refuse = _refusal(function, "a torch.optim.Optimizer over the groups that it is given; ")
     if not isinstance(given, Optimizer):
         advice = (
             "Is a `return` missing?" if given is None else "Return one, such as torch.optim.RMSprop(groups)"
@@ -235,6 +222,12 @@ def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
         f"step {step} it returned {_value(given)}."
         + (f" {advice}" if given is None or isinstance(given, Tensor) else "")
     )
+
+
+def _refusal(function: Callable[..., Any], wanted: str) -> Callable[[str, str], ConfigError]:
+    """Return a function from (what is wrong, what to do) to the error of a function's result."""
+    begin = f"{_where(function)}: `{function.__name__}` must return {wanted}"
+    return lambda what, advice: ConfigError(f"{begin}{what}. {advice}")
 
 
 def _is_amount(value: Any) -> bool:

@@ -1,10 +1,12 @@
-"""Baselines: Cox's model with covariates that are computed by hand, which a network should outperform."""
+"""Baselines: Cox's model with covariates that are computed by hand, as radiomics has them, which a network
+should outperform."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from nbgpu.recipes.survival.cox import Ties, cox_loss
 from nbgpu.recipes.survival.metrics import Flags, Floats, c_index
@@ -12,6 +14,24 @@ from nbgpu.recipes.survival.metrics import Flags, Floats, c_index
 _PENALTIES = (1e-3, 1e-2, 1e-1)
 _NUM_FOLDS = 5
 _MOST_STEPS = 1000
+
+
+NAMES = (
+    "mean intensity",
+    "standard deviation",
+    "dense voxels",
+    "dense regions",
+    "size of a region",
+    "elongation of a region",
+    "distance of a region from the middle",
+    "surface by volume",
+    "mean intensity of dense voxels",
+    "standard deviation of dense voxels",
+)
+_SMALLEST = 4
+"""Regions with fewer voxels are noise, and count in no mean over regions."""
+_TOUCHING = np.ones((3, 3, 3), dtype=bool)
+"""Voxels that share a corner belong to one region."""
 
 
 def fitted(
@@ -54,3 +74,60 @@ def fitted_with_chosen_penalty(
         return float(np.nan_to_num(c_index(scores, times, events), nan=0.5))
 
     return fitted(covariates, times, events, ties, max(_PENALTIES, key=order))
+
+
+def radiomics(image: NDArray[np.floating], dense: float) -> NDArray[np.float64]:
+    """Return the features of a volume, in the order of NAMES.
+
+    They are of the kinds that the Image Biomarker Standardisation Initiative describes (Zwanenburg et al.
+    2020): first-order statistics, number, size, elongation and place of regions, and their surface. Where
+    there is no dense voxel, those of regions are 0.
+
+    Args:
+        image: (D, H, W), from 0 to 1.
+        dense: a voxel is dense if it is more than this above the median.
+    """
+    mask = image - np.median(image) > dense
+    found = [float(image.mean()), float(image.std()), float(mask.sum())]
+    if not mask.any():
+        return np.array([*found, *([0.0] * (len(NAMES) - len(found)))])
+    labels, num_regions = ndimage.label(mask, _TOUCHING)
+    sizes, elongations, distances = _regions(labels, num_regions)
+    counted = sizes >= _SMALLEST
+    surface = mask & ~ndimage.binary_erosion(mask)
+    inside = image[mask].astype(np.float64)
+    return np.array(
+        [
+            *found,
+            float(num_regions),
+            *(float(of[counted].mean()) if counted.any() else 0.0 for of in (sizes, elongations, distances)),
+            float(surface.sum() / mask.sum()),
+            float(inside.mean()),
+            float(inside.std()),
+        ]
+    )
+
+
+def _regions(
+    labels: NDArray[np.int32], num_regions: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return of each region its voxels, its elongation (the longest by the shortest principal axis) and the
+    distance of its middle from the volume's, as a share of the way to the nearest faces: (R,) each."""
+    places = np.argwhere(labels)
+    numbers = labels[tuple(places.T)] - 1
+    sizes = np.bincount(numbers, minlength=num_regions).astype(np.float64)
+    half = (np.array(labels.shape) - 1) / 2
+    away = (places - half).T
+    means = np.stack([np.bincount(numbers, axis, num_regions) for axis in away]) / sizes
+    products = np.array([[np.bincount(numbers, a * b, num_regions) / sizes for a in away] for b in away])
+    # A voxel is a cube, whose own variance along an axis is a twelfth.
+    covariances = products - means[None] * means[:, None] + np.eye(3)[..., None] / 12
+    variances = np.linalg.eigvalsh(covariances.transpose(2, 0, 1))
+    distances = np.sqrt(((means / np.maximum(half, 0.5)[:, None]) ** 2).sum(axis=0))
+    return sizes, np.sqrt(variances[:, 2] / variances[:, 0]), distances
+
+
+def with_products(features: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return standardised features (N, F) with all their squares and products, (N, F + F (F + 1) / 2)."""
+    first, second = np.triu_indices(features.shape[1])
+    return np.concatenate([features, features[:, first] * features[:, second]], axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -53,9 +53,7 @@ class SurvivalConfig(TrainConfig):
     )
 
     recipe: Literal["survival"] = Field("survival", description="the recipe")
-    steps: int = Field(
-        1200, ge=1, le=10_000_000, description="optimizer steps in all", json_schema_extra=control("Run")
-    )
+    steps: Annotated[int, TrainConfig.model_fields["steps"]] = 1200
     batch_size: int = Field(
         16,
         ge=1,
@@ -63,20 +61,8 @@ class SurvivalConfig(TrainConfig):
         description="samples for each rank and micro-batch; those of all ranks are compared with one another",
         json_schema_extra=control("Run") | steered("epoch"),
     )
-    lr: float = Field(
-        2e-3,
-        gt=0,
-        le=10,
-        description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer") | steered("step"),
-    )
-    weight_decay: float = Field(
-        1.0,
-        ge=0,
-        le=10,
-        description="weight decay; decoupled from the gradient with adamw",
-        json_schema_extra=control("Optimizer") | steered("step"),
-    )
+    lr: Annotated[float, TrainConfig.model_fields["lr"]] = 2e-3
+    weight_decay: Annotated[float, TrainConfig.model_fields["weight_decay"]] = 1.0
     ema_decay: float = Field(
         0.98,
         ge=0,
@@ -85,33 +71,10 @@ class SurvivalConfig(TrainConfig):
         "then use the average, and checkpoints have both; 0 for no average",
         json_schema_extra=control("Optimizer"),
     )
-    rotate90_prob: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
-        json_schema_extra=control("Augmentation"),
-    )
-    flip_prob: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of the samples that are mirrored, along each axis by itself",
-        json_schema_extra=control("Augmentation"),
-    )
-    intensity_prob: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of the samples whose intensities are scaled, and share of those that are shifted",
-        json_schema_extra=control("Augmentation"),
-    )
-    intensity_strength: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description="largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s",
-    )
+    rotate90_prob: Annotated[float, TrainConfig.model_fields["rotate90_prob"]] = 0.5
+    flip_prob: Annotated[float, TrainConfig.model_fields["flip_prob"]] = 0.5
+    intensity_prob: Annotated[float, TrainConfig.model_fields["intensity_prob"]] = 0.5
+    intensity_strength: Annotated[float, TrainConfig.model_fields["intensity_strength"]] = 0.05
     sync_batchnorm: bool = Field(
         True,
         description="BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to "

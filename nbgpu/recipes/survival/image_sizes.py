@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nbgpu.engine.data.shapes import Shape, in_words, shapes_of
-from nbgpu.engine.workload.proposal import Proposal
+from nbgpu.engine.data.volumes import Shape, shape_in_words, shapes_of
+from nbgpu.engine.workload.recipe import Proposal
 
 _MAX_VOXELS_ON_GPU = 256 * 256 * 64
 """The size that MACE's guide trains with."""
@@ -39,9 +39,9 @@ def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool
     max_voxels = _MAX_VOXELS_ON_GPU if on_gpu else _MAX_VOXELS_ON_CPU
     largest = median * min(1.0, (max_voxels / median.prod()) ** (1 / 3))
     sizes = dict.fromkeys(_rounded(largest * scale) for scale in _SCALES)
-    why = f"the median of {len(shapes)} volumes is {in_words([round(n) for n in median])}"
+    why = f"the median of {len(shapes)} volumes is {shape_in_words([round(n) for n in median])}"
     if spacing_mm:
-        why += f" at {in_words(spacing_mm)} mm"
+        why += f" at {shape_in_words(spacing_mm)} mm"
     return [Proposal({"image_size": size}, why) for size in sizes]
 
 

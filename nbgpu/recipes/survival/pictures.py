@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nbgpu.recipes import data_uri
+from nbgpu.recipes import side_by_side
 from nbgpu.recipes.side_by_side import Colours, row
 from nbgpu.recipes.survival.metrics import Flags, Floats, kaplan_meier
 from nbgpu.text.palette import rank_color
@@ -36,7 +36,7 @@ def curves(times: Floats, events: Flags, groups: NDArray[np.intp], num_groups: i
         ended = times[own & ~events]
         axes.plot(ended, curve.at(ended), "|", color=colour, markersize=5)
     figure.legend(loc="outside upper center", fontsize=8)
-    return data_uri.of_figure(figure)
+    return side_by_side.figure_uri(figure)
 
 
 def _called(group: int, num_groups: int) -> str:
@@ -49,4 +49,4 @@ def slices(images: Sequence[Tensor]) -> str:
     """Draw the maximum intensity projection of each volume (1, D, H, W), 0 to 1, along its last axis, side by
     side."""
     brightest = [image[0].amax(dim=-1).T.numpy() for image in images]
-    return data_uri.of_figure(row(brightest, Colours("intensity, scaled", 0, 1)))
+    return side_by_side.figure_uri(row(brightest, Colours("intensity, scaled", 0, 1)))

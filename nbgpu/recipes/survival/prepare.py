@@ -1,40 +1,44 @@
-"""The way from a patient's file to the tensors that the network is trained on."""
+"""The way from a patient's file to the tensors that the network is trained on, by way of one voxel size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
-from monai.transforms import Resize, ScaleIntensityRange, Transform
+from monai.transforms import Resize, ResizeWithPadOrCrop, ScaleIntensityRange, Transform
 from monai.utils import convert_to_tensor
+from nibabel.affines import voxel_sizes
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.volumes import load_volume
+from nbgpu.engine.data.spacing import affine_of, resampled, shape_of
+from nbgpu.engine.data.volumes import load_volume, shape_in_words
 from nbgpu.errors import DataError
 from nbgpu.recipes.survival import cohort
-from nbgpu.recipes.survival.voxel_size import at_voxel_size
+from nbgpu.recipes.survival.config import SurvivalConfig
+
+_MAX_READ = 200
+"""The number of headers that are read to say how large volumes are."""
 
 
+@dataclass(eq=False)
 class Prepare(Transform):
     """Converts an Item to the tensors that `Survival.example` lists, without the batch dimension."""
 
-    def __init__(
-        self, size: Sequence[int], hu_min: float, hu_max: float, seed: int, spacing_mm: Sequence[float] = ()
-    ) -> None:
-        """Keep what the volumes are brought to.
-
-        Args:
-            size: the shape of the result (D, H, W), in voxels.
-            hu_min, hu_max: the Hounsfield units that become 0 and 1.
-            seed: the family of generated patients.
-            spacing_mm: the voxel size along each axis; empty for volumes that are resized whatever theirs is.
-        """
-        self.size = tuple(size)
-        self.spacing_mm = tuple(spacing_mm)
-        self.hu_min = hu_min
-        self.hu_max = hu_max
-        self.seed = seed
+    size: tuple[int, ...]
+    """The shape of the result (D, H, W), in voxels."""
+    hu_min: float
+    """The Hounsfield units that become 0."""
+    hu_max: float
+    """The Hounsfield units that become 1."""
+    seed: int
+    """The family of generated patients."""
+    spacing_mm: tuple[float, ...] = ()
+    """The voxel size along each axis; empty for volumes that are resized whatever theirs is."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
         image = (
@@ -71,3 +75,38 @@ class Prepare(Transform):
             "event": torch.tensor(int(item["event"])),
             "number": torch.tensor(item["number"]),
         }
+
+
+def at_voxel_size(image: Tensor, path: Path, spacing_mm: Sequence[float], size: Sequence[int]) -> Tensor:
+    """Return the middle of a volume at this voxel size, filled up with zeros where it is smaller.
+
+    Args:
+        image: (1, D, H, W) of `load_volume(path)`, with values of 0 where there is air.
+        path: the file, whose header has the size of its voxels.
+        spacing_mm: the new size in mm along each axis.
+        size: the number of voxels of the result along each axis.
+    """
+    found, _ = resampled(image, affine_of(path), spacing_mm)
+    middle = ResizeWithPadOrCrop(tuple(size), mode="constant", value=0)(found)
+    made: Tensor = convert_to_tensor(middle, track_meta=False)
+    return made
+
+
+def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
+    """Say how many of the files lose what is beyond the middle, from the headers of at most `_MAX_READ`."""
+    looked_at = items[:: -(-len(items) // _MAX_READ)]
+    kept_mm = np.multiply(config.volume_shape, config.spacing_mm)
+    own_mm = np.array([_extent_mm(item["image"]) for item in looked_at])
+    # A voxel more or less is a matter of rounding.
+    num_cut = int((own_mm > kept_mm + config.spacing_mm).any(axis=1).sum())
+    words = f"voxels of {shape_in_words(config.spacing_mm)} mm: the middle {shape_in_words(kept_mm)} mm of each volume"
+    if not num_cut:
+        return f"{words}, and none of the {len(looked_at)} that were looked at is larger"
+    return (
+        f"{words}. {num_cut} of the {len(looked_at)} that were looked at lose their edges: they are up to "
+        f"{shape_in_words(own_mm.max(axis=0).round())} mm"
+    )
+
+
+def _extent_mm(path: Path) -> NDArray[np.float64]:
+    return np.asarray(np.multiply(shape_of(path), voxel_sizes(affine_of(path))), np.float64)

@@ -18,19 +18,22 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.data import inspection
-from nbgpu.engine.data.augmentation import augmentation
 from nbgpu.engine.data.decoding import Decode, Item, opened, raise_together
 from nbgpu.engine.data.loader import SampleLoader
-from nbgpu.engine.data.sampling import Draw
+from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model.precision import at_least_float32
-from nbgpu.engine.workload.prediction import Predicted
-from nbgpu.engine.workload.proposal import Proposal
-from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup
+from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup, Predicted, Proposal
 from nbgpu.errors import DataError
 from nbgpu.protocol.records import HIGH, LOW
 from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
-from nbgpu.recipes.survival.baselines import fitted, fitted_with_chosen_penalty
+from nbgpu.recipes.survival.baselines import (
+    NAMES,
+    fitted,
+    fitted_with_chosen_penalty,
+    radiomics,
+    with_products,
+)
 from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.cox import cox_loss, gathered
 from nbgpu.recipes.survival.frozen import FROZEN, freezing
@@ -40,9 +43,7 @@ from nbgpu.recipes.survival.network import SurvivalNetwork, load_weights
 from nbgpu.recipes.survival.patients import Patients, Scale, patients_of
 from nbgpu.recipes.survival.pictures import curves, slices
 from nbgpu.recipes.survival.prediction import concordance_in_words, new_patients, risks
-from nbgpu.recipes.survival.prepare import Prepare
-from nbgpu.recipes.survival.radiomics import NAMES, radiomics, with_products
-from nbgpu.recipes.survival.voxel_size import cut_in_words
+from nbgpu.recipes.survival.prepare import Prepare, cut_in_words
 from nbgpu.run_folder.predictions import Job, Row
 
 _MAX_FITTED, _MAX_REFERENCES = 1000, 500

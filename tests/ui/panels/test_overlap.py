@@ -11,8 +11,7 @@ import pytest
 
 import nbgpu
 from nbgpu.machine.links import parse_link
-from nbgpu.performance.overlap import overlap
-from nbgpu.performance.steps import StepTimes
+from nbgpu.performance.steps import StepTimes, overlap
 from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.overlap import OverlapView, svg
 

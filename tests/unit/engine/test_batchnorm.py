@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nbgpu.engine.model.batchnorm import CpuSyncBatchNorm
+from nbgpu.engine.model.build import CpuSyncBatchNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nbgpu.config import train_config
-from nbgpu.engine.model.clipping import clip
+from nbgpu.engine.model.strategy import clip
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from packaging.version import Version
 
-from nbgpu.engine.group import collective_timeout, flight_recorder, torch_private
+from nbgpu.engine.group import collective_timeout, diagnosis, torch_private
 from nbgpu.engine.group.torch_private import CollectiveInFlight
 
 TIMEOUT_S = 8.0
@@ -148,7 +148,7 @@ def test_the_recorder_of_nccl_is_on_in_every_version_of_torch(monkeypatch: pytes
     keeps, and which knows the older name only."""
     names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     monkeypatch.setattr(os, "environ", {})
-    flight_recorder.keep_nccl_from_ending_the_process()
+    diagnosis.keep_nccl_from_ending_the_process()
     wanted = names[Version(torch.__version__) < Version("2.9")]
     # With both, a newer torch warns of the older one.
     assert [name for name in names if os.environ.get(name)] == [wanted]

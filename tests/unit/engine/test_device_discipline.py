@@ -16,7 +16,7 @@ from nbgpu.engine.logs import histograms
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.training.nonfinite import Guard
-from nbgpu.engine.training.step import PlainStep
+from nbgpu.engine.training.rank_model import PlainStep
 from nbgpu.engine.training.step_metrics import Readings
 from nbgpu.engine.variables import table
 from nbgpu.engine.workload import by_name

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nbgpu.engine.checkpoints.saving import Saves
-from nbgpu.engine.training import gathering
-from nbgpu.engine.training.gathering import Gathered
+from nbgpu.engine.training import loop
+from nbgpu.engine.training.loop import Gathered
 from nbgpu.run_folder import checkpoint_files
 
 NOTE = "goes on from the checkpoint of another run"
@@ -32,7 +32,7 @@ def gathered(
     monkeypatch: pytest.MonkeyPatch, positions: Sequence[Mapping[str, Any]], checkpoint: Path | None = None
 ) -> Gathered:
     monkeypatch.setattr("nbgpu.engine.group.exchange.gather", lambda own: list(positions))
-    return gathering.gather(positions[0], OneCheckpoint(checkpoint))
+    return loop.gather(positions[0], OneCheckpoint(checkpoint))
 
 
 def test_all_take_the_state_of_the_rank_that_had_got_furthest(

@@ -17,8 +17,7 @@ from nbgpu.engine.group import group
 from nbgpu.engine.group.group import Membership
 from nbgpu.engine.memory.trace import trace_memory
 from nbgpu.engine.workload.descent import descend
-from nbgpu.engine.workload.lbfgs import Lbfgs, held_bytes
-from nbgpu.engine.workload.line_search import Trial, strong_wolfe
+from nbgpu.engine.workload.lbfgs import Lbfgs, Trial, held_bytes, strong_wolfe
 from nbgpu.engine.workload.shards import Shards
 from nbgpu.errors import RunError
 from nbgpu.recipes.microstructure.characterize import characterize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nbgpu.engine.dry_run.conv_scratch import scratch_bytes
+from nbgpu.engine.dry_run.fake_steps import scratch_bytes
 from nbgpu.engine.memory.allocations import AllocationLog
 from nbgpu.engine.memory.trace import trace_memory
 

@@ -10,7 +10,7 @@ import pytest
 _REFUSED = """
 import resource, torch
 from nbgpu.engine.group.torch_settings import TorchSettings
-from nbgpu.engine.memory import onednn, usage
+from nbgpu.engine.memory import usage
 
 torch.set_num_threads(1)
 
@@ -33,7 +33,7 @@ def refused_a_kernel():
                     return error
                 # Another lack of memory breaks nothing.
                 resource.setrlimit(resource.RLIMIT_DATA, limits)
-                assert onednn.mend(error, 1) == "", error
+                assert usage.mend_onednn(error, 1) == "", error
             finally:
                 resource.setrlimit(resource.RLIMIT_DATA, limits)
 
@@ -44,9 +44,9 @@ try:
 except RuntimeError as again:
     assert usage.lacked_a_kernel(again), again
 else:
-    raise AssertionError("oneDNN makes kernels again by itself: onednn.py is not needed any more")
+    raise AssertionError("oneDNN makes kernels again by itself: `usage.mend_onednn` is not needed any more")
 settings = TorchSettings()  # of a run, taken before
-print(onednn.mend(error, 1))
+print(usage.mend_onednn(error, 1))
 convolve(8, 201)()
 with settings.in_force():
     convolve(8, 202)()

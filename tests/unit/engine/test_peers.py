@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nbgpu.engine.group import peers, sockets
+from nbgpu.engine.group import sockets
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 """Two addresses, as of two hosts."""
@@ -41,7 +41,7 @@ def say(store: dist.HashStore, rank: int, *ends: tuple[object, object]) -> None:
 def test_what_a_rank_says_is_its_own_is_no_stranger(connected: socket.socket) -> None:
     store = dist.HashStore()
     say(store, 1, (connected.getsockname(), connected.getpeername()))
-    peers.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
+    sockets.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
     assert json.loads(store.get("nbgpu/ends/g/0")) == [
         [list(connected.getpeername()), list(connected.getsockname())]
     ]
@@ -57,17 +57,17 @@ def test_what_no_rank_says_is_its_own_is_refused_with_its_address(
     with pytest.raises(
         ConnectionError, match=rf"what is at {THERE}:{port} is in a rank's place.*none of the cluster's ranks"
     ):
-        peers.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
+        sockets.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
 
 
 def test_a_rank_that_says_nothing_is_not_waited_for_without_end(connected: socket.socket) -> None:
     with pytest.raises(ConnectionError, match="has not said which connections are its own"):
-        peers.refuse_strangers(dist.HashStore(), "g", 0, [0, 1], timedelta(seconds=0.1))
+        sockets.refuse_strangers(dist.HashStore(), "g", 0, [0, 1], timedelta(seconds=0.1))
 
 
 def test_ranks_of_one_host_say_nothing() -> None:
     store = dist.HashStore()
     with sockets.noted_as_groups():
         pass
-    peers.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
+    sockets.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
     assert store.num_keys() == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.engine.workload.prediction import file_stems
+from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.machine.files import without_parent_steps
 
 SUFFIXES = (".nii", ".nii.gz")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nbgpu.engine.group.simulated_link import Operation, seconds
 from nbgpu.engine.group.simulated_queue import Arrivals, Line
-from nbgpu.engine.group.simulated_times import Operation, seconds
 from nbgpu.machine.links import Link
 
 LINK = Link("tried", 0.001, 1e6, "a test")

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nbgpu.engine.group.torchrun_store import part_of_this_start
+from nbgpu.engine.group.meeting import part_of_this_start
 
 WORLD_SIZE = 4
 PATIENCE = timedelta(seconds=60)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import nbgpu
 from nbgpu.engine.group import torch_private
-from nbgpu.engine.ipykernel import publishing
+from nbgpu.engine.ipykernel import kernel
 from nbgpu.engine.ipykernel.kernel import RankKernel
 from nbgpu.engine.variables import user_groups
 from nbgpu.protocol.records import CellOptions, CellOutputs
@@ -72,7 +72,7 @@ def test_the_flight_recorder_of_a_build_with_nccl_has_the_collectives_of_gloo_to
 
 
 def test_a_cell_is_answered_where_a_reply_has_no_date() -> None:
-    outputs = publishing.OutputCounter(SimpleNamespace(send=lambda *_: None))
+    outputs = kernel.OutputCounter(SimpleNamespace(send=lambda *_: None))
     outputs.begin({"header": {"msg_id": "1"}, "metadata": {CellOptions.METADATA: {}}})
     metadata: dict[str, Any] = {}
     outputs.complete(metadata)

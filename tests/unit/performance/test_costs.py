@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nbgpu.engine.group import torch_private
-from nbgpu.engine.scaling import nccl_model
+from nbgpu.engine.scaling import link_timing
 from nbgpu.errors import ConfigError
-from nbgpu.performance.costs import interpolated
-from nbgpu.performance.nccl import MAX_RANKS, NcclTimes, ranks_of
+from nbgpu.performance.costs import MAX_RANKS, NcclTimes, interpolated, ranks_of
 
 MIB = 2**20
 
@@ -25,7 +24,7 @@ def test_between_and_beyond_measured_sizes() -> None:
 
 @pytest.fixture(scope="module")
 def h100() -> NcclTimes:
-    return NcclTimes("H100", 8, True, nccl_model.seconds("H100", 8, True))
+    return NcclTimes("H100", 8, True, link_timing.nccl_seconds("H100", 8, True))
 
 
 def cost_s(times: NcclTimes, operation: str, ranks: int, num_bytes: float) -> float:
@@ -53,7 +52,7 @@ def test_nccl_s_times_follow_the_hardware(h100: NcclTimes) -> None:
     on_one, on_two = (cost_s(h100, "all_reduce", ranks, 64 * MIB) for ranks in (8, 16))
     assert on_two > 2 * on_one, "InfiniBand is slower than NVLink"
     assert cost_s(h100, "all_gather", 8, 64 * MIB) < on_one
-    pcie = NcclTimes("H100", 8, False, nccl_model.seconds("H100", 8, False))
+    pcie = NcclTimes("H100", 8, False, link_timing.nccl_seconds("H100", 8, False))
     assert cost_s(pcie, "all_reduce", 8, 64 * MIB) > 5 * on_one
     assert "InfiniBand" in str(h100)
     least, most = (sum(h100.timing("all_reduce", 8, end)(MIB)) for end in ("least", "most"))

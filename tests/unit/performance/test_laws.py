@@ -49,7 +49,6 @@ def test_times_by_gustafson_give_their_serial_fraction() -> None:
     assert law.serial_fraction.value == pytest.approx(0.1)
     assert law.speedup(16).value == pytest.approx(laws.gustafson(16, 0.1))
     assert laws.speedups(times, is_weak=True)[8].value == pytest.approx(laws.gustafson(8, 0.1))
-    assert laws.efficiencies(times, is_weak=True)[8].value == pytest.approx(laws.gustafson(8, 0.1) / 8)
 
 
 def test_intervals_hold_the_truth_and_grow_with_the_noise() -> None:

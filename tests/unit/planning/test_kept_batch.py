@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbgpu.config import train_config
-from nbgpu.planning.kept_batch import on_other_ranks
+from nbgpu.planning.epochs import on_other_ranks
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from nbgpu.recipes import side_by_side
-from nbgpu.recipes.autoencoder import pictures as autoencoder
-from nbgpu.recipes.lithography import pictures as lithography
-from nbgpu.recipes.lithography import prediction
+from nbgpu.recipes.autoencoder import recipe
+from nbgpu.recipes.lithography import overlay, prediction
 from nbgpu.recipes.microstructure import pictures as microstructure
 from nbgpu.recipes.side_by_side import Colours, Grid
 from nbgpu.recipes.survival import pictures as survival
@@ -43,7 +42,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def _of_autoencoder(folder: Path) -> None:
     images = torch.rand(3, 1, 12, 10, 8)
-    autoencoder.pictures(images, images)
+    recipe.pictures(images, images)
 
 
 def _of_microstructure(folder: Path) -> None:
@@ -62,9 +61,9 @@ def _of_survival(folder: Path) -> None:
 def _of_lithography(folder: Path) -> None:
     masks = torch.zeros(2, 32, 32)
     masks[:, 8:24, 10:20] = 1
-    lithography.row(masks, Colours("transmission", 0, 1), NM)
-    lithography.contours_over(masks, masks, masks, 0.5, 25.0)
-    lithography.errors_over(masks, masks, 0.5, 25.0, margin=4)
+    overlay.row(masks, Colours("transmission", 0, 1), NM)
+    overlay.contours_over(masks, masks, masks, 0.5, 25.0)
+    overlay.errors_over(masks, masks, 0.5, 25.0, margin=4)
     prediction.write_picture(masks[0], masks[0], masks[0], 0.5, 25.0, folder / "mask")
 
 

@@ -17,8 +17,14 @@ from nbgpu.engine.model.discriminator import Discriminator
 from nbgpu.engine.workload.by_name import load
 from nbgpu.engine.workload.recipe import Adversarial
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.recipes.autoencoder.losses import LOG_VARIANCE_BOUNDS, deceived, discrimination_loss, kl_divergence
-from nbgpu.recipes.autoencoder.perceptual import FeatureDistance, spectral_distance
+from nbgpu.recipes.autoencoder.losses import (
+    LOG_VARIANCE_BOUNDS,
+    FeatureDistance,
+    deceived,
+    discrimination_loss,
+    kl_divergence,
+    spectral_distance,
+)
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
 from nbgpu.recipes import trained
-from nbgpu.recipes.autoencoder.pretrained import as_named
+from nbgpu.recipes.autoencoder.network import as_named
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 PUBLISHED: dict[str, Any] = {

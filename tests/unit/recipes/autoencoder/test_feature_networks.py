@@ -21,7 +21,7 @@ from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.autoencoder.feature_networks import ARCHITECTURES
-from nbgpu.recipes.autoencoder.perceptual import FeatureDistance
+from nbgpu.recipes.autoencoder.losses import FeatureDistance
 from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 Shapes = dict[str, tuple[int, ...]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nbgpu.config import train_config
 from nbgpu.errors import DataError
 from nbgpu.recipes.diffusion.config import DiffusionConfig
-from nbgpu.recipes.diffusion.cubes import Cube
+from nbgpu.recipes.diffusion.files import Cube
 from nbgpu.recipes.diffusion.recipe import Diffusion
 
 LEFT_BACK = np.array([[-1.0, 0, 0, 90], [0, -1, 0, 126], [0, 0, 2, -72], [0, 0, 0, 1]])

@@ -21,8 +21,8 @@ from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES
 from nbgpu.recipes.diffusion.recipe import Diffusion, _compare_with_best
-from nbgpu.recipes.diffusion.sampler import Sampler
 from nbgpu.recipes.diffusion.sampling import sample_share
+from nbgpu.recipes.diffusion.schedules import Sampler
 
 
 def _config(**settings: Any) -> DiffusionConfig:

@@ -13,8 +13,7 @@ from nbgpu.errors import DataError
 from nbgpu.recipes.lithography.baselines import COMPACT_RESIST, GAUSSIAN_RESIST, fitted_resists
 from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.recipe import Lithography
-from nbgpu.recipes.lithography.resist import blurred
-from nbgpu.recipes.lithography.response import in_resist
+from nbgpu.recipes.lithography.resist import blurred, in_resist
 
 PIXEL_NM = 25.0
 

@@ -20,7 +20,7 @@ import torch
 from conftest import REPOSITORY
 
 from nbgpu.errors import DataError
-from nbgpu.recipes.microstructure import mcrpy_files, plain_pickles
+from nbgpu.recipes.microstructure import mcrpy_files
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.losses import Loss
@@ -162,7 +162,7 @@ def _mcrpys_settings(**values: Any) -> Iterator[Any]:
 
 def _written(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> str:
     """Write MCRpy's file of the picture again, with something changed in its arrays or its settings."""
-    content = plain_pickles.load(Path(_file("picture")), mcrpy_files._SETTINGS)
+    content = mcrpy_files.load(Path(_file("picture")), mcrpy_files._SETTINGS)
     state = content.pop("settings")
     change(content, state)
     with _mcrpys_settings(**state) as settings:
@@ -294,7 +294,7 @@ def test_plain_values_are_read_as_they_are(tmp_path: Path, protocol: int) -> Non
         3: {"d": np.array([True])},
     }
     path.write_bytes(pickle.dumps(content, protocol=protocol))
-    found = plain_pickles.load(path)
+    found = mcrpy_files.load(path)
     assert found["a"][:5] == content["a"][:5]
     assert np.array_equal(found["a"][5][0], turned)
     assert found["a"][5][1].tolist() == [0, 1, 2]
@@ -338,7 +338,7 @@ def test_a_torn_or_forged_file_is_an_error_of_its_own(tmp_path: Path) -> None:
                 content[place] = random.integers(256)
         path.write_bytes(content)
         try:
-            plain_pickles.load(path, mcrpy_files._SETTINGS)
+            mcrpy_files.load(path, mcrpy_files._SETTINGS)
         except DataError:
             refused += 1
     assert refused > 300

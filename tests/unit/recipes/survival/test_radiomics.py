@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nbgpu.recipes.survival.baselines import fitted_with_chosen_penalty
+from nbgpu.recipes.survival.baselines import NAMES, fitted_with_chosen_penalty, radiomics, with_products
 from nbgpu.recipes.survival.metrics import c_index
-from nbgpu.recipes.survival.radiomics import NAMES, radiomics, with_products
 
 SHAPE = (20, 20, 12)
 

@@ -16,8 +16,8 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival.config import SurvivalConfig
 from nbgpu.recipes.survival.patients import Scale, patients_of
 from nbgpu.recipes.survival.prediction import new_patients
+from nbgpu.recipes.survival.prepare import cut_in_words
 from nbgpu.recipes.survival.recipe import Survival
-from nbgpu.recipes.survival.voxel_size import cut_in_words
 
 RADIUS_MM = 8.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.engine.training.step_clock import parts_of
+from nbgpu.engine.training.step_metrics import parts_of
 
 MARKS = [
     ("data", 10.0),

@@ -1,4 +1,6 @@
-"""The records of torch's flight recorder about this rank's last collectives, saved when a run fails.
+"""What torch says of collectives that do not fit together: its debug mode compares those of the ranks before
+each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are saved
+when a run fails.
 
 The recorder holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. A
 comparison of the ranks' records shows which collective was missing on which rank.
@@ -11,6 +13,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch.distributed as dist
 
 from nbgpu.engine.group import collective_timeout, torch_private
 from nbgpu.errors import NbgpuError
@@ -64,3 +68,21 @@ def keep_nccl_from_ending_the_process() -> None:
     # records nothing, and no collective over NCCL would ever be given up.
     size = "TORCH_FR_BUFFER_SIZE" if torch_private.records_gloo() else "TORCH_NCCL_TRACE_BUFFER_SIZE"
     os.environ.setdefault(size, "2000")
+
+
+def compare_collectives() -> None:
+    """Switch the comparison on for groups that are made from now on."""
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    torch_private.read_debug_level()
+    mend_ddp()
+
+
+def mend_ddp() -> None:
+    """Make DDP work in debug mode; change nothing where debug mode is off.
+
+    DDP's logger looks for gloo's options in the group, finds the wrapper that compares the collectives, and
+    reads it as if it were gloo: a segmentation fault in the constructor (torch 2.13). The options are only
+    logged, so that DDP can do without them.
+    """
+    if torch_private.compares_collectives():
+        dist.Logger = torch_private.LoggerWithoutOptions  # type: ignore[attr-defined]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbgpu.engine.data.grids import save_like
-from nbgpu.engine.data.volumes import load_volume
+from nbgpu.engine.data.volumes import load_volume, save_like
 
 _TILTED = nibabel.affines.from_matvec(
     nibabel.eulerangles.euler2mat(0.2, -0.1, 0.3) @ np.diag([0.9, 1.1, 3.0]), [-80, 40, 7]
