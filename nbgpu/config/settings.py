@@ -27,6 +27,7 @@ from nbgpu.config.conditions import (
     DefaultRules,
     Rules,
     defaults_beside,
+    description,
     in_place_of_defaults,
     meaning,
     without_effect,
@@ -277,7 +278,7 @@ def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str,
             fix = f"Give a value within: {allowed}" if allowed else _reason(problem["msg"])
             default = f" (default {present[name]!r})" if present[name] is not None else ", or leave it out"
             lines.append(
-                f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
+                f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {description(model, name)}."
             )
     return "\n".join(lines)
 

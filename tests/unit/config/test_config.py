@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config, write_toml
+from nbgpu.config.conditions import description
 from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
@@ -48,7 +49,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
     assert repr(value) in message
     assert f"Give a value within: {bounds(field)}" in message
     assert ("or leave it out" if field.default is None else f"default {field.default!r}") in message
-    assert str(field.description) in message
+    assert description(model, name) in message
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_every_field_has_a_meaning_and_a_default_within_its_bounds(
 ) -> None:
     assert model.checked() == model()
     for name, field in model.model_fields.items():
-        assert field.description, name
+        assert description(model, name), name
         assert not field.is_required(), name
 
 
