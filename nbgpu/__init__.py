@@ -139,10 +139,10 @@ def load_ipython_extension(shell: Any) -> None:
     # First of all: it goes on in other processes while this one imports the rest.
     preloading.begin(gpu_choice.choose)
     from nbgpu import ui
-    from nbgpu.client.ipykernel import colab
+    from nbgpu.client.ipykernel import shell
     from nbgpu.client.notebook import magics
 
-    colab.allow_widgets()
+    shell.allow_widgets()
     ui.connect()
     ui.connect_cells()
     magics.load(shell)

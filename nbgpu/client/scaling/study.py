@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import registry
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
