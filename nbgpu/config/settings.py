@@ -139,7 +139,7 @@ class Settings(BaseModel):
         """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
         if not isinstance(values, dict):
             return handler(values)
-        typed = {name: _typed(cls, name, value) for name, value in values.items()}
+        typed = {name: typed_value(cls, name, value) for name, value in values.items()}
         made = handler({**in_place_of_defaults(cls, typed), **values})
         made.model_fields_set.intersection_update(values)
         return made
@@ -337,7 +337,7 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
     return value
 
 
-def _typed(model: type[BaseModel], name: str, value: Any) -> Any:
+def typed_value(model: type[BaseModel], name: str, value: Any) -> Any:
     """A value that may come as text, from a command line, or as a path. One that cannot be read stays as it
     is, and is refused by its own check."""
     if isinstance(value, PurePath):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.exports import kubernetes, notebook, program, shell, slurm
+from nbgpu.exports import kubernetes, notebook, program, shell
 from nbgpu.exports.program import Program
 from nbgpu.exports.settings import ExportConfig, Format, checked
 from nbgpu.run_folder import folder as runs
@@ -16,8 +16,8 @@ from nbgpu.run_folder import names
 from nbgpu.text.html import shown_as_html
 
 _WRITERS: Mapping[Format, Callable[[Program, ExportConfig], Mapping[str, str]]] = {
-    "torchrun": shell.files,
-    "slurm": slurm.files,
+    "torchrun": shell.torchrun_files,
+    "slurm": shell.slurm_files,
     "job": kubernetes.job,
     "jobset": kubernetes.jobset,
     "trainjob": kubernetes.trainjob,

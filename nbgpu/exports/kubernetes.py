@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections.abc import Mapping
 
-from nbgpu.exports import filling, shell
+from nbgpu.exports import shell
 from nbgpu.exports.program import IN_CONTAINER, RUNS_IN_CONTAINER, Program
 from nbgpu.exports.settings import ExportConfig
 
@@ -65,12 +65,12 @@ def _filled(
         "volumes": _indented(_volumes(program, settings), at),
         **more,
     }
-    return {template: filling.filled(template, values)}
+    return {template: shell.filled(template, values)}
 
 
 def _settings(program: Program) -> str:
     files = "\n".join(f"  {name}: |\n{_indented(text, 4)}" for name, text in program.files.items())
-    return filling.filled("settings.yaml", {"name": program.name, "files": files}).rstrip("\n")
+    return shell.filled("settings.yaml", {"name": program.name, "files": files}).rstrip("\n")
 
 
 def _arguments(program: Program) -> str:

@@ -1,13 +1,16 @@
-"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface."""
+"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface, and a torch for
+its GPUs."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -15,7 +18,8 @@ import psutil
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine import cgroups
-from nbgpu.machine.pidfds import has_pidfds
+from nbgpu.machine.processes import has_pidfds
+from nbgpu.protocol.records import Device
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
@@ -39,6 +43,10 @@ _NOT_NCCLS = {
     "NCCL_ASYNC_ERROR_HANDLING": "it is torch's old name for TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """Variables that guides wrongly attribute to NCCL."""
+
+
+_BUILT_FOR = re.compile(r"^(cuda|hip|rocm)\b[^=\n]*=\s*(.+?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"^__version__\s*=\s*['\"](.+?)['\"]", re.MULTILINE)
 
 
 def system() -> Finding:
@@ -262,3 +270,33 @@ def without_home(path: Path) -> str:
     """A path with the home folder written as ~, for bug reports."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def require_torch_for(devices: Sequence[Device]) -> None:
+    """Raise a ClusterError if these devices are GPUs and torch is built for the CPU only.
+
+    torch writes what it is built for into torch/version.py. Where nothing can be read there, the ranks find
+    out.
+    """
+    if any(device.kind == "cuda" for device in devices) and (version := _for_the_cpu_only()):
+        raise ClusterError(
+            f"torch {version} is built for the CPU only, and there are GPUs: {devices[0].name}. Install a torch that is "
+            "built for the driver's CUDA (nbgpu doctor says which that is, https://pytorch.org/get-started how), or "
+            "start on the CPU: gpus='none', %nbgpu start --gpus none"
+        )
+
+
+def _for_the_cpu_only() -> str:
+    """The version of a torch without GPUs; empty for any other, and where it is not known."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return ""
+    built_for = dict(_BUILT_FOR.findall(text))
+    version = _VERSION.search(text)
+    if version is None or "cuda" not in built_for or any(value != "None" for value in built_for.values()):
+        return ""
+    return version[1]

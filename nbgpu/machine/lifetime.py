@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from nbgpu.machine import watched
-from nbgpu.machine.pidfds import has_pidfds
+from nbgpu.machine.processes import has_pidfds
 from nbgpu.protocol.cluster_processes import KEPT
 
 _POLL_S = 0.1

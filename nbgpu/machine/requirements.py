@@ -1,13 +1,19 @@
-"""The packages that nbgpu needs, also where it is used from a checkout and not installed."""
+"""The packages that nbgpu needs, and the newest versions that were tried of those whose private names it
+uses."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from nbgpu.package import PACKAGE
+
+TRIED = {"ipykernel": "7.4", "ipython": "9.18", "ipyparallel": "9.2", "torch": "2.13"}
+"""The major and minor version by distribution."""
 
 
 def requirements() -> list[Requirement]:
@@ -23,3 +29,12 @@ def requirements() -> list[Requirement]:
         lines = project["dependencies"]
     needed = [Requirement(line) for line in lines]
     return [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def newer_than_tried() -> Iterator[tuple[str, str, str]]:
+    """Each library whose installed version is newer, as its name, the installed version and the tested
+    version."""
+    for name, tried in TRIED.items():
+        installed = metadata.version(name)
+        if Version(installed).release[:2] > Version(tried).release[:2]:
+            yield name, installed, tried

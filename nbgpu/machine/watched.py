@@ -12,8 +12,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from nbgpu.machine.pidfds import has_pidfds
-from nbgpu.machine.processes import ProcessId
+from nbgpu.machine.processes import ProcessId, has_pidfds
 
 _held: set[int] = set()
 """This process's ends of the pipes through which others watch it."""

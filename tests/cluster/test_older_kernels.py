@@ -41,7 +41,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 _CELLS = """
 import os, nbgpu, psutil
-from nbgpu.machine.pidfds import has_pidfds
+from nbgpu.machine.processes import has_pidfds
 print(has_pidfds(), flush=True)
 with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
     # A forked child has what its rank has open.

@@ -19,7 +19,7 @@ import torch
 from packaging.version import Version
 
 import nbgpu
-from nbgpu.machine.tried_versions import TRIED, newer_than_tried
+from nbgpu.machine.requirements import TRIED, newer_than_tried
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(nbgpu.__file__).parent

@@ -31,8 +31,7 @@ from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import gpu_checks, host_checks
 from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices, interpreter
-from nbgpu.machine.requirements import requirements
-from nbgpu.machine.tried_versions import newer_than_tried
+from nbgpu.machine.requirements import newer_than_tried, requirements
 from nbgpu.protocol.cluster_processes import CONTROLLER_PID
 from nbgpu.protocol.records import Device
 from nbgpu.text.durations import duration

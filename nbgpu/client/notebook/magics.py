@@ -40,6 +40,9 @@ _DEBUG = "%debug"
 """The command that runs on the rank. There it opens pdb, whose `input()` asks in the notebook."""
 
 
+_CELL_MAGIC = "%%distributed"
+
+
 def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
     """Open pdb where a rank failed, until the user leaves it, while the other ranks wait.
 
@@ -77,9 +80,6 @@ class DebugMagics(Magics):
             open_debugger(current())
         else:
             self.shell.magics_manager.registry["ExecutionMagics"].debug(line, cell)
-
-
-_CELL_MAGIC = "%%distributed"
 
 
 @cache

@@ -32,6 +32,21 @@ _TEXT = re.compile(r"\s*[rR]?(\"|')(.*?)\1\s*", re.DOTALL)
 _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
+_RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
+    "train": (),
+    "plan": (),
+    "find_batch_size": (),
+    "sweep": (SweepConfig, ClusterConfig),
+    "scaling": (StudyConfig, ClusterConfig),
+    "study": (StudyConfig, ClusterConfig),
+    "controls": (),
+}
+"""The calls whose first argument is a recipe, by name, and the settings that they take beside its own."""
+_OF_A_CLUSTER = ("train", "plan", "find_batch_size")
+_BEFORE_ALL = 1000
+"""A priority above those of IPython's own matchers, which need not look when this one has found something."""
+
+
 @dataclass
 class _Bracket:
     kind: str
@@ -123,21 +138,6 @@ def _end_of_text(text: str, place: int, quote: str) -> int | None:
         else:
             place += 1
     return None
-
-
-_RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
-    "train": (),
-    "plan": (),
-    "find_batch_size": (),
-    "sweep": (SweepConfig, ClusterConfig),
-    "scaling": (StudyConfig, ClusterConfig),
-    "study": (StudyConfig, ClusterConfig),
-    "controls": (),
-}
-"""The calls whose first argument is a recipe, by name, and the settings that they take beside its own."""
-_OF_A_CLUSTER = ("train", "plan", "find_batch_size")
-_BEFORE_ALL = 1000
-"""A priority above those of IPython's own matchers, which need not look when this one has found something."""
 
 
 @dataclass(frozen=True)

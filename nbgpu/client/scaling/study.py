@@ -28,7 +28,7 @@ from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
 from nbgpu.client.scaling.comparison import Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.files import write_whole
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
@@ -323,7 +323,7 @@ class Study:
         cluster = cluster_with(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:
             registry.require_free(cluster.devices)
-        claim = folder_lock.lock(self.folder)
+        claim = files.lock_folder(self.folder)
         with self._lock:
             self._measured = {key: repeat for key, repeat in self._measured.items() if not repeat.why_failed}
         self._stopping.clear()

@@ -16,7 +16,7 @@ from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.variables.transfer import answers
 from nbgpu.errors import DataError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.saved_folder import Manifest, RankSaved
@@ -131,7 +131,7 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     data = saved_folder.new_data()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = folder_lock.lock(folder)
+        lock = files.lock_folder(folder)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}") from None
     try:
