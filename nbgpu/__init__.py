@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.attach import attach
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
-    from nbgpu.client.scaling.exchange import measure_links, nccl_times, time_step
-    from nbgpu.client.scaling.memory import memory
+    from nbgpu.client.scaling.measurements import measure_links, memory, nccl_times, time_step
     from nbgpu.client.scaling.starting import scaling, study
     from nbgpu.client.scaling.study import Study
     from nbgpu.client.scaling.trial import try_advice
@@ -79,10 +78,10 @@ _HOMES = {
     "Run": "nbgpu.client.runs.run",
     "Sweep": "nbgpu.client.sweeps.sweep",
     "sweep": "nbgpu.client.sweeps.starting",
-    "measure_links": "nbgpu.client.scaling.exchange",
-    "memory": "nbgpu.client.scaling.memory",
-    "nccl_times": "nbgpu.client.scaling.exchange",
-    "time_step": "nbgpu.client.scaling.exchange",
+    "measure_links": "nbgpu.client.scaling.measurements",
+    "memory": "nbgpu.client.scaling.measurements",
+    "nccl_times": "nbgpu.client.scaling.measurements",
+    "time_step": "nbgpu.client.scaling.measurements",
     "Study": "nbgpu.client.scaling.study",
     "scaling": "nbgpu.client.scaling.starting",
     "study": "nbgpu.client.scaling.starting",

@@ -1,8 +1,15 @@
-"""The packages that nbgpu needs, and the newest versions that were tried of those whose private names it
-uses."""
+"""The packages that nbgpu or some of its settings need, and the newest versions that were tried of libraries
+whose private names it uses."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from nbgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nbgpu.config import TrainConfig
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
@@ -38,3 +45,16 @@ def newer_than_tried() -> Iterator[tuple[str, str, str]]:
         installed = metadata.version(name)
         if Version(installed).release[:2] > Version(tried).release[:2]:
             yield name, installed, tried
+
+
+def require_extras(config: TrainConfig) -> None:
+    """Raise a ConfigError that names every package which the settings need and which is not installed."""
+    wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb != "off"}
+    lacking = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
+    if lacking:
+        settings = " and ".join(f"{name}={getattr(config, name)!r}" for name in lacking)
+        packages = f"the package{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)}"
+        raise ConfigError(
+            f"{settings}: {packages} {'are' if len(lacking) > 1 else 'is'} not installed here. "
+            f"pip install 'nbgpu[{','.join(lacking)}]', or leave it off"
+        )
