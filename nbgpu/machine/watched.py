@@ -1,7 +1,8 @@
 """How the processes of a cluster watch each other and end together.
 
-The engines, their parent and the controller do so: engines that outlive their notebook would hold the GPUs' memory, and nothing would free it. Processes are
-watched through descriptors that can be read once a process has ended.
+The engines, their parent and the controller do so: engines that outlive their notebook would hold the GPUs'
+memory, and nothing would free it. Processes are watched through descriptors that can be read once a process
+has ended.
 
 They are pidfds where there are any. Elsewhere each process that is watched holds a named pipe in its
 cluster's folder open, and those that watch it see the pipe close, which the kernel does however the process
