@@ -29,7 +29,6 @@ from nbgpu.config.conditions import (
     defaults_beside,
     description,
     in_place_of_defaults,
-    meaning,
     without_effect,
 )
 from nbgpu.errors import ConfigError
@@ -482,17 +481,3 @@ def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
         if isinstance(extra, dict) and "steered" in extra and name not in unused(model):
             moments[name] = "epoch" if extra["steered"] == "epoch" else "step"
     return moments
-
-
-def markdown_table(model: type[BaseModel]) -> str:
-    """The table of a model for the docs: setting, default, values, meaning."""
-    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
-        if name in unused(model):
-            continue
-        values = bounds(field).replace("|", "\\|")
-        # The panel shows a word in place of the name, and who reads it there must find the setting here.
-        label = label_of(model, name)
-        shown = "" if label.lower() == name.replace("_", " ") else f"**{label}**: "
-        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {shown}{meaning(model, name)} |")
-    return "\n".join(rows)

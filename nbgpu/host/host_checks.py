@@ -10,16 +10,47 @@ import resource
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from nbgpu.errors import ClusterError, ConfigError
-from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine import cgroups
 from nbgpu.machine.processes import has_pidfds
 from nbgpu.protocol.records import Device
+
+Verdict = Literal["ok", "warn", "fail"]
+"""'warn': nbgpu works, but slower, or not in every case. 'fail': nbgpu, or a device, does not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `nbgpu doctor`."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    fix: str = ""
+    """What to do about it; empty where nothing needs to be done."""
+
+
+def ok(check: str, text: str) -> Finding:
+    """A finding about which nothing needs to be done."""
+    return Finding(check, "ok", text)
+
+
+def warn(check: str, text: str, fix: str) -> Finding:
+    """A finding about something that works, but slower than it could, or not always."""
+    return Finding(check, "warn", text, fix)
+
+
+def fail(check: str, text: str, fix: str) -> Finding:
+    """A finding about something that does not work."""
+    return Finding(check, "fail", text, fix)
+
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB

@@ -29,7 +29,7 @@ from nbgpu.config import TrainConfig, site, site_file
 from nbgpu.config.conditions import default_of
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import gpu_checks, host_checks
-from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
+from nbgpu.host.host_checks import Finding, Verdict, fail, ok, warn
 from nbgpu.machine import devices, interpreter
 from nbgpu.machine.requirements import newer_than_tried, requirements
 from nbgpu.protocol.cluster_processes import CONTROLLER_PID

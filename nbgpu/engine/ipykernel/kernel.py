@@ -19,7 +19,7 @@ from nbgpu.engine.ipykernel import (
     stacks,
     streams,
 )
-from nbgpu.protocol.plain_cells import are_plain
+from nbgpu.protocol.short_cuts import are_plain
 
 
 class RankKernel(IPythonParallelKernel):  # type: ignore[misc]

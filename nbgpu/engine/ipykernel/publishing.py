@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from nbgpu.protocol.records import CellOptions, CellOutputs
-from nbgpu.protocol.streams import flush_only_what_was_written
+from nbgpu.protocol.short_cuts import flush_only_what_was_written
 
 
 def install(shell: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config, write_toml
 from nbgpu.config.conditions import description
-from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
+from nbgpu.config.settings import bounds, control_fields, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
@@ -215,7 +215,8 @@ def test_what_the_controls_must_offer_is_marked() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_has_one_row_for_each_field(model: type[ClusterConfig] | type[TrainConfig]) -> None:
-    rows = markdown_table(model).splitlines()[2:]
+    table = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["markdown_table"](model)
+    rows = table.splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == [n for n in model.model_fields if n not in unused(model)]
     assert {row.replace("\\|", "").count("|") for row in rows} == {5}
 
