@@ -83,11 +83,6 @@ class Endings:
         return int(record.read_text()) if status is None else os.waitstatus_to_exitcode(status)
 
 
-def recorded(folder: Path) -> int:
-    """The number of engines whose end the fork server has recorded."""
-    return sum(1 for _ in folder.glob("ended-*"))
-
-
 def _num_oom_kills() -> int | None:
     """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
     does not say."""

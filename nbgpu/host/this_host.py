@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nbgpu.host import endings, signalling
+from nbgpu.host import endings
 from nbgpu.host.endings import Endings, ExitStatus, Whose
 from nbgpu.host.launch import REQUESTS_SOCKET
 from nbgpu.host.questions import Listener
@@ -21,6 +23,7 @@ from nbgpu.machine.processes import CoreUse, ProcessExitProbe
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.cluster_processes import TAKEN
+from nbgpu.protocol.records import GivenUp
 
 _PATIENCE_S = 60.0
 _POLL_PERIOD_S = 0.05
@@ -76,15 +79,29 @@ class ThisHost:
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
         """Send a signal to engines; one that has ended gets none."""
-        signalling.send(pids, number)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def interrupt(self, pids: Iterable[int]) -> None:
-        """Raise KeyboardInterrupt in engines, and end the programs that they run."""
-        signalling.interrupt(pids)
+        """Raise KeyboardInterrupt in engines, and end the programs that they run, as Ctrl-C does."""
+        for pid in pids:
+            self.send_signal([pid], signal.SIGINT)
+            processes.interrupt_programs_of(pid)
 
     def give_up(self, pids: Iterable[int], generation: int) -> None:
-        """Tell ranks that a generation of their group is given up, and return at once."""
-        signalling.give_up(self._folder, pids, generation)
+        """Tell the sentinels of ranks that a generation of their group is given up, and return at once."""
+        with (
+            suppress(FileNotFoundError),  # the folder is removed when the engines end
+            short_path(self._folder) as short,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            for pid in pids:
+                # The process is gone, or it is stopped and its queue is full, so that it reads this, too,
+                # only when it goes on.
+                with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                    sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out."""
@@ -100,7 +117,7 @@ class ThisHost:
 
     def num_ended(self) -> int:
         """The number of engines whose end is recorded."""
-        return endings.recorded(self._folder)
+        return sum(1 for _ in self._folder.glob("ended-*"))
 
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""

@@ -79,12 +79,6 @@ class RanksWatch:
         self._lookout.close()
 
 
-def who_waits(places: Mapping[int, RankActivity], notice_after_s: float) -> str:
-    """Which ranks wait where and which do not, in a sentence; empty while none waits for as long as the
-    cluster's setting says."""
-    return notice(places, notice_after_s) if notice_after_s else ""
-
-
 class Overview:
     """Reads the host and the registry each time that somebody looks. All calls come from one thread."""
 
@@ -138,6 +132,9 @@ class Overview:
         names = entry.device_names()
         run = self._run(entry, len(names))
         places = self._look(entry)
+        # Which ranks wait where and which do not, once one waits for as long as the cluster's setting says.
+        notice_after_s = entry.config.notice_after_s if isinstance(entry, Entry) else 0.0
+        waiting = notice(places, notice_after_s) if notice_after_s else ""
         gone = [rank for rank, process in sorted(entry.engines.items()) if not process.alive()]
         return {
             "id": entry.id,
@@ -150,7 +147,7 @@ class Overview:
                 {"rank": rank, "device": device, **_rank_in_words(rank, entry, run, places)}
                 for rank, device in enumerate(names)
             ],
-            "waiting": who_waits(places, entry.config.notice_after_s) if isinstance(entry, Entry) else "",
+            "waiting": waiting,
             "gone": named_ranks(gone) if gone else "",
             "run": None if run is None else run.describe(),
         }
