@@ -3,21 +3,21 @@ whose private names it uses."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
-from nbgpu.errors import ConfigError
-
-if TYPE_CHECKING:
-    from nbgpu.config import TrainConfig
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nbgpu.errors import ConfigError
 from nbgpu.package import PACKAGE
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from nbgpu.config import TrainConfig
 
 TRIED = {"ipykernel": "7.4", "ipython": "9.18", "ipyparallel": "9.2", "torch": "2.13"}
 """The major and minor version by distribution."""
@@ -29,6 +29,10 @@ def requirements() -> list[Requirement]:
     A machine without network may have a checkout on its search path and no installed nbgpu. The list is then
     that of pyproject.toml.
     """
+    from packaging.requirements import (
+        Requirement,  # every run asks for the extras, and only the doctor for these
+    )
+
     try:
         lines = metadata.requires("nbgpu") or []
     except metadata.PackageNotFoundError:

@@ -16,7 +16,7 @@ import torch
 
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.lifetime import end_with
+from nbgpu.machine.watched import end_with
 from nbgpu.protocol.characterization import BAD_DATA, CharacterizationJob, Characterized, Measurement
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
