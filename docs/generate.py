@@ -8,10 +8,13 @@ import os
 from pathlib import Path
 from unittest import mock
 
+from pydantic import BaseModel
+
 from nbgpu import cli
 from nbgpu.cli.catalogue import GROUPS, Command
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig
-from nbgpu.config.settings import markdown_table
+from nbgpu.config.conditions import meaning
+from nbgpu.config.settings import bounds, label_of, unused
 from nbgpu.planning.trials import SweepConfig
 
 CONFIGURATION = Path(__file__).with_name("configuration.md")
@@ -88,6 +91,20 @@ def configuration() -> str:
         ),
     ]
     return "\n".join(sections)
+
+
+def markdown_table(model: type[BaseModel]) -> str:
+    """The table of a model: setting, default, values, meaning."""
+    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name in unused(model):
+            continue
+        values = bounds(field).replace("|", "\\|")
+        # The panel shows a word in place of the name, and who reads it there must find the setting here.
+        label = label_of(model, name)
+        shown = "" if label.lower() == name.replace("_", " ") else f"**{label}**: "
+        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {shown}{meaning(model, name)} |")
+    return "\n".join(rows)
 
 
 def _section(title: str, model: type[ClusterConfig | SweepConfig | TrainConfig]) -> str:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from nbgpu.client.cluster.attach import attach
     from nbgpu.client.cluster.cluster import Cluster, current
     from nbgpu.client.runs.run import Run
-    from nbgpu.client.scaling.exchange import measure_links, nccl_times, time_step
-    from nbgpu.client.scaling.memory import memory
+    from nbgpu.client.scaling.measurements import measure_links, memory, nccl_times, time_step
     from nbgpu.client.scaling.starting import scaling, study
     from nbgpu.client.scaling.study import Study
     from nbgpu.client.scaling.trial import try_advice
@@ -72,31 +71,27 @@ __all__ = [
     "try_advice",
 ]
 
-_HOMES = {
-    "Cluster": "nbgpu.client.cluster.cluster",
-    "current": "nbgpu.client.cluster.cluster",
-    "attach": "nbgpu.client.cluster.attach",
-    "Run": "nbgpu.client.runs.run",
-    "Sweep": "nbgpu.client.sweeps.sweep",
-    "sweep": "nbgpu.client.sweeps.starting",
-    "measure_links": "nbgpu.client.scaling.exchange",
-    "memory": "nbgpu.client.scaling.memory",
-    "nccl_times": "nbgpu.client.scaling.exchange",
-    "time_step": "nbgpu.client.scaling.exchange",
-    "Study": "nbgpu.client.scaling.study",
-    "scaling": "nbgpu.client.scaling.starting",
-    "study": "nbgpu.client.scaling.starting",
-    "try_advice": "nbgpu.client.scaling.trial",
-    "ClusterConfig": "nbgpu.config",
-    "TrainConfig": "nbgpu.config",
-    "controls": "nbgpu.ui.controls.control_panel",
-    "overlap": "nbgpu.ui.overlap",
+_MODULES = {
+    "nbgpu.client.cluster.attach": ("attach",),
+    "nbgpu.client.cluster.cluster": ("Cluster", "current"),
     # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
     # not change.
-    "run_cell": "nbgpu.client.notebook.magics",
-} | {name: "nbgpu.errors" for name in __all__ if name.endswith("Error")}
+    "nbgpu.client.notebook.magics": ("run_cell",),
+    "nbgpu.client.runs.run": ("Run",),
+    "nbgpu.client.scaling.measurements": ("measure_links", "memory", "nccl_times", "time_step"),
+    "nbgpu.client.scaling.starting": ("scaling", "study"),
+    "nbgpu.client.scaling.study": ("Study",),
+    "nbgpu.client.scaling.trial": ("try_advice",),
+    "nbgpu.client.sweeps.starting": ("sweep",),
+    "nbgpu.client.sweeps.sweep": ("Sweep",),
+    "nbgpu.config": ("ClusterConfig", "TrainConfig"),
+    "nbgpu.errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "nbgpu.ui.controls.control_panel": ("controls",),
+    "nbgpu.ui.overlap": ("overlap",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-_ANYWHERE = {"ClusterConfig", "TrainConfig"} | {name for name in __all__ if name.endswith("Error")}
+_ANYWHERE = {*_MODULES["nbgpu.config"], *_MODULES["nbgpu.errors"]}
 """The names that start no ranks, nor follow them, and so work on every operating system."""
 
 if _why_not := operating_system.why_not():
@@ -139,10 +134,10 @@ def load_ipython_extension(shell: Any) -> None:
     # First of all: it goes on in other processes while this one imports the rest.
     preloading.begin(gpu_choice.choose)
     from nbgpu import ui
-    from nbgpu.client.ipykernel import colab
+    from nbgpu.client.ipykernel.shell import allow_widgets
     from nbgpu.client.notebook import magics
 
-    colab.allow_widgets()
+    allow_widgets()
     ui.connect()
     ui.connect_cells()
     magics.load(shell)

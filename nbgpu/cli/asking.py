@@ -84,22 +84,16 @@ def take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], s
     return arguments[:place] + arguments[place + 2 :], arguments[place + 1]
 
 
-def asked_before(
-    recipe: str, arguments: Sequence[str], cluster: ClusterConfig | None = None
-) -> tuple[ClusterConfig, dict[str, Any]]:
+def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, dict[str, Any]]:
     """(the settings of the cluster, what is asked for of the training) by `--config` and `--preset`, which
-    are read before the other flags.
-
-    Args:
-        cluster: the settings of the cluster where there is no file; None for the defaults.
-    """
+    are read before the other flags."""
     presets = flags.values_of(arguments, "preset")
     if None in presets or len(presets) > 1:
         raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
     before: dict[str, Any] = {"preset": presets[0]} if presets else {}
     from_file = _from_file(arguments, recipe)
     if from_file is None:
-        return cluster or ClusterConfig.checked(), before
+        return ClusterConfig.checked(), before
     cluster, train = from_file
     return cluster, before | {name: value for name, value in train.given.items() if name != "recipe"}
 

@@ -140,12 +140,12 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("new NAME", "write a recipe of your own to start from", "recipes", _NEW, anywhere=True),
         Command("train RECIPE", "train on all GPUs, or on CPU ranks", "training", _TRAIN, has_flags=True),
         Command(
-            "sweep RECIPE", "train with every combination of settings", "sweeping", _SWEEP, has_flags=True
+            "sweep RECIPE", "train with every combination of settings", "many_runs", _SWEEP, has_flags=True
         ),
         Command(
             "scaling RECIPE",
             "measure how ranks or a setting change a step",
-            "scaling",
+            "many_runs",
             _SCALING,
             has_flags=True,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags
@@ -22,61 +22,52 @@ from nbgpu.recipes.microstructure.config import MicrostructureConfig
 class FileFlag(BaseModel):
     """The flag of every command that takes settings from a file."""
 
-    config: str = Field(
-        "",
-        description="TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or "
-        "YAML file that `nbgpu convert` takes",
-    )
-    environment_file: str = Field(
-        "", description="the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"
-    )
-    preset: str = Field(
-        "",
-        description="a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves "
-        "out; `nbgpu recipes` lists them",
-    )
+    config: str = ""
+    """TOML file, such as a run's run.toml, whose values are the defaults of the other flags; or a JSON or
+    YAML file that `nbgpu convert` takes"""
+    environment_file: str = ""
+    """the environment.json that belongs to the config.json of MONAI's tutorial 3d_ldm"""
+    preset: str = ""
+    """a set of values, such as demo, that are the defaults of the other flags, and of what --config leaves
+    out; `nbgpu recipes` lists them"""
 
 
 class TrainFlags(FileFlag):
     """The flags of `nbgpu train` that are no settings."""
 
-    plan: Annotated[bool, flags.SWITCH] = Field(
-        False, description="say what the run would do and take, and do not train"
-    )
-    find_batch_size: Annotated[bool, flags.SWITCH] = Field(
-        False, description="find the largest batch that fits, by trying, and take it as batch_size"
-    )
+    plan: Annotated[bool, flags.SWITCH] = False
+    """say what the run would do and take, and do not train"""
+    find_batch_size: Annotated[bool, flags.SWITCH] = False
+    """find the largest batch that fits, by trying, and take it as batch_size"""
 
 
 class StudyFlags(FileFlag):
     """The flags of `nbgpu scaling` that are no settings."""
 
-    ranks: str = Field(
-        "1,2", description="numbers of ranks to measure, such as 1,2,4; with --vary one number"
-    )
-    vary: str = Field(
-        "", description="a setting of the recipe to vary in place of the number of ranks, such as bucket-mb"
-    )
-    values: str = Field("", description="the values of that setting, such as 1,5,25")
+    ranks: str = "1,2"
+    """numbers of ranks to measure, such as 1,2,4; with --vary one number"""
+    vary: str = ""
+    """a setting of the recipe to vary in place of the number of ranks, such as bucket-mb"""
+    values: str = ""
+    """the values of that setting, such as 1,5,25"""
 
 
 class ConvertFlags(BaseModel):
     """Turn another tool's configuration files into a TOML file for --config."""
 
-    out: str = Field("", description="the TOML file to write; empty to print it")
-    data: str = Field("", description="the data to train on, in place of what the files say")
-    perceptual_network: str = Field(
-        "", description="a local file of weights for the autoencoder's perceptual distance"
-    )
+    out: str = ""
+    """the TOML file to write; empty to print it"""
+    data: str = ""
+    """the data to train on, in place of what the files say"""
+    perceptual_network: str = ""
+    """a local file of weights for the autoencoder's perceptual distance"""
 
 
 class ExportFlags(BaseModel):
     """The flag of `nbgpu export` that is no setting."""
 
-    to: str = Field(
-        "torchrun",
-        description="format: torchrun, slurm, or on Kubernetes job, jobset or trainjob (Kubeflow Trainer)",
-    )
+    to: str = "torchrun"
+    """format: torchrun, slurm, or on Kubernetes job, jobset or trainjob (Kubeflow Trainer)"""
 
 
 def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, FieldInfo]]:

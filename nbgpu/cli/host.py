@@ -17,7 +17,7 @@ from nbgpu.client.host import ps as clusters
 from nbgpu.client.host.device_cards import HostDevices
 from nbgpu.client.scaling import hosts_check
 from nbgpu.config import ClusterConfig, flags
-from nbgpu.host.findings import Finding
+from nbgpu.host.host_checks import Finding
 from nbgpu.machine import interpreter
 from nbgpu.text.console import CommandConsole, say, width_of
 from nbgpu.ui.devices import terminal

@@ -30,7 +30,7 @@ from nbgpu.config import (
 )
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError
-from nbgpu.machine import extras
+from nbgpu.machine import requirements
 from nbgpu.planning.suitability import require_paths
 from nbgpu.run_folder import resume
 from nbgpu.text.console import CommandConsole, say
@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> None:
     )
     if asked.find_batch_size:
         _require_search(config, rest)
-    extras.require(config)
+    requirements.require_extras(config)
     together(lambda: resume.find(config, contents=False), lambda: require_paths(config))
     # The fork server imports torch while the data are read.
     with preloading.begun(gpu_choice.choose, cluster):

@@ -10,16 +10,16 @@ from __future__ import annotations
 from nbgpu.config import site as site  # what reads settings also checks the site's file
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
-from nbgpu.config.own_config import RECIPE_GROUP, OwnConfig
 from nbgpu.config.recipe_packages import TRAIN_CONFIGS
 from nbgpu.config.recipes import (
+    RECIPE_GROUP,
+    OwnConfig,
     config_of_point,
     settings_beside,
     settings_of,
     train_config,
     with_preset,
 )
-from nbgpu.config.toml import read_tables, read_toml, write_toml
 from nbgpu.config.training import (
     MAX_PROFILED_STEPS,
     CheckpointSettings,
@@ -30,6 +30,7 @@ from nbgpu.config.training import (
     PrecisionSettings,
     TrainConfig,
 )
+from nbgpu.config.written import read_tables, read_toml, write_toml
 
 __all__ = [
     "MAX_PROFILED_STEPS",

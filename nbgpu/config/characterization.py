@@ -26,21 +26,14 @@ class CharacterizeConfig(Settings):
     """Measure the descriptors of microstructures, and write them as targets for the recipe microstructure."""
 
     descriptor_types: tuple[Literal[DescriptorType, "LinealPath"], ...] = Field(
-        ("FFTCorrelations", "Variation", "VolumeFractions"),
-        min_length=1,
-        description="the statistics to measure; FFTCorrelations are measured in any case, because results are judged "
-        "by them",
+        ("FFTCorrelations", "Variation", "VolumeFractions"), min_length=1
     )
-    out: str = Field(
-        "descriptors",
-        min_length=1,
-        description="folder for the results: for each FILE its name with .npz, .csv and .png",
-    )
-    against: str = Field(
-        "",
-        description="a microstructure or descriptors with which each FILE is compared; empty for none",
-        json_schema_extra=read_from(),
-    )
+    """the statistics to measure; FFTCorrelations are measured in any case, because results are judged by
+    them"""
+    out: str = Field("descriptors", min_length=1)
+    """folder for the results: for each FILE its name with .npz, .csv and .png"""
+    against: str = Field("", json_schema_extra=read_from())
+    """a microstructure or descriptors with which each FILE is compared; empty for none"""
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the settings together."""

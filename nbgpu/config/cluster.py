@@ -66,225 +66,123 @@ class ClusterConfig(Settings):
     )
     """The site's defaults that count only beside certain values of another setting."""
 
-    gpus: str = Field(
-        "auto",
-        description="GPUs to use: 'auto' for all that are free, 'free:2' for two free ones, 'all' for all that are visible, "
-        "'none' for CPU ranks, or numbers and UUIDs separated by commas",
-        json_schema_extra=control("Devices", "GPUs") | several(),
-    )
-    ranks: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_RANKS,
-        description="number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none",
-        json_schema_extra=control("Devices", "Ranks"),
-    )
-    wait: bool = Field(
-        False,
-        description="wait until as many GPUs are free as gpus and ranks ask for; Stop (Ctrl-C) ends the wait",
-    )
-    at_least: int | None = Field(
-        None,
-        ge=2,
-        le=64,
-        description="the fewest ranks that there are to be, for what needs several: where there are fewer GPUs, so many "
-        "ranks on the CPU, or on the GPUs that `gpus` names, which share them; the start says which, and what times mean "
-        "then. Left out: as many ranks as GPUs, also if that is one",
-    )
+    gpus: str = Field("auto", json_schema_extra=control("Devices", "GPUs") | several())
+    """GPUs to use: 'auto' for all that are free, 'free:2' for two free ones, 'all' for all that are visible,
+    'none' for CPU ranks, or numbers and UUIDs separated by commas"""
+    ranks: int | None = Field(None, ge=1, le=MAX_RANKS, json_schema_extra=control("Devices", "Ranks"))
+    """number of ranks; left out: one for each GPU, or 2 CPU ranks where there is none"""
+    wait: bool = False
+    """wait until as many GPUs are free as gpus and ranks ask for; Stop (Ctrl-C) ends the wait"""
+    at_least: int | None = Field(None, ge=2, le=64)
+    """the fewest ranks that there are to be, for what needs several: where there are fewer GPUs, so many
+    ranks on the CPU, or on the GPUs that `gpus` names, which share them; the start says which, and what times
+    mean then. Left out: as many ranks as GPUs, also if that is one"""
     launcher: LauncherName = Field(
         "local",
         description="where ranks run: "
         + "; ".join(f"{each.NAME!r} {each.MEANING}" for each in LAUNCHERS.values()),
         json_schema_extra=control("Hosts", "Launcher"),
     )
-    hosts: str = Field(
-        "",
-        description="hosts on which ssh starts the ranks, as ssh takes them: names, addresses or names of ~/.ssh/config, "
-        "also user@host, separated by commas",
-        json_schema_extra=control("Hosts", "Hosts") | several(),
-    )
-    nodes: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="number of hosts: of Slurm's nodes, or of hosts that dial in; left out: all nodes of the Slurm job that "
-        "the notebook is in, and else 1",
-        json_schema_extra=control("Hosts", "Number of hosts"),
-    )
-    ipython_profile: str = Field(
-        "",
-        description="name of an IPython profile whose ipcluster_config.py says how ipyparallel starts engines, such as "
-        "with PBS, LSF, SGE, HTCondor or MPI: hosts are started so. Left out: nothing is started, and hosts dial in by "
-        "themselves",
-        json_schema_extra=control("Hosts", "IPython profile"),
-    )
+    hosts: str = Field("", json_schema_extra=control("Hosts", "Hosts") | several())
+    """hosts on which ssh starts the ranks, as ssh takes them: names, addresses or names of ~/.ssh/config,
+    also user@host, separated by commas"""
+    nodes: int | None = Field(None, ge=1, le=64, json_schema_extra=control("Hosts", "Number of hosts"))
+    """number of hosts: of Slurm's nodes, or of hosts that dial in; left out: all nodes of the Slurm job that
+    the notebook is in, and else 1"""
+    ipython_profile: str = Field("", json_schema_extra=control("Hosts", "IPython profile"))
+    """name of an IPython profile whose ipcluster_config.py says how ipyparallel starts engines, such as with
+    PBS, LSF, SGE, HTCondor or MPI: hosts are started so. Left out: nothing is started, and hosts dial in by
+    themselves"""
     launcher_options: str = Field(
         "",
         description="more for the launcher, as names and values separated by spaces. "
         + " ".join(filter(None, (each.OPTIONS_MEANING for each in LAUNCHERS.values()))).removesuffix("."),
         json_schema_extra=control("Hosts", "Launcher options"),
     )
-    setup: str = Field(
-        "",
-        description="lines of shell that run on each host before its ranks start, such as 'module load cuda'",
-        json_schema_extra=control("Hosts", "Setup"),
-    )
-    gpus_per_node: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="number of ranks on each host; left out: one for each of its GPUs, or 2 CPU ranks where it has none",
-        json_schema_extra=control("Hosts", "Ranks per host"),
-    )
-    interface: str = Field(
-        "auto",
-        description="the network interface of the notebook's host, or its address, at which the hosts find the cluster; "
-        "'auto' for the one that leads to other hosts. Nothing listens on any other",
-        json_schema_extra=control("Hosts", "Interface"),
-    )
+    setup: str = Field("", json_schema_extra=control("Hosts", "Setup"))
+    """lines of shell that run on each host before its ranks start, such as 'module load cuda'"""
+    gpus_per_node: int | None = Field(None, ge=1, le=64, json_schema_extra=control("Hosts", "Ranks per host"))
+    """number of ranks on each host; left out: one for each of its GPUs, or 2 CPU ranks where it has none"""
+    interface: str = Field("auto", json_schema_extra=control("Hosts", "Interface"))
+    """the network interface of the notebook's host, or its address, at which the hosts find the cluster;
+    'auto' for the one that leads to other hosts. Nothing listens on any other"""
     on_host_lost: Literal["shrink", "wait", "stop"] = Field(
-        "shrink",
-        description="what the cluster does when a host is lost: 'shrink' goes on at once with the ranks of the other hosts, "
-        "which keep their variables, and with more ranks when a host comes back; 'wait' has the next cell, or the run, "
-        "wait until the host is back; 'stop' runs no more cells. A run goes on from its newest checkpoint",
-        json_schema_extra=control("Hosts", "When a host is lost"),
+        "shrink", json_schema_extra=control("Hosts", "When a host is lost")
     )
+    """what the cluster does when a host is lost: 'shrink' goes on at once with the ranks of the other hosts,
+    which keep their variables, and with more ranks when a host comes back; 'wait' has the next cell, or the
+    run, wait until the host is back; 'stop' runs no more cells. A run goes on from its newest checkpoint"""
     host_patience_s: float = Field(
-        600.0,
-        gt=0,
-        le=7 * 86_400,
-        description="seconds for which on_host_lost='wait' waits for a host that is lost; Stop ends the wait",
-        json_schema_extra=control("Hosts", "Wait for a host", unit="s"),
+        600.0, gt=0, le=7 * 86_400, json_schema_extra=control("Hosts", "Wait for a host", unit="s")
     )
-    backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = Field(
-        "auto",
-        description="how the ranks communicate; 'auto' tries nccl (on GPUs), nccl in safe mode, gloo, and one rank "
-        "alone, takes the first that works, and says which; a backend that is named is the only one tried; "
-        "'hierarchical_copy' is another name for gloo",
-    )
-    nccl_safe: bool = Field(
-        False,
-        description="NCCL without direct access between GPUs, InfiniBand and CUDA's host memory, for containers where it "
-        "hangs or fails; slower. Variables that you have set stay",
-    )
-    probe_timeout_s: float = Field(
-        30.0,
-        gt=0,
-        le=3600,
-        description="seconds that a first all_reduce over nccl may take before backend='auto' tries the next transport",
-    )
-    collective_timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        le=30 * 86_400,
-        description="seconds that a collective may take, over gloo and NCCL alike, before it comes back as an error that "
-        "names it and the ranks that had not come; a group that a cell makes with a timeout of its own has that one. A "
-        "rank that fails or dies is noticed long before",
-    )
-    memory_limit: str = Field(
-        "",
-        description="the most memory that a rank may take: bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a "
-        "share of its device ('0.5'), which ranks on one device divide among them; on a GPU it bounds what "
-        "torch allocates, on the CPU the rank's own memory; empty for no limit",
-        json_schema_extra=control("Devices", "Memory limit", unit="per rank"),
-    )
-    allocator: str = Field(
-        "",
-        pattern=r"^$|^[a-z0-9_]+:[^,:\s]+(,[a-z0-9_]+:[^,:\s]+)*$",
-        description="settings of torch's GPU allocator, such as 'expandable_segments:True' against fragmentation, as "
-        "PYTORCH_ALLOC_CONF takes them; that variable stays where you have set it",
-    )
-    threads_per_rank: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="CPU threads for each rank; left out: the cores that may be used, divided by the ranks: those of the affinity, or "
-        "fewer where a container has a smaller quota of CPU time",
-    )
-    bind_cores: bool = Field(
-        True,
-        description="keep each rank on the cores of its GPU's NUMA node, on hosts that have several; a host where you or "
-        "Slurm have given fewer cores than it has, or variables that place OpenMP's threads, is left as it is",
-    )
-    cell_seed: int | None = Field(
-        None,
-        ge=0,
-        le=2**31 - 1,
-        description="seed of the random numbers that cells draw from torch, NumPy and random: each rank gets a seed of "
-        "its own, made of this one and its number, so that cells can be repeated; left out: other numbers "
-        "on each rank and at each start, as under torchrun. A run has its own `seed`",
-    )
-    keep: bool = Field(
-        False,
-        description="let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() connects to "
-        "them again",
-        json_schema_extra=control("Devices", "Keep without kernel"),
-    )
+    """seconds for which on_host_lost='wait' waits for a host that is lost; Stop ends the wait"""
+    backend: Literal["auto", "nccl", "gloo", "hierarchical_copy"] = "auto"
+    """how the ranks communicate; 'auto' tries nccl (on GPUs), nccl in safe mode, gloo, and one rank alone,
+    takes the first that works, and says which; a backend that is named is the only one tried;
+    'hierarchical_copy' is another name for gloo"""
+    nccl_safe: bool = False
+    """NCCL without direct access between GPUs, InfiniBand and CUDA's host memory, for containers where it
+    hangs or fails; slower. Variables that you have set stay"""
+    probe_timeout_s: float = Field(30.0, gt=0, le=3600)
+    """seconds that a first all_reduce over nccl may take before backend='auto' tries the next transport"""
+    collective_timeout_s: float = Field(1800.0, gt=0, le=30 * 86_400)
+    """seconds that a collective may take, over gloo and NCCL alike, before it comes back as an error that
+    names it and the ranks that had not come; a group that a cell makes with a timeout of its own has that
+    one. A rank that fails or dies is noticed long before"""
+    memory_limit: str = Field("", json_schema_extra=control("Devices", "Memory limit", unit="per rank"))
+    """the most memory that a rank may take: bytes ('4294967296'), a size ('4096MiB', '4GiB'), or a share of
+    its device ('0.5'), which ranks on one device divide among them; on a GPU it bounds what torch allocates,
+    on the CPU the rank's own memory; empty for no limit"""
+    allocator: str = Field("", pattern=r"^$|^[a-z0-9_]+:[^,:\s]+(,[a-z0-9_]+:[^,:\s]+)*$")
+    """settings of torch's GPU allocator, such as 'expandable_segments:True' against fragmentation, as
+    PYTORCH_ALLOC_CONF takes them; that variable stays where you have set it"""
+    threads_per_rank: int | None = Field(None, ge=1, le=512)
+    """CPU threads for each rank; left out: the cores that may be used, divided by the ranks: those of the
+    affinity, or fewer where a container has a smaller quota of CPU time"""
+    bind_cores: bool = True
+    """keep each rank on the cores of its GPU's NUMA node, on hosts that have several; a host where you or
+    Slurm have given fewer cores than it has, or variables that place OpenMP's threads, is left as it is"""
+    cell_seed: int | None = Field(None, ge=0, le=2**31 - 1)
+    """seed of the random numbers that cells draw from torch, NumPy and random: each rank gets a seed of its
+    own, made of this one and its number, so that cells can be repeated; left out: other numbers on each rank
+    and at each start, as under torchrun. A run has its own `seed`"""
+    keep: bool = Field(False, json_schema_extra=control("Devices", "Keep without kernel"))
+    """let the cluster and its run go on when the notebook's kernel ends; nbgpu.attach() connects to them
+    again"""
     release_after_s: float | None = Field(
-        None,
-        ge=1,
-        le=365 * 86_400,
-        description="seconds without any cell, run or typing in the notebook after which the cluster ends and its GPUs "
-        "are free; the ranks' variables are lost then, and the next cell says so; left out: never",
-        json_schema_extra=control("Devices", "Release when idle", unit="s"),
+        None, ge=1, le=365 * 86_400, json_schema_extra=control("Devices", "Release when idle", unit="s")
     )
-    save_on_release: str = Field(
-        "",
-        description="folder in which the ranks' variables are saved before release_after_s ends the cluster, so that "
-        "%nbgpu load gives them back. Where they cannot be saved the cluster is not ended",
-    )
-    save_before_time_limit: str = Field(
-        "",
-        description="folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that "
-        "%nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint. The job is that "
-        "of the ranks, or that which the notebook is in, with any launcher",
-        json_schema_extra=control("Hosts", "Save before the limit"),
-    )
-    share_gpus: bool = Field(
-        False,
-        description="take GPUs even where another cluster has them already; gpus='auto' is then the same as 'all'",
-    )
-    spare: int = Field(
-        0,
-        ge=0,
-        le=16,
-        description="engines that wait to take the place of a rank that dies; each holds memory, and no GPU until then",
-    )
-    start_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="seconds that the engines may take to start"
-    )
-    notice_after_s: float = Field(
-        5.0,
-        ge=0,
-        le=3600,
-        description="seconds that ranks wait in a collective before a notice, under the cell or in a run's panel, says "
-        "which rank waits where; 0 for never",
-    )
-    max_output_lines: int = Field(
-        25_000,
-        ge=10,
-        le=1_000_000,
-        description="lines of text, of 100 characters on average, that a cell shows; the full text of a cell that prints "
-        "more is in a file for each rank, beside the runs",
-    )
-    debug: bool = Field(
-        False,
-        description="torch compares the ranks' collectives before each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), so that "
-        "different calls or shapes are named; slows every collective",
-    )
+    """seconds without any cell, run or typing in the notebook after which the cluster ends and its GPUs are
+    free; the ranks' variables are lost then, and the next cell says so; left out: never"""
+    save_on_release: str = ""
+    """folder in which the ranks' variables are saved before release_after_s ends the cluster, so that %nbgpu
+    load gives them back. Where they cannot be saved the cluster is not ended"""
+    save_before_time_limit: str = Field("", json_schema_extra=control("Hosts", "Save before the limit"))
+    """folder in which the ranks' variables are saved two minutes before a Slurm job's time limit, so that
+    %nbgpu load gives them back to the next cluster. A run stops then in any case, with a checkpoint. The job
+    is that of the ranks, or that which the notebook is in, with any launcher"""
+    share_gpus: bool = False
+    """take GPUs even where another cluster has them already; gpus='auto' is then the same as 'all'"""
+    spare: int = Field(0, ge=0, le=16)
+    """engines that wait to take the place of a rank that dies; each holds memory, and no GPU until then"""
+    start_timeout_s: float = Field(120.0, gt=0, le=3600)
+    """seconds that the engines may take to start"""
+    notice_after_s: float = Field(5.0, ge=0, le=3600)
+    """seconds that ranks wait in a collective before a notice, under the cell or in a run's panel, says which
+    rank waits where; 0 for never"""
+    max_output_lines: int = Field(25_000, ge=10, le=1_000_000)
+    """lines of text, of 100 characters on average, that a cell shows; the full text of a cell that prints
+    more is in a file for each rank, beside the runs"""
+    debug: bool = False
+    """torch compares the ranks' collectives before each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), so that
+    different calls or shapes are named; slows every collective"""
 
-    link: str = Field(
-        "",
-        description="a slower link between CPU ranks to simulate: its name, such as '10GbE', or its rate and latency "
-        "one way, such as '1Gbit/s,0.2ms'; empty for the real link",
-        json_schema_extra=control("Devices", "Simulated link"),
-    )
-    slow_rank: str = Field(
-        "",
-        description="CPU ranks that take longer for their own work, such as '1=1.5x' for 1.5 times as long; several "
-        "separated by commas; empty for none",
-        json_schema_extra=control("Devices", "Slow ranks"),
-    )
+    link: str = Field("", json_schema_extra=control("Devices", "Simulated link"))
+    """a slower link between CPU ranks to simulate: its name, such as '10GbE', or its rate and latency one
+    way, such as '1Gbit/s,0.2ms'; empty for the real link"""
+    slow_rank: str = Field("", json_schema_extra=control("Devices", "Slow ranks"))
+    """CPU ranks that take longer for their own work, such as '1=1.5x' for 1.5 times as long; several
+    separated by commas; empty for none"""
 
     @field_validator("gpus", "hosts", mode="before")
     @classmethod

@@ -11,8 +11,13 @@ that was given always wins over a default, also where it equals another default 
 
 from __future__ import annotations
 
+import ast
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -117,7 +122,36 @@ def meaning(model: type[BaseModel], name: str) -> str:
         if name in rule.values
     ]
     parts += [f"only with {condition.words}" for condition in conditions(model, name)]
-    return "; ".join([str(model.model_fields[name].description), *parts])
+    return "; ".join([description(model, name), *parts])
+
+
+def description(model: type[BaseModel], name: str) -> str:
+    """What a setting is for: the text below its field in the class, or the field's own `description`."""
+    if text := model.model_fields[name].description:
+        return text
+    for base in model.__mro__:
+        if text := _texts_below_fields(base.__module__).get((base.__name__, name)):
+            return text
+    return ""
+
+
+@cache
+def _texts_below_fields(module: str) -> dict[tuple[str, str], str]:
+    """The texts below the fields in a module, by class and field. They are read when somebody asks for them,
+    and not with pydantic's `use_attribute_docstrings`, which would delay every start."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    tree = ast.parse(Path(file).read_bytes() if file else "")
+    return {
+        (cls.name, field.target.id): " ".join(below.value.value.split())
+        for cls in tree.body
+        if isinstance(cls, ast.ClassDef)
+        for field, below in pairwise(cls.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
 
 
 def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Condition]]:

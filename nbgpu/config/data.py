@@ -25,152 +25,80 @@ class DataSettings(Settings):
     VOLUME: ClassVar[str] = "volume"
     """What one entry of the data is called, in the singular."""
 
-    data: str = Field("", description="where the samples come from; each recipe says what it takes")
+    data: str = ""
+    """where the samples come from; each recipe says what it takes"""
     dataset: Literal["auto", "plain", "cache", "smart", "persistent"] = Field(
-        "auto",
-        description="MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share "
-        "cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch; "
-        "persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is above 0, "
-        "else cache",
-        json_schema_extra=control("Data", "Dataset"),
+        "auto", json_schema_extra=control("Data", "Dataset")
     )
-    check_voxels: bool = Field(
-        True,
-        description="read every file to its end before the first step, except files found good before; off: damage, "
-        "NaN and the like show only at the step that reads them",
-    )
+    """MONAI's dataset. plain: Dataset, decodes the data each time; cache: CacheDataset, keeps the share
+    cache_rate in memory; smart: SmartCacheDataset, also replaces the share replace_rate after each epoch;
+    persistent: PersistentDataset, keeps the decoded data in cache_dir; auto: smart where replace_rate is
+    above 0, else cache"""
+    check_voxels: bool = True
+    """read every file to its end before the first step, except files found good before; off: damage, NaN and
+    the like show only at the step that reads them"""
     cache_rate: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="share of the rank's data kept decoded in host memory, so that a file is decoded only once",
-        json_schema_extra=control("Data", "Cache rate") | steered("epoch"),
+        1.0, ge=0, le=1, json_schema_extra=control("Data", "Cache rate") | steered("epoch")
     )
+    """share of the rank's data kept decoded in host memory, so that a file is decoded only once"""
     replace_rate: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset",
         json_schema_extra=control("Data", "Replace rate", unit="per epoch") | steered("epoch"),
     )
-    cache_threads: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores "
-        "that may be used, or threads_per_rank where that is less",
-    )
-    cache_dir: str = Field(
-        "nbgpu_cache",
-        description="folder of the decoded data; later runs with the same files and preparation use it again",
-    )
-    shards: Literal["padded", "uneven"] = Field(
-        "padded",
-        description="what to do where the samples do not divide evenly over ranks and steps. padded: every sample is "
-        "used in every epoch, and some twice; uneven: no sample is used twice, and samples that do not "
-        "fill a step are left out",
-    )
+    """share of the cache replaced after each epoch; a value above 0 takes SmartCacheDataset"""
+    cache_threads: int | None = Field(None, ge=1, le=512)
+    """threads of each rank that decode the data for MONAI's cache; left out: the rank's share of the cores
+    that may be used, or threads_per_rank where that is less"""
+    cache_dir: str = "nbgpu_cache"
+    """folder of the decoded data; later runs with the same files and preparation use it again"""
+    shards: Literal["padded", "uneven"] = "padded"
+    """what to do where the samples do not divide evenly over ranks and steps. padded: every sample is used in
+    every epoch, and some twice; uneven: no sample is used twice, and samples that do not fill a step are left
+    out"""
     num_workers: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does "
-        "it; left out: nbgpu chooses, and the run says why",
-        json_schema_extra=control("Data", "Worker processes", unit="per rank"),
+        None, ge=0, le=64, json_schema_extra=control("Data", "Worker processes", unit="per rank")
     )
-    persistent_workers: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset",
-    )
-    prefetch: int = Field(
-        2,
-        ge=1,
-        le=64,
-        description="batches prepared ahead, and inputs given ahead to each worker process",
-    )
-    pin_memory: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU",
-    )
-    non_blocking: bool = Field(
-        True,
-        description="let the copy of a batch to the GPU overlap with other work, as it can from pinned memory",
-    )
-    transforms_on: Literal["cpu", "gpu"] = Field(
-        "cpu",
-        description="where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, "
-        "ThreadDataLoader), with no worker processes",
-    )
+    """worker processes of each rank that read, decode, crop and augment; 0: a thread of the rank does it;
+    left out: nbgpu chooses, and the run says why"""
+    persistent_workers: Literal["auto", "on", "off"] = "auto"
+    """keep worker processes from one epoch to the next; auto: on, except with SmartCacheDataset"""
+    prefetch: int = Field(2, ge=1, le=64)
+    """batches prepared ahead, and inputs given ahead to each worker process"""
+    pin_memory: Literal["auto", "on", "off"] = "auto"
+    """put batches into page-locked memory, which a GPU reads faster; auto: on where the rank has a GPU"""
+    non_blocking: bool = True
+    """let the copy of a batch to the GPU overlap with other work, as it can from pinned memory"""
+    transforms_on: Literal["cpu", "gpu"] = "cpu"
+    """where samples are cropped and augmented; gpu: in a thread of the rank (ToDeviced, ThreadDataLoader),
+    with no worker processes"""
     rotate90_prob: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the samples that are turned by 90, 180 or 270 degrees in a random plane",
-        json_schema_extra=control("Augmentation", "Rotate by 90 degrees"),
+        0.0, ge=0, le=1, json_schema_extra=control("Augmentation", "Rotate by 90 degrees")
     )
-    flip_prob: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the samples that are mirrored, along each axis by itself",
-        json_schema_extra=control("Augmentation", "Mirror"),
-    )
+    """share of the samples that are turned by 90, 180 or 270 degrees in a random plane"""
+    flip_prob: float = Field(0.0, ge=0, le=1, json_schema_extra=control("Augmentation", "Mirror"))
+    """share of the samples that are mirrored, along each axis by itself"""
     intensity_prob: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the samples whose intensities are scaled, and share of those that are shifted",
-        json_schema_extra=control("Augmentation", "Change intensities"),
+        0.0, ge=0, le=1, json_schema_extra=control("Augmentation", "Change intensities")
     )
-    intensity_strength: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s",
-    )
-    val_fraction: float = Field(
-        0.2,
-        ge=0,
-        lt=1,
-        description="share of the samples held out for validation",
-        json_schema_extra=divides_the_data(),
-    )
-    test_fraction: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of the samples that only the result at the end uses; 0 for none: the result then uses the "
-        "validation samples",
-        json_schema_extra=divides_the_data(),
-    )
-    split_seed: int = Field(
-        0,
-        ge=0,
-        le=2**31 - 1,
-        description="seed that decides which samples are held out, and what generated data look like; independent of "
-        "seed",
-        json_schema_extra=divides_the_data(),
-    )
-    split: str = Field(
-        "",
-        description="a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of "
-        "names for each part; in place of val_fraction and test_fraction",
-        json_schema_extra=divides_the_data() | read_from(),
-    )
-    val_every: int = Field(
-        50,
-        ge=0,
-        le=1_000_000,
-        description="steps between validations; 0 for none",
-        json_schema_extra=steered("step"),
-    )
-    val_every_epochs: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="epochs between validations, in place of val_every",
-        json_schema_extra=steered("step"),
-    )
+    """share of the samples whose intensities are scaled, and share of those that are shifted"""
+    intensity_strength: float = Field(0.1, ge=0, le=1)
+    """largest change by intensity_prob: scaled by 1 - s to 1 + s, shifted by -s to s"""
+    val_fraction: float = Field(0.2, ge=0, lt=1, json_schema_extra=divides_the_data())
+    """share of the samples held out for validation"""
+    test_fraction: float = Field(0.0, ge=0, lt=1, json_schema_extra=divides_the_data())
+    """share of the samples that only the result at the end uses; 0 for none: the result then uses the
+    validation samples"""
+    split_seed: int = Field(0, ge=0, le=2**31 - 1, json_schema_extra=divides_the_data())
+    """seed that decides which samples are held out, and what generated data look like; independent of seed"""
+    split: str = Field("", json_schema_extra=divides_the_data() | read_from())
+    """a .csv file with a name and a part (train, val or test) in each line, or a .json file with a list of
+    names for each part; in place of val_fraction and test_fraction"""
+    val_every: int = Field(50, ge=0, le=1_000_000, json_schema_extra=steered("step"))
+    """steps between validations; 0 for none"""
+    val_every_epochs: int = Field(0, ge=0, le=1_000_000, json_schema_extra=steered("step"))
+    """epochs between validations, in place of val_every"""
 
     @property
     def validates(self) -> bool:

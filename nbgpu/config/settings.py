@@ -27,8 +27,8 @@ from nbgpu.config.conditions import (
     DefaultRules,
     Rules,
     defaults_beside,
+    description,
     in_place_of_defaults,
-    meaning,
     without_effect,
 )
 from nbgpu.errors import ConfigError
@@ -138,7 +138,7 @@ class Settings(BaseModel):
         """Fill in the defaults that depend on other settings. `model_fields_set` has what was given."""
         if not isinstance(values, dict):
             return handler(values)
-        typed = {name: _typed(cls, name, value) for name, value in values.items()}
+        typed = {name: typed_value(cls, name, value) for name, value in values.items()}
         made = handler({**in_place_of_defaults(cls, typed), **values})
         made.model_fields_set.intersection_update(values)
         return made
@@ -277,7 +277,7 @@ def explain(model: type[BaseModel], error: ValidationError, values: Mapping[str,
             fix = f"Give a value within: {allowed}" if allowed else _reason(problem["msg"])
             default = f" (default {present[name]!r})" if present[name] is not None else ", or leave it out"
             lines.append(
-                f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {field.description}."
+                f"{name} = {problem['input']!r} is not valid. {fix}{default}. It is: {description(model, name)}."
             )
     return "\n".join(lines)
 
@@ -336,7 +336,7 @@ def from_text(model: type[BaseModel], name: str, text: str) -> Any:
     return value
 
 
-def _typed(model: type[BaseModel], name: str, value: Any) -> Any:
+def typed_value(model: type[BaseModel], name: str, value: Any) -> Any:
     """A value that may come as text, from a command line, or as a path. One that cannot be read stays as it
     is, and is refused by its own check."""
     if isinstance(value, PurePath):
@@ -481,17 +481,3 @@ def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
         if isinstance(extra, dict) and "steered" in extra and name not in unused(model):
             moments[name] = "epoch" if extra["steered"] == "epoch" else "step"
     return moments
-
-
-def markdown_table(model: type[BaseModel]) -> str:
-    """The table of a model for the docs: setting, default, values, meaning."""
-    rows = ["| setting | default | values | meaning |", "|---|---|---|---|"]
-    for name, field in model.model_fields.items():
-        if name in unused(model):
-            continue
-        values = bounds(field).replace("|", "\\|")
-        # The panel shows a word in place of the name, and who reads it there must find the setting here.
-        label = label_of(model, name)
-        shown = "" if label.lower() == name.replace("_", " ") else f"**{label}**: "
-        rows.append(f"| `{name}` | `{field.default!r}` | {values} | {shown}{meaning(model, name)} |")
-    return "\n".join(rows)

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from nbgpu.config.conditions import meaning
 from nbgpu.config.recipe_packages import TRAIN_CONFIGS
-from nbgpu.config.settings import bounds, unused
+from nbgpu.config.settings import bounds, types_of, unused
 from nbgpu.config.training import TrainConfig
 
 _WIDTH = 76
@@ -60,14 +60,9 @@ def _written(kind: Any) -> str:
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
     """The texts that a field takes; empty where it takes others, too."""
-    kinds = (
-        get_args(field.annotation)
-        if get_origin(field.annotation) in (Union, UnionType)
-        else (field.annotation,)
-    )
     return tuple(
         each
-        for kind in kinds
+        for kind in types_of(field)
         if get_origin(kind) is Literal
         for each in get_args(kind)
         if isinstance(each, str)

@@ -27,56 +27,30 @@ class LoopSettings(Settings):
 
     REPLACES: ClassVar[Mapping[str, str]] = {"epochs": "steps", "global_batch_size": "batch_size"}
 
-    recipe: str = Field("autoencoder", description="the recipe")
-    steps: int = Field(
-        200,
-        ge=1,
-        le=10_000_000,
-        description="optimizer steps in all",
-        json_schema_extra=control("Run", "Steps"),
-    )
+    recipe: str = "autoencoder"
+    """the recipe"""
+    steps: int = Field(200, ge=1, le=10_000_000, json_schema_extra=control("Run", "Steps"))
+    """optimizer steps in all"""
     batch_size: int = Field(
-        2,
-        ge=1,
-        le=4096,
-        description="samples for each rank and micro-batch",
-        json_schema_extra=control("Run", "Batch size", unit="per rank") | steered("epoch"),
+        2, ge=1, le=4096, json_schema_extra=control("Run", "Batch size", unit="per rank") | steered("epoch")
     )
+    """samples for each rank and micro-batch"""
     accumulate: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="micro-batches whose gradients are added up before each optimizer step",
-        json_schema_extra=control("Run", "Accumulate over", unit="micro-batches"),
+        1, ge=1, le=1024, json_schema_extra=control("Run", "Accumulate over", unit="micro-batches")
     )
-    global_batch_size: int | None = Field(
-        None,
-        ge=1,
-        le=2**24,
-        description="samples that go into one optimizer step over all ranks; where it is given, batch_size follows from "
-        "it, and it must be a multiple of ranks x accumulate",
-    )
-    epochs: int | None = Field(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="passes over the training data in all; where it is given, steps follows from it",
-        json_schema_extra=control("Run", "Epochs"),
-    )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of every random choice")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="CPU threads for each rank in this run; left out: as the cluster set them",
-    )
-    smoke_test: bool = Field(
-        False,
-        description="before a long run: two samples a rank, three steps, a validation and a checkpoint, with all "
-        "checks on (docs/training.md); overrides steps, batch_size and everything else that would make it "
-        "long",
-        json_schema_extra=control("Run", "Smoke test"),
-    )
+    """micro-batches whose gradients are added up before each optimizer step"""
+    global_batch_size: int | None = Field(None, ge=1, le=2**24)
+    """samples that go into one optimizer step over all ranks; where it is given, batch_size follows from it,
+    and it must be a multiple of ranks x accumulate"""
+    epochs: int | None = Field(None, ge=1, le=10_000_000, json_schema_extra=control("Run", "Epochs"))
+    """passes over the training data in all; where it is given, steps follows from it"""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """seed of every random choice"""
+    threads: int | None = Field(None, ge=1, le=512)
+    """CPU threads for each rank in this run; left out: as the cluster set them"""
+    smoke_test: bool = Field(False, json_schema_extra=control("Run", "Smoke test"))
+    """before a long run: two samples a rank, three steps, a validation and a checkpoint, with all checks on
+    (docs/training.md); overrides steps, batch_size and everything else that would make it long"""
 
     def samples_per_step(self, world_size: int) -> int:
         """Samples that go into one optimizer step over all ranks."""
@@ -107,94 +81,54 @@ class OptimizerSettings(Settings):
     )
 
     optimizer: Literal["adamw", "adam", "sgd"] = Field(
-        "adamw",
-        description="torch's fused optimizer; a checkpoint holds its state, and fits the same one only",
-        json_schema_extra=control("Optimizer", "Optimizer") | shape_of_model(),
+        "adamw", json_schema_extra=control("Optimizer", "Optimizer") | shape_of_model()
     )
+    """torch's fused optimizer; a checkpoint holds its state, and fits the same one only"""
     lr: float = Field(
-        1e-3,
-        gt=0,
-        le=10,
-        description="peak learning rate, before lr_scaling",
-        json_schema_extra=control("Optimizer", "Learning rate") | steered("step"),
+        1e-3, gt=0, le=10, json_schema_extra=control("Optimizer", "Learning rate") | steered("step")
     )
-    lr_scaling: Literal["none", "sqrt", "linear"] = Field(
-        "none",
-        description="factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio "
-        "(for Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)",
-    )
-    lr_batch_size: int | None = Field(
-        None,
-        ge=1,
-        le=2**24,
-        description="the global batch size that lr is meant for",
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="share of the last update that the next one keeps")
+    """peak learning rate, before lr_scaling"""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """factor on lr where a step has more samples than lr_batch_size: none, the square root of the ratio (for
+    Adam; Malladi et al. 2022), or the ratio itself (for SGD; Goyal et al. 2017)"""
+    lr_batch_size: int | None = Field(None, ge=1, le=2**24)
+    """the global batch size that lr is meant for"""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """share of the last update that the next one keeps"""
     weight_decay: float = Field(
-        0.01,
-        ge=0,
-        le=10,
-        description="weight decay; decoupled from the gradient with adamw",
-        json_schema_extra=control("Optimizer", "Weight decay") | steered("step"),
+        0.01, ge=0, le=10, json_schema_extra=control("Optimizer", "Weight decay") | steered("step")
     )
+    """weight decay; decoupled from the gradient with adamw"""
     clip_norm: float = Field(
-        1.0,
-        ge=0,
-        le=1e6,
-        description="largest norm of the whole gradient; 0 leaves it as it is",
-        json_schema_extra=control("Optimizer", "Clip gradient norm at") | steered("step"),
+        1.0, ge=0, le=1e6, json_schema_extra=control("Optimizer", "Clip gradient norm at") | steered("step")
     )
-    clip_value: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        description="largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them",
-        json_schema_extra=steered("step"),
-    )
+    """largest norm of the whole gradient; 0 leaves it as it is"""
+    clip_value: float = Field(0.0, ge=0, le=1e6, json_schema_extra=steered("step"))
+    """largest absolute value of each element of the gradient, cut before clip_norm; 0 leaves them"""
     ema_decay: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share that each step keeps of an average of the weights over the steps, such as 0.999; validation "
-        "and result then use the average, and checkpoints have both; 0 for no average",
-        json_schema_extra=control("Optimizer", "Average of the weights", unit="decay"),
+        0.0, ge=0, lt=1, json_schema_extra=control("Optimizer", "Average of the weights", unit="decay")
     )
+    """share that each step keeps of an average of the weights over the steps, such as 0.999; validation and
+    result then use the average, and checkpoints have both; 0 for no average"""
     schedule: Literal["constant", "cosine", "step", "plateau"] = Field(
-        "cosine",
-        description="how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; "
-        "step: it is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the "
-        "validation loss no longer falls",
-        json_schema_extra=control("Optimizer", "Learning rate schedule"),
+        "cosine", json_schema_extra=control("Optimizer", "Learning rate schedule")
     )
-    warmup_steps: int | None = Field(
-        None,
-        ge=0,
-        le=1_000_000,
-        description="steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at "
-        "least 10, but no more than half of them",
-    )
-    warmup_epochs: float | None = Field(
-        None,
-        gt=0,
-        le=1_000_000,
-        description="epochs over which the learning rate rises from 0 to lr, also a part of one; in place of "
-        "warmup_steps",
-    )
-    min_lr: float = Field(
-        0.0, ge=0, le=10, description="the learning rate below which the schedule does not go"
-    )
-    lr_decay: float = Field(
-        0.5, gt=0, lt=1, description="the factor by which the schedule lowers the learning rate"
-    )
-    lr_decay_every: int = Field(
-        1000, ge=1, le=10_000_000, description="steps between two multiplications by lr_decay"
-    )
-    plateau_patience: int = Field(
-        5,
-        ge=0,
-        le=10_000,
-        description="validations in a row without a better loss before the learning rate is multiplied by lr_decay",
-    )
+    """how the learning rate changes after the warm-up; cosine: it falls to min_lr at the last step; step: it
+    is multiplied by lr_decay every lr_decay_every steps; plateau: so it is when the validation loss no longer
+    falls"""
+    warmup_steps: int | None = Field(None, ge=0, le=1_000_000)
+    """steps over which the learning rate rises from 0 to lr; left out: a twentieth of all steps, and at least
+    10, but no more than half of them"""
+    warmup_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """epochs over which the learning rate rises from 0 to lr, also a part of one; in place of warmup_steps"""
+    min_lr: float = Field(0.0, ge=0, le=10)
+    """the learning rate below which the schedule does not go"""
+    lr_decay: float = Field(0.5, gt=0, lt=1)
+    """the factor by which the schedule lowers the learning rate"""
+    lr_decay_every: int = Field(1000, ge=1, le=10_000_000)
+    """steps between two multiplications by lr_decay"""
+    plateau_patience: int = Field(5, ge=0, le=10_000)
+    """validations in a row without a better loss before the learning rate is multiplied by lr_decay"""
 
     def problems(self) -> Iterator[str]:
         if self.min_lr > self.lr:
@@ -220,43 +154,27 @@ class PrecisionSettings(Settings):
     ONLY_WITH: ClassVar[Rules] = (only(one_of("on_nonfinite", "skip"), "max_nonfinite_skips"),)
 
     amp: Literal["off", "auto", "bf16", "fp16"] = Field(
-        "off",
-        description="automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most "
-        "GPUs; fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of "
-        "compute capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the "
-        "other settings",
-        json_schema_extra=control("Run", "Mixed precision") | steered("step"),
+        "off", json_schema_extra=control("Run", "Mixed precision") | steered("step")
     )
-    dtype: Literal["float32", "float64"] = Field(
-        "float32", description="type of the weights, and of the data on its way through the model"
-    )
-    tf32: bool | None = Field(
-        None,
-        description="let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits "
-        "(TF32), in convolutions and in matrix products, which is faster; left out: as torch does, in "
-        "convolutions only",
-    )
-    cudnn: Literal["default", "benchmark", "deterministic"] = Field(
-        "default",
-        description="'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give "
-        "the same bits each time; they exclude each other",
-    )
-    sdpa: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
-        "auto",
-        description="kernel of scaled_dot_product_attention; a kernel that cannot handle the model's shapes ends the "
-        "run",
-    )
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop",
-        description="what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the "
-        "step before, or leave the step out and go on",
-    )
-    max_nonfinite_skips: int = Field(
-        10,
-        ge=1,
-        le=10_000,
-        description="steps in a row that are left out before the run ends",
-    )
+    """automatic mixed precision: 16 bits where that is safe, which takes less memory and time on most GPUs;
+    fp16 scales the loss (GradScaler), bf16 needs no scaling; auto: bf16 where every rank has a GPU of compute
+    capability 8.0 or newer, fp16 from 7.0 on, off on CPU ranks and where 16 bits do not go with the other
+    settings"""
+    dtype: Literal["float32", "float64"] = "float32"
+    """type of the weights, and of the data on its way through the model"""
+    tf32: bool | None = None
+    """let GPUs of compute capability 8.0 or newer round the factors of float32 products to 10 bits (TF32), in
+    convolutions and in matrix products, which is faster; left out: as torch does, in convolutions only"""
+    cudnn: Literal["default", "benchmark", "deterministic"] = "default"
+    """'benchmark' measures cuDNN's algorithms and takes the fastest, 'deterministic' takes those that give
+    the same bits each time; they exclude each other"""
+    sdpa: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
+    """kernel of scaled_dot_product_attention; a kernel that cannot handle the model's shapes ends the run"""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """what to do when the loss or the gradient is NaN or infinite: end the run with the weights of the step
+    before, or leave the step out and go on"""
+    max_nonfinite_skips: int = Field(10, ge=1, le=10_000)
+    """steps in a row that are left out before the run ends"""
 
 
 class ParallelSettings(Settings):
@@ -277,55 +195,39 @@ class ParallelSettings(Settings):
     )
 
     strategy: Literal["ddp", "fsdp", "single"] = Field(
-        "ddp",
-        description="'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and "
-        "optimizer state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone",
-        json_schema_extra=control("Parallel", "Strategy"),
+        "ddp", json_schema_extra=control("Parallel", "Strategy")
     )
-    cpu_offload: bool = Field(
-        False,
-        description="keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps",
-    )
-    sync_batchnorm: bool = Field(
-        False, description="BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"
-    )
-    static_graph: bool = Field(
-        False,
-        description="let DDP rely on the same parameters taking part in every step",
-    )
-    find_unused_parameters: bool = Field(
-        False, description="let DDP look in each step for parameters that took no part; costs time"
-    )
-    broadcast_buffers: bool = Field(
-        True,
-        description="rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step",
-    )
-    gradient_as_bucket_view: bool = Field(
-        True, description="keep gradients in the buckets that are sent, which saves a copy of them"
-    )
-    bucket_mb: float = Field(
-        25.0, gt=0, le=10_000, description="MiB of gradients that are sent as one message"
-    )
-    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = Field(
-        "none",
-        description="how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions "
-        "(PowerSGD, Vogels et al. 2019), which takes fewer bytes",
-    )
-    powersgd_rank: int = Field(2, ge=1, le=1024, description="directions of each matrix that are sent")
+    """'ddp': every rank has the whole model, gradients are averaged; 'fsdp': weights, gradients and optimizer
+    state are shared out (fully_shard, as ZeRO stage 3); 'single': one rank alone"""
+    cpu_offload: bool = False
+    """keep weights, gradients and optimizer state in host memory: less GPU memory, slower steps"""
+    sync_batchnorm: bool = False
+    """BatchNorm layers take their statistics over all ranks (SyncBatchNorm)"""
+    static_graph: bool = False
+    """let DDP rely on the same parameters taking part in every step"""
+    find_unused_parameters: bool = False
+    """let DDP look in each step for parameters that took no part; costs time"""
+    broadcast_buffers: bool = True
+    """rank 0's buffers, such as BatchNorm's statistics, go to all ranks in each step"""
+    gradient_as_bucket_view: bool = True
+    """keep gradients in the buckets that are sent, which saves a copy of them"""
+    bucket_mb: float = Field(25.0, gt=0, le=10_000)
+    """MiB of gradients that are sent as one message"""
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """how gradients are sent: as they are, rounded to bf16 or fp16, or as their main directions (PowerSGD,
+    Vogels et al. 2019), which takes fewer bytes"""
+    powersgd_rank: int = Field(2, ge=1, le=1024)
+    """directions of each matrix that are sent"""
     checkpoint_activations: bool = Field(
-        False,
-        description="compute the model's blocks again in the backward pass, in place of keeping their activations: "
-        "less memory, more time",
-        json_schema_extra=control("Parallel", "Recompute activations"),
+        False, json_schema_extra=control("Parallel", "Recompute activations")
     )
-    compile: bool = Field(
-        False,
-        description="compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute "
-        "or so",
-    )
-    channels_last: bool = Field(
-        False, description="keep weights and volumes in the memory format channels_last_3d"
-    )
+    """compute the model's blocks again in the backward pass, in place of keeping their activations: less
+    memory, more time"""
+    compile: bool = False
+    """compile the model with torch.compile, which needs a C++ compiler; the first step takes a minute or
+    so"""
+    channels_last: bool = False
+    """keep weights and volumes in the memory format channels_last_3d"""
 
     def problems(self) -> Iterator[str]:
         if self.static_graph and self.find_unused_parameters:
@@ -344,44 +246,31 @@ class CheckpointSettings(Settings):
         0,
         ge=0,
         le=1_000_000,
-        description="steps between checkpoints; 0 for one at the end only",
         json_schema_extra=control("Run", "Checkpoint every", unit="steps") | steered("step"),
     )
-    checkpoint_every_epochs: int = Field(
-        0, ge=0, le=1_000_000, description="epochs between checkpoints, beside those of checkpoint_every"
-    )
-    keep_checkpoints: int = Field(
-        3, ge=1, le=10_000, description="how many of the run's newest intact checkpoints stay on the disk"
-    )
-    best_metric: str = Field(
-        "",
-        description="validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for none",
-        json_schema_extra=control("Run", "Keep the best by"),
-    )
-    best_mode: Literal["min", "max"] = Field(
-        "min", description="whether the best value of best_metric is the smallest or the largest"
-    )
-    restore_best: bool = Field(
-        False,
-        description="compute the result with the weights of the best validation (best_metric), not with those of the "
-        "last step",
-    )
+    """steps between checkpoints; 0 for one at the end only"""
+    checkpoint_every_epochs: int = Field(0, ge=0, le=1_000_000)
+    """epochs between checkpoints, beside those of checkpoint_every"""
+    keep_checkpoints: int = Field(3, ge=1, le=10_000)
+    """how many of the run's newest intact checkpoints stay on the disk"""
+    best_metric: str = Field("", json_schema_extra=control("Run", "Keep the best by"))
+    """validation value, such as 'loss', whose best checkpoint is kept beside the newest ones; empty for
+    none"""
+    best_mode: Literal["min", "max"] = "min"
+    """whether the best value of best_metric is the smallest or the largest"""
+    restore_best: bool = False
+    """compute the result with the weights of the best validation (best_metric), not with those of the last
+    step"""
     early_stop_patience: int = Field(
-        0,
-        ge=0,
-        le=10_000,
-        description="validations in a row without a better best_metric after which the run ends; 0 for never",
-        json_schema_extra=control("Run", "Stop early after", unit="validations"),
+        0, ge=0, le=10_000, json_schema_extra=control("Run", "Stop early after", unit="validations")
     )
-    early_stop_min_delta: float = Field(
-        0.0, ge=0, le=1e9, description="by how much a value must be better to count for early_stop_patience"
-    )
-    resume: str = Field(
-        "",
-        description="where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of the runs of "
-        "that name), a run's folder, that folder with '/best' for its best checkpoint, or a checkpoint's folder; empty to start from the beginning",
-        json_schema_extra=control("Run", "Resume from"),
-    )
+    """validations in a row without a better best_metric after which the run ends; 0 for never"""
+    early_stop_min_delta: float = Field(0.0, ge=0, le=1e9)
+    """by how much a value must be better to count for early_stop_patience"""
+    resume: str = Field("", json_schema_extra=control("Run", "Resume from"))
+    """where to go on: 'auto' for the newest intact checkpoint of this recipe in runs_dir (with run_name: of
+    the runs of that name), a run's folder, that folder with '/best' for its best checkpoint, or a
+    checkpoint's folder; empty to start from the beginning"""
 
 
 class LogSettings(Settings):
@@ -399,51 +288,40 @@ class LogSettings(Settings):
         1,
         ge=1,
         le=1_000_000,
-        description="steps between two records of the numbers; every step is checked for NaN and Inf",
         json_schema_extra=control("Run", "Record every", unit="steps") | steered("step"),
     )
-    telemetry: bool = Field(
-        True,
-        description="write each step's numbers and send them to the notebook; off is for measuring what that costs",
-    )
-    work_out_result: bool = Field(
-        True,
-        description="compute the recipe's result of the trained model at the end, which may take long; off is for "
-        "measuring steps",
-    )
-    runs_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each run")
+    """steps between two records of the numbers; every step is checked for NaN and Inf"""
+    telemetry: bool = True
+    """write each step's numbers and send them to the notebook; off is for measuring what that costs"""
+    work_out_result: bool = True
+    """compute the recipe's result of the trained model at the end, which may take long; off is for measuring
+    steps"""
+    runs_dir: str = "nbgpu_runs"
+    """folder that gets one folder for each run"""
     run_name: str = Field(
         "",
         max_length=64,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
-        description="name of the run, sweep or study, which its folder has between date and number; empty for the "
-        "recipe's name",
         json_schema_extra=control("Logs", "Name of the run"),
     )
-    tensorboard: bool = Field(
-        False,
-        description="write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients",
-        json_schema_extra=control("Logs", "TensorBoard"),
-    )
-    histograms_every: int = Field(
-        100,
-        ge=0,
-        le=1_000_000,
-        description="steps between TensorBoard's histograms; 0 for none",
-    )
+    """name of the run, sweep or study, which its folder has between date and number; empty for the recipe's
+    name"""
+    tensorboard: bool = Field(False, json_schema_extra=control("Logs", "TensorBoard"))
+    """write TensorBoard's files into the run's folder: scalars, and histograms of weights and gradients"""
+    histograms_every: int = Field(100, ge=0, le=1_000_000)
+    """steps between TensorBoard's histograms; 0 for none"""
     wandb: Literal["off", "offline", "online"] = Field(
-        "off",
-        description="log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network",
-        json_schema_extra=control("Logs", "Weights & Biases"),
+        "off", json_schema_extra=control("Logs", "Weights & Biases")
     )
-    wandb_project: str = Field("nbgpu", min_length=1, description="W&B's project")
-    wandb_entity: str = Field("", description="W&B's user or team; empty for the account's own")
-    wandb_name: str = Field("", description="the run's name in W&B; empty for the name of the run's folder")
-    profile: str = Field(
-        "",
-        description="steps to profile, such as '10:20' for the steps 10 to 20; empty for none",
-        json_schema_extra=control("Logs", "Profile", unit="steps"),
-    )
+    """log to Weights & Biases: into the run's folder, for `wandb sync` later, or at once over the network"""
+    wandb_project: str = Field("nbgpu", min_length=1)
+    """W&B's project"""
+    wandb_entity: str = ""
+    """W&B's user or team; empty for the account's own"""
+    wandb_name: str = ""
+    """the run's name in W&B; empty for the name of the run's folder"""
+    profile: str = Field("", json_schema_extra=control("Logs", "Profile", unit="steps"))
+    """steps to profile, such as '10:20' for the steps 10 to 20; empty for none"""
 
     @property
     def profiled_steps(self) -> range:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.exports import kubernetes, notebook, program, shell, slurm
-from nbgpu.exports.program import Program
+from nbgpu.exports import notebook, program
+from nbgpu.exports.program import IN_CONTAINER, RUNS_IN_CONTAINER, Program
 from nbgpu.exports.settings import ExportConfig, Format, checked
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import names
 from nbgpu.text.html import shown_as_html
 
-_WRITERS: Mapping[Format, Callable[[Program, ExportConfig], Mapping[str, str]]] = {
-    "torchrun": shell.files,
-    "slurm": slurm.files,
-    "job": kubernetes.job,
-    "jobset": kubernetes.jobset,
-    "trainjob": kubernetes.trainjob,
+_START: Mapping[Format, tuple[str, str]] = {
+    "torchrun": ("torchrun.sh", "bash"),
+    "slurm": ("job.sbatch", "sbatch"),
+    "job": ("job.yaml", "kubectl apply -f"),
+    "jobset": ("jobset.yaml", "kubectl apply -f"),
+    "trainjob": ("trainjob.yaml", "kubectl apply -f"),
 }
-_NEXT: Mapping[Format, str] = {
-    "torchrun": "bash torchrun.sh",
-    "slurm": "sbatch job.sbatch",
-    "job": "kubectl apply -f job.yaml",
-    "jobset": "kubectl apply -f jobset.yaml",
-    "trainjob": "kubectl apply -f trainjob.yaml",
-}
+"""The file that starts an export, which has a template of the same name, and the command that takes it."""
+_IN_FOLDER = ("torchrun", "slurm")
+"""The formats whose program lies beside that file; in the others it is in a container, as a volume."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
         world_size, on_gpus = len(devices), any(device.kind == "cuda" for device in devices)
     except FileNotFoundError:
         world_size, on_gpus = cluster.ranks or 1, cluster.gpus != "none"
-    made = program.of_run(
-        cluster, config, world_size, on_gpus, settings, in_container=kind not in ("torchrun", "slurm")
-    )
+    made = program.of_run(cluster, config, world_size, on_gpus, settings, in_container=kind not in _IN_FOLDER)
     return _write(kind, made, settings)
 
 
@@ -102,7 +99,8 @@ def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
 
 def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
     folder = Path(settings.out or made.name).expanduser().absolute()
-    files = _WRITERS[kind](made, settings)
+    starting, command = _START[kind]
+    files = {starting: filled(starting, made, settings), **(made.files if kind in _IN_FOLDER else {})}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if there := [name for name in files if (folder / name).exists()]:
@@ -116,4 +114,43 @@ def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
     notes = list(made.notes)
     if missing := [word for word in ("IMAGE", "CLAIM") if any(f": {word}\n" in t for t in files.values())]:
         notes.append(f"Change {' and '.join(missing)} in it: the container image, and the volume for runs")
-    return Exported(folder, list(files), _NEXT[kind], notes)
+    return Exported(folder, list(files), f"{command} {starting}", notes)
+
+
+def filled(template: str, made: Program, settings: ExportConfig) -> str:
+    """Return the text of a template in `templates/`, which has values in `@{...}`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # hardly any notebook exports anything
+
+    environment = Environment(
+        loader=PackageLoader("nbgpu.exports"),
+        variable_start_string="@{",
+        variable_end_string="}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["indent"] = _indented
+    cpus = settings.cpus_per_node or 4 * made.ranks_per_node
+    words = [f"{IN_CONTAINER}/{word}" if word in made.files else word for word in made.arguments]
+    return environment.get_template(template).render(
+        program=made,
+        settings=settings,
+        cpus=cpus,
+        threads=max(1, cpus // made.ranks_per_node),
+        command=shlex.join(made.arguments),
+        options={
+            "mem": settings.memory,
+            "time": settings.time_limit,
+            "partition": settings.partition,
+            "account": settings.account,
+        },
+        arguments_in_container=[json.dumps(word) if word.startswith("-") else word for word in words],
+        container_folder=IN_CONTAINER,
+        container_runs=RUNS_IN_CONTAINER,
+    )
+
+
+def _indented(text: str, by: int) -> str:
+    # A line of spaces may be a part of a string in the program, and keeps its own.
+    return textwrap.indent(text.removesuffix("\n"), " " * by, lambda line: line != "\n")

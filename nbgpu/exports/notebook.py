@@ -14,6 +14,7 @@ import symtable
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from nbgpu.errors import ConfigError
@@ -22,29 +23,7 @@ from nbgpu.protocol.records import GIVEN_NAMES
 _CELL_MAGIC = "%%distributed"
 _KNOWN = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
 
-_HEAD = '''"""The distributed cells of @NOTEBOOK@, for torchrun:
-
-    torchrun --nproc-per-node=2 cells.py
-"""
-
-import os
-
-import torch
-import torch.distributed as dist
-
-rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-local_rank = int(os.environ["LOCAL_RANK"])
-if torch.cuda.is_available():
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-else:
-    device = torch.device("cpu")
-if world_size == int(os.environ["LOCAL_WORLD_SIZE"]):
-    # On one machine the ranks meet where no other machine can reach them.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-'''
+_HEAD = resources.files("nbgpu.exports") / "templates" / "cells.py.txt"
 _TAIL = "\ndist.destroy_process_group()\n"
 
 
@@ -128,7 +107,7 @@ def script_of(path: Path) -> Script:
         *missing,
         "The script writes no checkpoints by itself: started again, it begins with its first line",
     ]
-    return Script(_HEAD.replace("@NOTEBOOK@", path.name) + "".join(parts) + _TAIL, notes)
+    return Script(_HEAD.read_text().replace("@NOTEBOOK@", path.name) + "".join(parts) + _TAIL, notes)
 
 
 def _notes(cells: Sequence[_Cell]) -> list[str]:

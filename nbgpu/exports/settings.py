@@ -36,109 +36,55 @@ _KUBERNETES_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 class ExportConfig(Settings):
     """Write the files with which a run, or a notebook's distributed cells, run elsewhere."""
 
-    nodes: int = Field(
-        1, ge=1, le=10_000, description="machines", json_schema_extra=control("Place", "Machines")
-    )
+    nodes: int = Field(1, ge=1, le=10_000, json_schema_extra=control("Place", "Machines"))
+    """machines"""
     min_nodes: int | None = Field(
-        None,
-        ge=1,
-        le=10_000,
-        description="machines with which training goes on where others are lost (torchrun's --nnodes=MIN:MAX); the "
-        "samples of a step stay as many. Left out: all of them are needed",
-        json_schema_extra=control("Place", "Fewest machines"),
+        None, ge=1, le=10_000, json_schema_extra=control("Place", "Fewest machines")
     )
-    gpus_per_node: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="GPUs of each machine; 0 for CPU ranks; left out: as the run had",
-        json_schema_extra=control("Place", "GPUs each"),
-    )
+    """machines with which training goes on where others are lost (torchrun's --nnodes=MIN:MAX); the samples
+    of a step stay as many. Left out: all of them are needed"""
+    gpus_per_node: int | None = Field(None, ge=0, le=64, json_schema_extra=control("Place", "GPUs each"))
+    """GPUs of each machine; 0 for CPU ranks; left out: as the run had"""
     ranks_per_node: int | None = Field(
-        None,
-        ge=1,
-        le=512,
-        description="CPU ranks of each machine; with GPUs there is one for each",
-        json_schema_extra=control("Place", "CPU ranks each"),
+        None, ge=1, le=512, json_schema_extra=control("Place", "CPU ranks each")
     )
+    """CPU ranks of each machine; with GPUs there is one for each"""
     cpus_per_node: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="CPU cores of each machine; left out: 4 for each rank",
-        json_schema_extra=control("Place", "CPU cores each"),
+        None, ge=1, le=4096, json_schema_extra=control("Place", "CPU cores each")
     )
-    memory: str = Field(
-        "",
-        description="memory of each machine, such as '128G'; empty for the site's default",
-        json_schema_extra=control("Place", "Memory each"),
-    )
-    time_limit: str = Field(
-        "",
-        description="the longest time, as [DAYS-]HH:MM:SS; empty for the site's default",
-        json_schema_extra=control("Place", "Time limit"),
-    )
+    """CPU cores of each machine; left out: 4 for each rank"""
+    memory: str = Field("", json_schema_extra=control("Place", "Memory each"))
+    """memory of each machine, such as '128G'; empty for the site's default"""
+    time_limit: str = Field("", json_schema_extra=control("Place", "Time limit"))
+    """the longest time, as [DAYS-]HH:MM:SS; empty for the site's default"""
     warn_before_s: int = Field(
-        120,
-        ge=10,
-        le=86_400,
-        description="seconds before the time limit at which the run writes a checkpoint and the job queues again",
-        json_schema_extra=control("Place", "Warning before limit", unit="s"),
+        120, ge=10, le=86_400, json_schema_extra=control("Place", "Warning before limit", unit="s")
     )
-    partition: str = Field(
-        "",
-        pattern=r"^[\w.,-]*$",
-        description="Slurm's partition, or several",
-        json_schema_extra=control("Place", "Partition"),
-    )
-    account: str = Field(
-        "", pattern=r"^[\w.-]*$", description="Slurm's account", json_schema_extra=control("Place", "Account")
-    )
-    setup: str = Field(
-        "",
-        description="shell line before training, such as 'module load cuda && source .venv/bin/activate'",
-        json_schema_extra=control("Place", "Shell line before"),
-    )
+    """seconds before the time limit at which the run writes a checkpoint and the job queues again"""
+    partition: str = Field("", pattern=r"^[\w.,-]*$", json_schema_extra=control("Place", "Partition"))
+    """Slurm's partition, or several"""
+    account: str = Field("", pattern=r"^[\w.-]*$", json_schema_extra=control("Place", "Account"))
+    """Slurm's account"""
+    setup: str = Field("", json_schema_extra=control("Place", "Shell line before"))
+    """shell line before training, such as 'module load cuda && source .venv/bin/activate'"""
     interface: str = Field(
-        "",
-        pattern=r"^[\w.@-]{0,15}$",
-        description="network interface between the machines, such as ib0; empty for the one that faces the first machine",
-        json_schema_extra=control("Place", "Network interface"),
+        "", pattern=r"^[\w.@-]{0,15}$", json_schema_extra=control("Place", "Network interface")
     )
-    image: str = Field(
-        "",
-        pattern=r"^\S*$",
-        description="container image with nbgpu in it",
-        json_schema_extra=control("Place", "Container image"),
-    )
-    claim: str = Field(
-        "",
-        description="PersistentVolumeClaim with space for runs, which is mounted at /runs",
-        json_schema_extra=control("Place", "Volume for runs"),
-    )
-    queue: str = Field("", description="Kueue's queue", json_schema_extra=control("Place", "Queue"))
-    shared_memory: str = Field(
-        "",
-        description="size of /dev/shm, through which data workers pass samples; empty for half of memory",
-        json_schema_extra=control("Place", "Shared memory"),
-    )
-    max_restarts: int = Field(
-        3,
-        ge=0,
-        le=1000,
-        description="how often torchrun starts failed ranks again",
-        json_schema_extra=control("Place", "Restarts"),
-    )
-    name: str = Field(
-        "",
-        description="the job's name, which also names its run; left out: made of the recipe and four digits",
-        json_schema_extra=control("Place", "Job's name"),
-    )
-    out: str = Field(
-        "",
-        description="new folder for the files; left out: the job's name",
-        json_schema_extra=control("Place", "Folder for the files"),
-    )
+    """network interface between the machines, such as ib0; empty for the one that faces the first machine"""
+    image: str = Field("", pattern=r"^\S*$", json_schema_extra=control("Place", "Container image"))
+    """container image with nbgpu in it"""
+    claim: str = Field("", json_schema_extra=control("Place", "Volume for runs"))
+    """PersistentVolumeClaim with space for runs, which is mounted at /runs"""
+    queue: str = Field("", json_schema_extra=control("Place", "Queue"))
+    """Kueue's queue"""
+    shared_memory: str = Field("", json_schema_extra=control("Place", "Shared memory"))
+    """size of /dev/shm, through which data workers pass samples; empty for half of memory"""
+    max_restarts: int = Field(3, ge=0, le=1000, json_schema_extra=control("Place", "Restarts"))
+    """how often torchrun starts failed ranks again"""
+    name: str = Field("", json_schema_extra=control("Place", "Job's name"))
+    """the job's name, which also names its run; left out: made of the recipe and four digits"""
+    out: str = Field("", json_schema_extra=control("Place", "Folder for the files"))
+    """new folder for the files; left out: the job's name"""
 
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the settings together."""

@@ -1,4 +1,4 @@
-"""How engines of this host have ended."""
+"""How engines of this host have ended, and what the processes of a cluster last wrote."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import psutil
 
@@ -14,6 +14,10 @@ from nbgpu.machine import processes
 
 _OBITUARY_PATIENCE_S = 0.2
 _VMSTAT = Path("/proc/vmstat")
+
+
+Whose = Literal["engines", "controller"]
+_NUM_LINES = 20
 
 
 class ExitStatus(NamedTuple):
@@ -79,11 +83,6 @@ class Endings:
         return int(record.read_text()) if status is None else os.waitstatus_to_exitcode(status)
 
 
-def recorded(folder: Path) -> int:
-    """The number of engines whose end the fork server has recorded."""
-    return sum(1 for _ in folder.glob("ended-*"))
-
-
 def _num_oom_kills() -> int | None:
     """The number of processes that the kernel has ended for lack of memory since it was booted; None if it
     does not say."""
@@ -92,3 +91,12 @@ def _num_oom_kills() -> int | None:
         return int(counts["oom_kill"])
     except (OSError, KeyError, ValueError):
         return None
+
+
+def log_tail(folder: Path, whose: Whose = "engines") -> str:
+    """The last lines that the engines or the controller wrote, as sentences for an error message."""
+    pattern = "ipengine*.log" if whose == "engines" else "ipcontroller*.log"
+    logs = sorted((folder / "profile" / "log").glob(pattern))
+    lines = (line for log in logs for line in log.read_text(errors="replace").splitlines()[-_NUM_LINES:])
+    text = "\n".join(lines)
+    return f"The log of the {whose} ends with:\n{text}" if text else f"The log of the {whose} is empty."

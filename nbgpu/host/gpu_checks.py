@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.host.host_checks import Finding, fail, ok, warn
 from nbgpu.machine import numa
 from nbgpu.machine.gpus import links as gpu_links
 

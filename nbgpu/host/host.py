@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from nbgpu.host.endings import ExitStatus
-from nbgpu.host.logs import Whose
+from nbgpu.host.endings import ExitStatus, Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.protocol.records import MainThreadState, Question
 

@@ -1,21 +1,56 @@
-"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface."""
+"""Check what the host gives the ranks: cores, memory, disk, limits, the loopback interface, and a torch for
+its GPUs."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from nbgpu.errors import ClusterError, ConfigError
-from nbgpu.host.findings import Finding, fail, ok, warn
 from nbgpu.machine import cgroups
-from nbgpu.machine.pidfds import has_pidfds
+from nbgpu.machine.processes import has_pidfds
+from nbgpu.protocol.records import Device
+
+Verdict = Literal["ok", "warn", "fail"]
+"""'warn': nbgpu works, but slower, or not in every case. 'fail': nbgpu, or a device, does not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `nbgpu doctor`."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    fix: str = ""
+    """What to do about it; empty where nothing needs to be done."""
+
+
+def ok(check: str, text: str) -> Finding:
+    """A finding about which nothing needs to be done."""
+    return Finding(check, "ok", text)
+
+
+def warn(check: str, text: str, fix: str) -> Finding:
+    """A finding about something that works, but slower than it could, or not always."""
+    return Finding(check, "warn", text, fix)
+
+
+def fail(check: str, text: str, fix: str) -> Finding:
+    """A finding about something that does not work."""
+    return Finding(check, "fail", text, fix)
+
 
 _GIB = 2**30
 _MIN_SHARED_BYTES = _GIB
@@ -39,6 +74,10 @@ _NOT_NCCLS = {
     "NCCL_ASYNC_ERROR_HANDLING": "it is torch's old name for TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """Variables that guides wrongly attribute to NCCL."""
+
+
+_BUILT_FOR = re.compile(r"^(cuda|hip|rocm)\b[^=\n]*=\s*(.+?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"^__version__\s*=\s*['\"](.+?)['\"]", re.MULTILINE)
 
 
 def system() -> Finding:
@@ -262,3 +301,33 @@ def without_home(path: Path) -> str:
     """A path with the home folder written as ~, for bug reports."""
     home = Path.home()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def require_torch_for(devices: Sequence[Device]) -> None:
+    """Raise a ClusterError if these devices are GPUs and torch is built for the CPU only.
+
+    torch writes what it is built for into torch/version.py. Where nothing can be read there, the ranks find
+    out.
+    """
+    if any(device.kind == "cuda" for device in devices) and (version := _for_the_cpu_only()):
+        raise ClusterError(
+            f"torch {version} is built for the CPU only, and there are GPUs: {devices[0].name}. Install a torch that is "
+            "built for the driver's CUDA (nbgpu doctor says which that is, https://pytorch.org/get-started how), or "
+            "start on the CPU: gpus='none', %nbgpu start --gpus none"
+        )
+
+
+def _for_the_cpu_only() -> str:
+    """The version of a torch without GPUs; empty for any other, and where it is not known."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return ""
+    built_for = dict(_BUILT_FOR.findall(text))
+    version = _VERSION.search(text)
+    if version is None or "cuda" not in built_for or any(value != "None" for value in built_for.values()):
+        return ""
+    return version[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import selectors
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import psutil
 
-from nbgpu.host import signalling
 from nbgpu.machine import processes
 from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import MainThreadState
@@ -128,7 +128,8 @@ class Stacks:
         """
         stack = self._folder / MainThreadState.stack_name(pid)
         before = stack.stat().st_size
-        signalling.send([pid], signal.SIGUSR2)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)
         deadline_s = time.monotonic() + _STACK_PATIENCE_S
         while time.monotonic() < deadline_s:
             time.sleep(0.01)

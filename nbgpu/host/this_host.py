@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nbgpu.host import endings, forking, logs, signalling
-from nbgpu.host.endings import Endings, ExitStatus
-from nbgpu.host.logs import Whose
+from nbgpu.host import endings
+from nbgpu.host.endings import Endings, ExitStatus, Whose
+from nbgpu.host.launch import REQUESTS_SOCKET
 from nbgpu.host.questions import Listener
 from nbgpu.host.stacks import Stacks
 from nbgpu.machine import processes
 from nbgpu.machine.processes import CoreUse, ProcessExitProbe
+from nbgpu.machine.signals import take_interrupt, uninterrupted
+from nbgpu.machine.unix_sockets import short_path
+from nbgpu.protocol.cluster_processes import TAKEN
+from nbgpu.protocol.records import GivenUp
+
+_PATIENCE_S = 60.0
+_POLL_PERIOD_S = 0.05
 
 
 class ThisHost:
@@ -30,27 +44,64 @@ class ThisHost:
 
     def begin_engines(self, num: int) -> None:
         """Have the first engines forked, and return at once."""
-        forking.begin(self._folder, num)
+        with (
+            suppress(ConnectionError),  # it has ended
+            socket.socket(socket.AF_UNIX) as parent,
+            short_path(self._folder) as short,
+        ):
+            parent.connect(str(short / REQUESTS_SOCKET))
+            parent.sendall(json.dumps({"begin": num}).encode())
 
     def fork_engine(self, take: Callable[[int, int], None], number: int | None = None) -> None:
-        """Have one more engine forked, and call `take` with its pid and its number in ipyparallel."""
-        forking.fork(self._folder, take, number)
+        """Have one more engine forked.
+
+        Args:
+            take: called with the pid and the number under which the engine registers with ipyparallel in a
+                moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
+                engine is ended.
+            number: the engine's; None for the next one of this host.
+
+        Raises:
+            OSError, ValueError: the fork server does not answer.
+        """
+        with _fork_server(self._folder) as fork_server:
+            fork_server.sendall(json.dumps({"fork": number}).encode())
+            answer = json.loads(_received(fork_server))
+            with uninterrupted():
+                take(answer["pid"], answer["engine"])
+                fork_server.sendall(TAKEN)
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:
         """Have the imports done that later engines need to train, and return at once."""
-        forking.prepare_to_train(self._folder, recipes)
+        # It may still import what it was asked for before, and does not answer meanwhile.
+        with _fork_server(self._folder) as fork_server:
+            fork_server.sendall(json.dumps({"train": list(recipes)}).encode())
 
     def send_signal(self, pids: Iterable[int], number: int) -> None:
         """Send a signal to engines; one that has ended gets none."""
-        signalling.send(pids, number)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def interrupt(self, pids: Iterable[int]) -> None:
-        """Raise KeyboardInterrupt in engines, and end the programs that they run."""
-        signalling.interrupt(pids)
+        """Raise KeyboardInterrupt in engines, and end the programs that they run, as Ctrl-C does."""
+        for pid in pids:
+            self.send_signal([pid], signal.SIGINT)
+            processes.interrupt_programs_of(pid)
 
     def give_up(self, pids: Iterable[int], generation: int) -> None:
-        """Tell ranks that a generation of their group is given up, and return at once."""
-        signalling.give_up(self._folder, pids, generation)
+        """Tell the sentinels of ranks that a generation of their group is given up, and return at once."""
+        with (
+            suppress(FileNotFoundError),  # the folder is removed when the engines end
+            short_path(self._folder) as short,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            for pid in pids:
+                # The process is gone, or it is stopped and its queue is full, so that it reads this, too,
+                # only when it goes on.
+                with suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                    sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
     def is_ending(self, pid: int) -> bool:
         """Whether a process is on its way out."""
@@ -66,7 +117,7 @@ class ThisHost:
 
     def num_ended(self) -> int:
         """The number of engines whose end is recorded."""
-        return endings.recorded(self._folder)
+        return sum(1 for _ in self._folder.glob("ended-*"))
 
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
@@ -90,4 +141,23 @@ class ThisHost:
 
     def log_tail(self, whose: Whose = "engines") -> str:
         """The last lines of a log, as sentences for an error message."""
-        return logs.tail(self._folder, whose)
+        return endings.log_tail(self._folder, whose)
+
+
+@contextmanager
+def _fork_server(folder: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as fork_server:
+        fork_server.settimeout(_PATIENCE_S)
+        with short_path(folder) as short:
+            fork_server.connect(str(short / REQUESTS_SOCKET))
+        yield fork_server
+
+
+def _received(fork_server: socket.socket) -> bytes:
+    """The answer of the fork server; TimeoutError if it takes too long."""
+    give_up_s = time.monotonic() + _PATIENCE_S
+    while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
+        take_interrupt()
+        if time.monotonic() > give_up_s:
+            raise TimeoutError(f"no answer within {_PATIENCE_S:g} s")
+    return fork_server.recv(4096)

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""The files of the limit and of what is used, and the name of the pages of files in memory.stat, in either
+version of control groups."""
+_NO_LIMIT = 2**60
+"""The first version has a larger number for no limit."""
 
 
 def usable_cores() -> int:
@@ -39,11 +48,35 @@ def cpu_quota() -> float | None:
 
 def memory_limit_bytes() -> int | None:
     """The memory above which the container is killed; None where that is not limited."""
-    names = ("memory.max", "memory.limit_in_bytes")
-    paths = [folder / name for folder in _folders("memory") for name in names]
-    limits = [path.read_text().strip() for path in paths if path.exists()]
-    # The first version of cgroups has a very large number for no limit.
-    return min((int(text) for text in limits if text != "max" and int(text) < 2**60), default=None)
+    return min((limit for limit, *_ in _memory_limits()), default=None)
+
+
+def free_memory_bytes() -> int:
+    """The memory that new data may take: what the host has available, or what a container's limit leaves if
+    that is less."""
+    import psutil  # every notebook imports this module with the settings, and hardly any asks for this
+
+    available: int = psutil.virtual_memory().available
+    return max(0, min([available, *_left_by_limits()]))
+
+
+def _left_by_limits() -> Iterator[int]:
+    for limit, folder, used, pages in _memory_limits():
+        with suppress(OSError, ValueError):
+            # Pages of files are given back when memory becomes short.
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield limit - int((folder / used).read_text()) + int(stat.get(pages, 0))
+
+
+def _memory_limits() -> Iterator[tuple[int, Path, str, str]]:
+    """Yield (limit, folder, file of what is used, name of the pages of files in memory.stat) of the control
+    groups that limit this process's memory."""
+    for folder in _folders("memory"):
+        for limit, used, pages in _MEMORY_FILES:
+            # A group has no such file where memory is not controlled, and "max" where it is not limited.
+            with suppress(OSError, ValueError):
+                if (most := int((folder / limit).read_text())) < _NO_LIMIT:
+                    yield most, folder, used, pages
 
 
 def _folders(controller: str) -> Iterator[Path]:

@@ -1,12 +1,15 @@
-"""Write files whole or not at all, and paths without steps up."""
+"""Write files whole or not at all, lock folders, and paths without steps up."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from nbgpu.errors import RunError
 
 
 def write_whole(
@@ -58,3 +61,25 @@ def telling_what_is_not_written(tell: Callable[[str], None]) -> Iterator[None]:
         yield
     except OSError as error:
         tell(f"{error.filename or 'a file about the run'} cannot be written: {error.strerror}")
+
+
+def lock_folder(folder: Path) -> int:
+    """Lock a folder. The lock ends when the descriptor is closed, with this process at the latest. On NFS
+    Linux shows it to the other hosts, too.
+
+    Returns:
+        The descriptor of the lock's file.
+
+    Raises:
+        RunError: another process, which the message names, or another object of this one has the lock.
+    """
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(fd, 100).decode()
+        os.close(fd)
+        raise RunError(f"{folder.name} is running in process {owner}. Stop it there first") from None
+    os.ftruncate(fd, 0)
+    os.write(fd, str(os.getpid()).encode())
+    return fd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import time
@@ -14,7 +15,6 @@ from typing import NamedTuple, Self
 import psutil
 
 from nbgpu.errors import ClusterError
-from nbgpu.machine.pidfds import has_pidfds
 
 _TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 5.0
@@ -34,6 +34,23 @@ _StatBuffer = ctypes.c_char * _STAT_BYTES
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.pread.restype = ctypes.c_ssize_t
 _libc.pread.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64]
+
+
+@functools.cache
+def has_pidfds() -> bool:
+    """Whether pidfds can be used. They are missing on a kernel before Linux 5.3, where a container's filter
+    refuses unknown system calls, and in a Python that was built for an older kernel."""
+    try:
+        own = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return False
+    try:
+        signal.pidfd_send_signal(own, 0)
+    except (AttributeError, OSError):
+        return False
+    finally:
+        os.close(own)
+    return True
 
 
 class ProcessId(NamedTuple):

@@ -1,13 +1,26 @@
-"""The packages that nbgpu needs, also where it is used from a checkout and not installed."""
+"""The packages that nbgpu or some of its settings need, and the newest versions that were tried of libraries
+whose private names it uses."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+from packaging.version import Version
 
+from nbgpu.errors import ConfigError
 from nbgpu.package import PACKAGE
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from nbgpu.config import TrainConfig
+
+TRIED = {"ipykernel": "7.4", "ipython": "9.18", "ipyparallel": "9.2", "torch": "2.13"}
+"""The major and minor version by distribution."""
 
 
 def requirements() -> list[Requirement]:
@@ -16,6 +29,10 @@ def requirements() -> list[Requirement]:
     A machine without network may have a checkout on its search path and no installed nbgpu. The list is then
     that of pyproject.toml.
     """
+    from packaging.requirements import (
+        Requirement,  # every run asks for the extras, and only the doctor for these
+    )
+
     try:
         lines = metadata.requires("nbgpu") or []
     except metadata.PackageNotFoundError:
@@ -23,3 +40,25 @@ def requirements() -> list[Requirement]:
         lines = project["dependencies"]
     needed = [Requirement(line) for line in lines]
     return [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def newer_than_tried() -> Iterator[tuple[str, str, str]]:
+    """Each library whose installed version is newer, as its name, the installed version and the tested
+    version."""
+    for name, tried in TRIED.items():
+        installed = metadata.version(name)
+        if Version(installed).release[:2] > Version(tried).release[:2]:
+            yield name, installed, tried
+
+
+def require_extras(config: TrainConfig) -> None:
+    """Raise a ConfigError that names every package which the settings need and which is not installed."""
+    wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb != "off"}
+    lacking = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
+    if lacking:
+        settings = " and ".join(f"{name}={getattr(config, name)!r}" for name in lacking)
+        packages = f"the package{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)}"
+        raise ConfigError(
+            f"{settings}: {packages} {'are' if len(lacking) > 1 else 'is'} not installed here. "
+            f"pip install 'nbgpu[{','.join(lacking)}]', or leave it off"
+        )

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nbgpu.protocol.bounds import MAX_NUMBER
-from nbgpu.protocol.records import CLOCKS, Event, Sample
+from nbgpu.protocol.records import CLOCKS, MAX_NUMBER, Event, Sample
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from nbgpu.protocol.bounds import MAX_NUMBER
+from nbgpu.protocol.records import MAX_NUMBER
 
 Kind = Literal[
     "data",

@@ -27,7 +27,7 @@ from nbgpu.config import (
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.host import enough_ranks, free_gpus
-from nbgpu.machine import devices, extras
+from nbgpu.machine import devices, requirements
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
 from nbgpu.planning.suitability import divide, settled
@@ -223,7 +223,7 @@ class StudyPlan:
             config = config.changed(global_batch_size=config.batch_size * config.accumulate)
         if is_ranks and self.config.mode == "strong":
             config = _shared_out(config, len(ranks))
-        extras.require(config)
+        requirements.require_extras(config)
         # As the settings have it: on the command line every value is text.
         value = value if is_ranks else getattr(config, self.vary)
         return StudyPoint(number, value, len(ranks), settled(config, ranks))

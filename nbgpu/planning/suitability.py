@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.config import TrainConfig
+from nbgpu.config.conditions import description
 from nbgpu.config.settings import paths_to_read
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import Device
@@ -109,10 +110,10 @@ def require_paths(config: TrainConfig) -> None:
 
 def _wrong_paths(config: TrainConfig) -> Iterator[str]:
     """Yield a sentence for each path among the settings that cannot be read."""
-    for name, field in type(config).model_fields.items():
+    for name in type(config).model_fields:
         for path in paths_to_read(config, name):
             if not path.exists():
-                yield f"{name} = {str(path)!r}: there is no such file or folder. {name}: {field.description}"
+                yield f"{name} = {str(path)!r}: there is no such file or folder. {name}: {description(type(config), name)}"
             elif _is_special(path):
                 yield _not_read(name, path)
     # What an own recipe calls its data need not be a path.

@@ -23,7 +23,7 @@ from nbgpu.config.conditions import default_of, defaults_beside
 from nbgpu.config.launchers import LAUNCHERS, LauncherSettings
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
-from nbgpu.machine import extras
+from nbgpu.machine import requirements
 from nbgpu.machine.files import write_whole
 from nbgpu.planning.suitability import divide, settled
 from nbgpu.protocol.records import Device
@@ -404,7 +404,7 @@ def _trial_problems(
     """The reasons why one trial cannot run, each once."""
     try:
         config = plan.settings(number)
-        extras.require(config)
+        requirements.require_extras(config)
         for devices in ranks:
             settled(config, devices)
         check(config)

@@ -3,7 +3,7 @@ them.
 
 All are frozen dataclasses of plain values, so that they can be pickled and written as JSON without help.
 Times named `time_s` are seconds since the epoch (`time.time()`), comparable between the processes of one
-host.
+host. A number out of range was damaged on its way, or forged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from nbgpu.protocol.bounds import MAX_NUMBER, is_time
+LATEST_TIME_S = 2.0**36
+"""No time in seconds since the epoch is later than this one, which is in the year 4147."""
+MAX_NUMBER = 2**53
+"""No count is greater. A float represents every whole number up to this one."""
+
+
+def is_time(value: object) -> bool:
+    """Whether a value can be seconds since the epoch."""
+    return type(value) in (float, int) and 0 <= value <= LATEST_TIME_S  # type: ignore[operator]
+
 
 RunState = Literal[
     "starting",

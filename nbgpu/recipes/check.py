@@ -18,7 +18,7 @@ from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.recipe import Inspecting
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
-from nbgpu.machine.lifetime import end_with
+from nbgpu.machine.watched import end_with
 from nbgpu.recipes import prediction
 
 BAD_DATA = 3

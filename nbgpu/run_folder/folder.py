@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, site_file, write_toml
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.machine import extras
+from nbgpu.machine import requirements
 from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
@@ -48,7 +48,7 @@ def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = 
         RunError: every checkpoint is damaged, as for `resume.find`, or the folder cannot be made. Nothing is
             left of the folder then.
     """
-    extras.require(config)
+    requirements.require_extras(config)
     beginning = resume.find(config)
     for note in beginning.notes:
         _log.warning(note)

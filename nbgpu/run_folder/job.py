@@ -14,7 +14,7 @@ from typing import Any
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import RunError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import lines, names
@@ -76,7 +76,7 @@ def hold(folder: Path) -> int:
     give_up_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:
         try:
-            return folder_lock.lock(folder)
+            return files.lock_folder(folder)
         except RunError:
             if time.monotonic() > give_up_s:
                 raise RunError(

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from nbgpu.protocol.bounds import MAX_NUMBER, is_time
-from nbgpu.protocol.records import DAMAGE, PROFILE_PARTS, Event, RunState, Sample
+from nbgpu.protocol.records import DAMAGE, MAX_NUMBER, PROFILE_PARTS, Event, RunState, Sample, is_time
 from nbgpu.run_folder import lines
 from nbgpu.run_folder.metrics_table import STEP_SERIES
 

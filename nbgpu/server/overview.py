@@ -13,18 +13,68 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.faults.hangs import RankActivity
+from nbgpu.client.engines.stacks import Lookout, Sighting
+from nbgpu.client.faults.hangs import RankActivity, notice
 from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.host.registry import AnyEntry, Entry
 from nbgpu.errors import NbgpuError
+from nbgpu.host.stacks import Stacks
+from nbgpu.machine.processes import EngineProcess
+from nbgpu.protocol.records import MainThreadState
 from nbgpu.run_folder.progress import RunView, opened
-from nbgpu.server.ranks import RanksWatch, who_waits
 from nbgpu.text.ranks import named_ranks
 
+_PATIENCE_S = 0.3
+_SILENCE_WORTH_SAYING_S = 1.0
 _WAIT_WORTH_SAYING_S = 2.0
-
 _log = logging.getLogger("nbgpu.server")
+
+
+class RanksWatch:
+    """Asks the ranks of one cluster where they are, each time that somebody looks.
+
+    The ranks answer on sockets in the cluster's folder, as they do to their own notebook, which is not asked.
+    What is not known here is whether a rank without work has finished a cell that others are still in: such a
+    rank is idle.
+
+    Args:
+        folder: the cluster's folder.
+        pids: the process ids of the ranks.
+    """
+
+    def __init__(self, folder: Path, pids: Mapping[int, int]) -> None:
+        self.pids = dict(pids)
+        self._seen: dict[int, Sighting] = {}
+        processes = {rank: EngineProcess("", pid) for rank, pid in pids.items()}
+        self._lookout = Lookout(processes, lambda _: Stacks(folder), self._seen)
+        self._here_since: dict[int, tuple[MainThreadState, float]] = {}
+
+    def look(self) -> dict[int, RankActivity]:
+        """What each rank is doing, by rank. This takes at most a third of a second."""
+        # Where the folder is gone, so are the ranks.
+        self._lookout.ask()
+        self._lookout.collect(_PATIENCE_S)
+        for rank, seen in self._seen.items():
+            # The line's text is the person's code, which nobody needs here.
+            where = replace(seen.where, source="")
+            if rank not in self._here_since or self._here_since[rank][0] != where:
+                self._here_since[rank] = where, seen.mono_s
+        return {rank: self._place(rank) for rank in self.pids}
+
+    def _place(self, rank: int) -> RankActivity:
+        if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
+            return RankActivity(
+                instead=self._lookout.silence(rank), stands_still=self._lookout.stands_still(rank)
+            )
+        if rank not in self._here_since:
+            return RankActivity()
+        where, since_mono_s = self._here_since[rank]
+        return RankActivity(where, time.monotonic() - since_mono_s)
+
+    def close(self) -> None:
+        """Close the connections of open questions."""
+        self._lookout.close()
 
 
 class Overview:
@@ -80,6 +130,9 @@ class Overview:
         names = entry.device_names()
         run = self._run(entry, len(names))
         places = self._look(entry)
+        # Which ranks wait where and which do not, once one waits for as long as the cluster's setting says.
+        notice_after_s = entry.config.notice_after_s if isinstance(entry, Entry) else 0.0
+        waiting = notice(places, notice_after_s) if notice_after_s else ""
         gone = [rank for rank, process in sorted(entry.engines.items()) if not process.alive()]
         return {
             "id": entry.id,
@@ -92,7 +145,7 @@ class Overview:
                 {"rank": rank, "device": device, **_rank_in_words(rank, entry, run, places)}
                 for rank, device in enumerate(names)
             ],
-            "waiting": who_waits(places, entry.config.notice_after_s) if isinstance(entry, Entry) else "",
+            "waiting": waiting,
             "gone": named_ranks(gone) if gone else "",
             "run": None if run is None else run.describe(),
         }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import nbgpu
-from nbgpu.client.scaling import exchange as client_links
+from nbgpu.client.scaling import measurements as client_links
 
 OPERATIONS = ["all_reduce", "two all_reduce at once", "all_gather", "reduce_scatter", "send"]
 SUM = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"

@@ -41,7 +41,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 _CELLS = """
 import os, nbgpu, psutil
-from nbgpu.machine.pidfds import has_pidfds
+from nbgpu.machine.processes import has_pidfds
 print(has_pidfds(), flush=True)
 with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
     # A forked child has what its rank has open.
@@ -157,7 +157,7 @@ def test_a_kept_cluster_goes_on_and_can_be_attached() -> None:
 
 _CHILD = """
 import subprocess, sys, time
-code = "import os, time; from nbgpu.machine.lifetime import end_with; end_with(int(os.sys.argv[1])); time.sleep(600)"
+code = "import os, time; from nbgpu.machine.watched import end_with; end_with(int(os.sys.argv[1])); time.sleep(600)"
 import os
 print(subprocess.Popen([sys.executable, "-c", code, str(os.getpid())]).pid, flush=True)
 time.sleep(600)

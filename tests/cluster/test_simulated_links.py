@@ -317,7 +317,7 @@ def test_a_run_and_all_that_is_kept_of_it_name_the_link(cluster: Any, tmp_path: 
 
 
 def test_tables_name_the_link(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbgpu.client.scaling.exchange.BUDGET_S", 1.0)
+    monkeypatch.setattr("nbgpu.client.scaling.measurements.BUDGET_S", 1.0)
     links = nbgpu.measure_links()
     assert links.backend == f"gloo, simulated link {LINK_NAME}"
     assert links.lacking == {}

@@ -115,7 +115,7 @@ def test_a_gpu_that_hangs_after_a_failed_try_is_left_out(monkeypatch: pytest.Mon
     ways = (Transport("nccl", "nccl"), Transport("gloo", "gloo"))
     monkeypatch.setattr("nbgpu.machine.transports.candidates", lambda config, chosen: ways)
     monkeypatch.setattr("nbgpu.client.host.gpu_choice.choose", lambda config: on_them)
-    monkeypatch.setattr("nbgpu.machine.gpus.stuck._PATIENCE_S", 0.5)
+    monkeypatch.setattr("nbgpu.machine.gpus.readings._LOAD_PATIENCE_S", 0.5)
     for gpu in gpus:
         gpu.processes = [(os.getpid(), 0)]
     end = Ranks.end

@@ -11,7 +11,7 @@ import pytest
 
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.engine.workload.recipe import Loaders
-from nbgpu.machine import host_memory
+from nbgpu.machine import cgroups
 from nbgpu.planning import decoded_data as looks
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
 from nbgpu.planning.workers import HostResources
@@ -140,12 +140,11 @@ def test_words_say_what_fits() -> None:
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    alone = host_memory.free_bytes()
+    alone = cgroups.free_memory_bytes()
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
     (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {GIB // 8}\n")
-    names = ("memory.max", "memory.current", "inactive_file")
-    monkeypatch.setattr(host_memory, "_groups", lambda: [(tmp_path, *names)])
-    assert host_memory.free_bytes() == min(alone, GIB // 2 + GIB // 8) == GIB // 2 + GIB // 8
+    monkeypatch.setattr(cgroups, "_folders", lambda _: [tmp_path])
+    assert cgroups.free_memory_bytes() == min(alone, GIB // 2 + GIB // 8) == GIB // 2 + GIB // 8
     (tmp_path / "memory.max").write_text("max\n")
-    assert host_memory.free_bytes() > GIB // 2 + GIB // 8
+    assert cgroups.free_memory_bytes() > GIB // 2 + GIB // 8

@@ -229,7 +229,7 @@ def kill_and_compare(place: Place, cluster: Any) -> None:
     "a cluster that stops leaves nothing on the device",
     slice=2,
     page="devices",
-    shows=("client/engines/lifetimes.py", "client/cluster", "host/signalling.py"),
+    shows=("client/engines/lifetimes.py", "client/cluster", "host/this_host.py"),
     budget_s=12,
     alone=True,
     seldom=False,

@@ -112,7 +112,9 @@ def test_another_package_brings_a_recipe(run: Run, copy: Path, tmp_path: Path) -
 def test_a_setting_is_one_field(run: Run) -> None:
     code = (
         "from nbgpu.config import ClusterConfig, flags, settings_of, train_config\n"
-        "from nbgpu.config.settings import control_fields, markdown_table\n"
+        "import runpy\n"
+        "from nbgpu.config.settings import control_fields\n"
+        f"markdown_table = runpy.run_path({str(REPOSITORY / 'docs' / 'generate.py')!r})['markdown_table']\n"
         "model = settings_of('autoencoder')\n"
         "print(flags.parse([model], ['--patience', '3'], prog='nbgpu')['patience'])\n"
         "print('patience' in [name for _, name, _ in control_fields(model)], '`patience`' in markdown_table(model))\n"

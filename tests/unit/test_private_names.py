@@ -19,7 +19,7 @@ import torch
 from packaging.version import Version
 
 import nbgpu
-from nbgpu.machine.tried_versions import TRIED, newer_than_tried
+from nbgpu.machine.requirements import TRIED, newer_than_tried
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = Path(nbgpu.__file__).parent
@@ -145,7 +145,7 @@ can read."""
 
 ROOMS = {
     "accelerate": {"engine/variables/library_objects.py"},
-    "ipykernel": {"client/ipykernel", "engine/ipykernel", "protocol/streams.py"},
+    "ipykernel": {"client/ipykernel", "engine/ipykernel", "protocol/short_cuts.py"},
     "IPython": {"engine/ipykernel"},
     "ipyparallel": {"client/engines"},
     "torch": {
@@ -161,8 +161,8 @@ ROOMS = {
         "engine/saved_variables/shards.py",
     },
 }
-"""By library: where its private names may stand. `protocol/streams.py` has what both sides do to ipykernel's
-streams."""
+"""By library: where its private names may stand. `protocol/short_cuts.py` has what both sides do to
+ipykernel's streams."""
 
 ONLY_IN_SOME_VERSIONS = {
     "_reconfigure",

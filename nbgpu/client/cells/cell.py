@@ -17,8 +17,7 @@ from IPython.display import display
 
 from nbgpu.client import presenting
 from nbgpu.client.cells import cell_timeline
-from nbgpu.client.cells.late_output import LateOutput
-from nbgpu.client.cells.outputs import CellOutput
+from nbgpu.client.cells.outputs import CellOutput, LateOutput
 from nbgpu.client.cells.questions import QuestionRelay
 from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.engines.calls import expression

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from contextvars import copy_context
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Protocol
 
 from IPython.display import publish_display_data, update_display
@@ -15,12 +21,15 @@ from IPython.display import publish_display_data, update_display
 from nbgpu.client import presenting
 from nbgpu.client.cells.merging import DISPLAY_HOLD_S, Block, Item, Merger, merged
 from nbgpu.client.cells.terminal_text import Screen
-from nbgpu.client.cells.transcript import Transcript
 from nbgpu.client.engines.cell_replies import Arrivals, Message
+from nbgpu.config import TrainConfig
+from nbgpu.config.conditions import default_of
 from nbgpu.text.palette import rank_color
 from nbgpu.text.ranks import named_ranks, rank_ranges
 
 _UPDATE_PERIOD_S = 0.1
+_QUIET_S = 1.0
+"""After this time in which nothing came after a cell, a line that is not complete is shown, too."""
 _OUTPUT_PATIENCE_S = 5.0
 """How long nothing may come of output that is under way."""
 _CHARS_PER_LINE = 100
@@ -34,6 +43,8 @@ _VIEW_AFTER_S = 0.4
 """A cell that runs longer than this gets a live view of its text. A shorter one is shown at its end."""
 
 _FEW_LINES = 10
+_TAIL_LINES = 10
+"""The last lines of a rank that are shown where not all are."""
 _STREAMS = ("stdout", "stderr")
 NOTE = "note"
 """The kind of a block of text by nbgpu itself."""
@@ -413,3 +424,110 @@ def _publish(block: Block) -> None:
         sys.stdout.flush()
         transient = {} if display_id is None else {"display_id": display_id}
         publish_display_data(data=data, metadata=metadata, transient=transient)
+
+
+class Transcript:
+    """Files to which the lines of each rank are appended.
+
+    They are in the folder of the runs, in a subfolder that only the user can enter.
+
+    Args:
+        ranks: the ranks, each of which gets a file.
+        shown: the text of the ranks so far.
+    """
+
+    def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
+        runs_dir = Path(default_of(TrainConfig, "runs_dir")).absolute()
+        self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
+        self.folder.mkdir(parents=True, mode=0o700)
+        self._files = {rank: (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8") for rank in ranks}
+        self._num_lines = dict.fromkeys(self._files, 0)
+        self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in self._files}
+        for block in shown:
+            for rank in block.ranks:
+                self._append(rank, block.texts)
+
+    def write_block(self, block: Block) -> None:
+        for rank in block.ranks:
+            self.write(rank, [(block.kind, text) for text in block.texts])
+
+    def write(self, rank: int, items: Sequence[Item]) -> None:
+        """Append lines that are not shown."""
+        self._append(rank, [text for _, text in items])
+        self._tails[rank].extend(items)
+
+    def flush(self) -> None:
+        """Flush the files, so that the text can be read."""
+        for file in self._files.values():
+            file.flush()
+
+    def newest(self) -> list[Block]:
+        """The last line of each rank."""
+        return merged({rank: list(tail)[-1:] for rank, tail in self._tails.items()})
+
+    def tail(self) -> list[Block]:
+        """The last lines of each rank among those that were not shown."""
+        return merged({rank: list(tail) for rank, tail in self._tails.items()})
+
+    def paths(self) -> dict[int, str]:
+        """The paths of the files relative to the notebook's folder."""
+        return {rank: os.path.relpath(file.name) for rank, file in self._files.items()}
+
+    def num_lines(self) -> dict[int, int]:
+        return dict(self._num_lines)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _append(self, rank: int, texts: Sequence[str]) -> None:
+        if texts:
+            self._files[rank].write("\n".join(texts) + "\n")
+            self._num_lines[rank] += len(texts)
+
+
+class LateOutput:
+    """Shows messages that come once their cell is over, below that cell.
+
+    As in a plain kernel they are shown at once, also while another cell runs. So a thread shows them, and
+    lives as long as something comes. Make the object while the cell runs: ipykernel knows from the context
+    below which cell it shows something; before version 6.29 it is the cell that runs.
+
+    Args:
+        max_lines: the number of lines to show, as in `CellOutput`.
+    """
+
+    def __init__(self, max_lines: int) -> None:
+        self._max_lines = max_lines
+        self._context = copy_context()
+        self._lock = threading.Lock()
+        self._arrivals: Arrivals | None = None
+        """What has come; None while nothing is shown."""
+
+    def show(self, rank: int, ranks: Collection[int], message: Message) -> None:
+        """Show a message that one of the ranks has sent after its cell; start the thread if none shows
+        any."""
+        with self._lock:
+            if self._arrivals is None:
+                self._arrivals = Arrivals()
+                show = self._context.copy().run
+                threading.Thread(
+                    target=show, args=(self._show_until_quiet, ranks, self._arrivals), daemon=True
+                ).start()
+            self._arrivals.add(rank, message)
+
+    def _show_until_quiet(self, ranks: Collection[int], arrivals: Arrivals) -> None:
+        """Show what arrives, until nothing has come for a second."""
+        # The widget of a cell's text cannot be made on this thread.
+        output = CellOutput(arrivals, ranks, self._max_lines, has_view=False)
+        newest_s = time.monotonic()
+        while True:
+            with self._lock:
+                if not arrivals.are_empty:
+                    newest_s = time.monotonic()
+                elif time.monotonic() - newest_s > _QUIET_S:
+                    self._arrivals = None
+                    break
+            output.show_new()
+            time.sleep(_UPDATE_PERIOD_S)
+        output.close()

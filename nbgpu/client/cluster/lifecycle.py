@@ -31,7 +31,7 @@ from nbgpu.client.variables import saving
 from nbgpu.client.variables.store import VariableStore
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig
 from nbgpu.errors import ClusterError, NbgpuError
-from nbgpu.host import host_checks, torch_build
+from nbgpu.host import host_checks
 from nbgpu.machine import devices
 from nbgpu.machine.gpus.reservations import Reservations
 from nbgpu.machine.signals import uninterrupted
@@ -118,7 +118,7 @@ class Lifecycle:
         """Raise an error in conditions under which these devices can have no ranks; return the number of
         engines that they need."""
         state = self._state
-        torch_build.require_for(state.devices)
+        host_checks.require_torch_for(state.devices)
         num_engines = state.world_size + state.config.spare
         backends = [transport.backend for transport in state.transports]
         host_checks.require_startable(os.environ, backends, num_engines)

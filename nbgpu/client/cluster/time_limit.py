@@ -11,8 +11,7 @@ from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
-from nbgpu.client.state.release import tell_in_next_cell
-from nbgpu.client.state.time_limit_watch import TimeLimitWatch
+from nbgpu.client.state.release import TimeLimitWatch, tell_in_next_cell
 from nbgpu.client.variables.store import VariableStore
 from nbgpu.config import ClusterConfig
 from nbgpu.config.launchers import LAUNCHERS

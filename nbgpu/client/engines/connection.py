@@ -19,8 +19,8 @@ from ipyparallel.client.client import Metadata
 
 from nbgpu.client.engines.cell_replies import Answer, Arrivals, Message, TakeLate
 from nbgpu.client.engines.cell_socket import CellSocket
-from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import CellOptions, CellOutputs, Remains
+from nbgpu.protocol.short_cuts import are_plain
 
 _CURVE_KEYS = ("serverkey", "publickey", "secretkey")
 _OF_A_CELL = "-cell-"

@@ -26,7 +26,7 @@ from typing import Any
 from nbgpu.machine import watched
 from nbgpu.machine.files import write_whole
 from nbgpu.machine.interfaces import LOOPBACK
-from nbgpu.machine.lifetime import LifetimeWatch, end_with
+from nbgpu.machine.watched import LifetimeWatch, end_with
 from nbgpu.protocol.cluster_processes import engine_host, engine_pid
 from nbgpu.protocol.hosts import FIRST_NUMBER
 

@@ -22,8 +22,8 @@ from nbgpu.client.engines import preloading
 from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import launch
+from nbgpu.host.endings import Whose
 from nbgpu.host.host import Host
-from nbgpu.host.logs import Whose
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import numa, processes, watched
 from nbgpu.machine.processes import EngineProcess, ProcessId

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, RankError
-from nbgpu.machine.gpus import stuck
+from nbgpu.machine.gpus import readings
 from nbgpu.machine.gpus.readings import DeviceMonitor
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.text.ranks import count_of_ranks
@@ -65,9 +65,9 @@ def _leave_out_stuck_gpus(ranks: Ranks) -> str:
     if not ranks.pids_here:
         return ""
     with DeviceMonitor() as monitor:
-        uuids = {device.uuid for device in ranks.devices} & stuck.with_processes(monitor)
+        uuids = {device.uuid for device in ranks.devices} & readings.gpus_with_processes(monitor)
         ranks.end(range(len(ranks)))
-        busy = {device.uuid: device for device in stuck.still_busy(monitor, uuids)}
+        busy = {device.uuid: device for device in readings.still_busy(monitor, uuids)}
     on_busy = [rank for rank, device in enumerate(ranks.devices) if device.uuid in busy]
     if not on_busy or len(on_busy) == len(ranks):
         return ""

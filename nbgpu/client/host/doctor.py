@@ -10,33 +10,38 @@ import json
 import os
 import platform
 import re
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
-from nbgpu.client.host import probes, registry
+from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import HostDevices
-from nbgpu.client.ipykernel import colab
+from nbgpu.client.ipykernel import shell
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.config import TrainConfig, site, site_file
 from nbgpu.config.conditions import default_of
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.host import gpu_checks, host_checks
-from nbgpu.host.findings import Finding, Verdict, fail, ok, warn
-from nbgpu.machine import devices
-from nbgpu.machine.requirements import requirements
-from nbgpu.machine.tried_versions import newer_than_tried
+from nbgpu.host.host_checks import Finding, Verdict, fail, ok, warn
+from nbgpu.machine import devices, interpreter
+from nbgpu.machine.requirements import newer_than_tried, requirements
 from nbgpu.protocol.cluster_processes import CONTROLLER_PID
+from nbgpu.protocol.records import Device
 from nbgpu.text.durations import duration
 from nbgpu.version import VERSION
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
+_PATIENCE_S = 120.0
+"""Long enough for imports on a busy host, and for NCCL's first collective on many GPUs."""
+_POLL_PERIOD_S = 0.02
 """The first version of ipykernel in which buttons work while a cell runs."""
 
 
@@ -70,7 +75,7 @@ def examine(runs_dir: str, devices_now: HostDevices) -> Iterator[Finding]:
     yield from _leftovers()
     torch: dict[str, Any] | None = None
     try:
-        torch = probes.about_torch()
+        torch = _about_torch()
         built_for = f"CUDA {torch['cuda']}, NCCL {torch['nccl']}" if torch["cuda"] else "the CPU"
         yield ok("torch", f"{torch['torch']}, built for {built_for}; sees {torch['num_gpus']} GPUs")
     except ClusterError as error:
@@ -105,7 +110,7 @@ def _versions() -> Iterator[Finding]:
     ipykernel = metadata.version("ipykernel")
     if tuple(int(part) for part in ipykernel.split(".")[:2]) < _PANELS_DURING_A_CELL:
         text = f"{ipykernel}: buttons act between cells only"
-        if colab.is_here():
+        if shell.is_on_colab():
             yield ok("ipykernel", f"{text}; Colab's page needs this version")
         else:
             yield warn("ipykernel", text, "pip install 'ipykernel>=7.1'")
@@ -194,7 +199,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
     """Form groups of real processes, as a cluster does."""
     pair = (devices.cpu(0), devices.cpu(1))
     try:
-        yield ok("gloo", _describe_timing(probes.all_reduce(pair, "gloo")))
+        yield ok("gloo", _describe_timing(_all_reduce(pair, "gloo")))
     except ClusterError as error:
         yield fail(
             "gloo", f"2 CPU processes could not form a group: {error}", "see loopback and environment above"
@@ -208,7 +213,7 @@ def _groups(torch: dict[str, Any]) -> Iterator[Finding]:
         )
     elif gpus and torch["nccl"]:
         try:
-            yield ok("nccl", _describe_timing(probes.all_reduce(gpus, "nccl")))
+            yield ok("nccl", _describe_timing(_all_reduce(gpus, "nccl")))
         except ClusterError as error:
             yield fail(
                 "nccl",
@@ -262,3 +267,72 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 def exit_code(findings: Sequence[Finding]) -> int:
     """The exit code: 0 unless something does not work."""
     return _EXIT_CODES[worst(findings)]
+
+
+def _about_torch() -> dict[str, Any]:
+    """The versions that torch is built with, and the number of GPUs that it sees; ClusterError if it cannot
+    be imported."""
+    (answer,) = _ask([["about"]], {})
+    return answer
+
+
+def _all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
+    """Form a group with one process for each device, and run an all_reduce of a megabyte.
+
+    Returns:
+        `form_s` and `all_reduce_s`, in seconds, by rank.
+
+    Raises:
+        ClusterError: a process failed or did not answer; the message has the last line of its error output.
+    """
+    gpus = ",".join(dict.fromkeys(d.uuid for d in chosen if d.kind == "cuda"))
+    with tempfile.TemporaryDirectory(prefix="nbgpu-trial-") as folder:
+        shared = [folder, str(len(chosen)), backend]
+        questions = [
+            ["reduce", shared[0], str(rank), *shared[1:], devices.torch_name(device, chosen)]
+            for rank, device in enumerate(chosen)
+        ]
+        return _ask(questions, {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"})
+
+
+def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
+    with ExitStack() as open_files:
+        # Files take the output and not pipes, because NCCL may be set to log more than a pipe holds.
+        outputs, errors = (
+            [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in questions] for _ in range(2)
+        )
+        asked = [
+            subprocess.Popen(
+                interpreter.command("nbgpu.engine.group.probe", *question),
+                stdout=output,
+                stderr=error,
+                env={**os.environ, **environment},
+            )
+            for question, output, error in zip(questions, outputs, errors, strict=True)
+        ]
+        give_up_s = time.monotonic() + _PATIENCE_S
+        try:
+            # Once one process has failed, the others would wait for it.
+            while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
+                if time.monotonic() > give_up_s:
+                    raise ClusterError(f"no answer within {_PATIENCE_S:g} s")
+                time.sleep(_POLL_PERIOD_S)
+        finally:
+            ended = [process.poll() for process in asked]
+            for process in asked:
+                process.kill()
+                process.wait()
+        failed = [
+            _last_line(error) or f"a process ended with {code}"
+            for code, error in zip(ended, errors, strict=True)
+            if code
+        ]
+        if failed:
+            raise ClusterError("; ".join(dict.fromkeys(failed)))
+        return [json.loads(_last_line(output)) for output in outputs]
+
+
+def _last_line(file: IO[str]) -> str:
+    file.seek(0)
+    lines = [line for line in file if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -18,8 +18,7 @@ from typing import Any
 
 from ipykernel.iostream import OutStream
 
-from nbgpu.protocol.plain_cells import are_plain
-from nbgpu.protocol.streams import flush_only_what_was_written
+from nbgpu.protocol.short_cuts import are_plain, flush_only_what_was_written
 
 _SLEEP = "_execute_sleep"
 

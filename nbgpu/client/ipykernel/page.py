@@ -1,21 +1,59 @@
-"""The abilities of the page in front of the kernel, and a way for its messages while a cell is running."""
+"""The abilities of the page in front of the kernel, and what it learns of the kernel while a cell runs.
+
+ipykernel answers the widgets' messages on threads of their own ("subshells") while the main thread runs a
+cell, and says 'busy' and 'idle' around each. Pages and the server know one state of a kernel, the last one
+that it said: JupyterLab's status bar would read "Idle" next to a cell that runs, and a server that ends idle
+kernels would end this one. Here 'busy' is said again after such an 'idle'.
+
+Before anything else a page asks the kernel for its information, and JupyterLab does not look for widgets
+until it has the answer. ipykernel would answer only after the running cell. Here such requests go to a
+subshell, which there is as soon as a page has shown a widget, so that a page that is loaded while a cell runs
+finds the cell's widgets at once.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ipykernel.iostream import OutStream
 from IPython.core.getipython import get_ipython
-
-from nbgpu.client.ipykernel.busy import stay_busy
 
 if TYPE_CHECKING:
     import ipywidgets
 
 FRONTEND_VARIABLE = "NBGPU_FRONTEND"
 """Environment variable: 1 or 0 overrules `has_frontend`."""
+_QUESTIONS = ("kernel_info_request", "comm_info_request")
+_HEADER = 1
+_PUBLISH = "_publish_status"
+"""The method with which ipykernel says its state. It is private, from 6.29 to 7.4: where it does not exist,
+the state is left as it is, and a test fails."""
+
+
+def stay_busy(kernel: Any) -> None:
+    """Keep the state of a kernel true from now on; calling this again changes nothing."""
+    publish = getattr(kernel, _PUBLISH, None)
+    if publish is None or _PUBLISH in vars(kernel):
+        return
+    runs_cell = bool(kernel.get_parent("shell"))
+    # Without the lock a cell could end between the look at `runs_cell` and the 'busy' that follows from it.
+    lock = threading.Lock()
+
+    def publish_and_stay_busy(status: str, *args: Any, **kwargs: Any) -> None:
+        nonlocal runs_cell
+        with lock:
+            publish(status, *args, **kwargs)
+            if threading.current_thread() is threading.main_thread():
+                runs_cell = status == "busy"
+            elif status == "idle" and runs_cell:
+                # It carries the same request: who passes over the 'idle' of such requests passes over this.
+                publish("busy", *args, **kwargs)
+
+    setattr(kernel, _PUBLISH, publish_and_stay_busy)
 
 
 def _kernel() -> Any | None:
@@ -69,3 +107,44 @@ def answer_while_busy(widget: ipywidgets.Widget) -> None:
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda data, default: default
         stay_busy(_kernel())
+
+
+class RunningCell:
+    """The cell that is running now, as pages see it. Call `over` when the cell shows nothing more.
+
+    The names in the kernel that this needs are private, from ipykernel 7.1 to 7.4. Where they do not exist,
+    pages wait as they always do; a test fails when that happens.
+    """
+
+    def __init__(self) -> None:
+        self._kernel: Any = _kernel()
+        self._request = self._kernel.get_parent("shell") if self._kernel is not None else {}
+        self.over: Callable[[], None] = self._answer_pages()
+
+    def _answer_pages(self) -> Callable[[], None]:
+        kernel = self._kernel
+        stream = getattr(kernel, "shell_stream", None)
+        dispatch = getattr(kernel, "shell_channel_thread_main", None)
+        subshells: Any = getattr(getattr(kernel, "shell_channel_thread", None), "manager", None)
+        needed = ("list_subshell", "get_shell_channel_to_subshell_socket")
+        if stream is None or dispatch is None or not all(hasattr(subshells, name) for name in needed):
+            return lambda: None
+
+        async def answer_or_dispatch(message: Any) -> None:
+            _, parts = kernel.session.feed_identities(message, copy=False)
+            kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")
+            if kind in _QUESTIONS and (free := subshells.list_subshell()):
+                subshells.get_shell_channel_to_subshell_socket(free[0]).send_multipart(message, copy=False)
+            else:
+                await dispatch(message)
+
+        stream.on_recv(answer_or_dispatch, copy=False)
+        return lambda: stream.on_recv(dispatch, copy=False)
+
+    def say_busy(self) -> None:
+        """Tell pages that the kernel is busy, because its answer to a page's request looks as if it were
+        not."""
+        if self._kernel is not None:
+            self._kernel.session.send(
+                self._kernel.iopub_socket, "status", {"execution_state": "busy"}, parent=self._request
+            )

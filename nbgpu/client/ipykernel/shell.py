@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib import import_module
 from typing import Any
 
 
@@ -24,3 +25,14 @@ def event_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def is_on_colab() -> bool:
+    """Whether this is a kernel of Colab's, which loads its own package before any cell."""
+    return "google.colab" in sys.modules
+
+
+def allow_widgets() -> None:
+    """Let Colab's page load widgets that it does not bring itself, such as the panels; nothing elsewhere."""
+    if is_on_colab():
+        import_module("google.colab.output").enable_custom_widget_manager()

@@ -16,7 +16,7 @@ from typing import Any
 from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.errors import NbgpuError
 from nbgpu.machine.signals import Note, noted
-from nbgpu.protocol.plain_cells import are_plain
+from nbgpu.protocol.short_cuts import are_plain
 
 _log = logging.getLogger("nbgpu.cluster")
 

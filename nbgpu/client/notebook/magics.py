@@ -1,4 +1,5 @@
-"""The magics of a notebook: `%%distributed`, `%distributed`, `%%scaling`, `%nbgpu`, `%pull`, `%push`."""
+"""The magics of a notebook: `%%distributed`, `%distributed`, `%%scaling`, `%nbgpu`, `%pull`, `%push`,
+`%debug`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import MagicArgumentParser, argument, magic_arguments, parse_argstring
 from IPython.display import display
 
@@ -21,19 +22,64 @@ from nbgpu.client import presenting
 from nbgpu.client.cells.cell import DistributedCell
 from nbgpu.client.cluster.attach import attach
 from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.engines.calls import reference
 from nbgpu.client.host import doctor, ps, registry
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.client.ipykernel import flushing
-from nbgpu.client.notebook import completion, head_start, magic_help, plain_cells, post_mortem, sync
+from nbgpu.client.notebook import completion, head_start, magic_help, plain_cells, sync
 from nbgpu.client.scaling import cell_study
 from nbgpu.client.variables import table as variables
 from nbgpu.config import ClusterConfig, flags
-from nbgpu.errors import ConfigError, NbgpuError
+from nbgpu.errors import CellInterrupted, ClusterError, ConfigError, NbgpuError, RankError
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.protocol.calls import Call
 from nbgpu.serialization import unpicklable
 from nbgpu.text.similar import did_you_mean
 
+_DEBUG = "%debug"
+"""The command that runs on the rank. There it opens pdb, whose `input()` asks in the notebook."""
+
+
 _CELL_MAGIC = "%%distributed"
+
+
+def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
+    """Open pdb where a rank failed, until the user leaves it, while the other ranks wait.
+
+    Args:
+        cluster: the cluster whose last cell failed.
+        rank: the rank to debug; None for the one that failed first.
+
+    Raises:
+        ClusterError: there is no failure to debug.
+    """
+    kept = cluster.apply(reference(Call.KEPT_FAILURE))
+    failed = {r: failure for r, failure in kept.items() if failure is not None and rank in (None, r)}
+    if not failed:
+        raise ClusterError(
+            f"{'no rank' if rank is None else f'rank {rank}'} has a failure to look at. It is kept until the next cell "
+            "runs there, but not where memory ran out or the process ended"
+        )
+    first = min(failed, key=lambda r: failed[r][0])
+    print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
+    with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
+        DistributedCell(cluster.parts.cells, _DEBUG, [first], None).show_blocking()
+
+
+@magics_class
+class DebugMagics(Magics):
+    """IPython's own `%debug`, replaced by `open_debugger` for failures on ranks."""
+
+    shell: InteractiveShell
+
+    @line_cell_magic
+    def debug(self, line: str = "", cell: str | None = None) -> None:
+        """Open the debugger where the last error came from: on a rank where that was a distributed cell's."""
+        of_ranks = isinstance(getattr(sys, "last_value", None), RankError | CellInterrupted)
+        if of_ranks and not line.strip() and cell is None:
+            open_debugger(current())
+        else:
+            self.shell.magics_manager.registry["ExecutionMagics"].debug(line, cell)
 
 
 @cache
@@ -298,7 +344,7 @@ class NbgpuMagics(Magics):
     @argument("--rank", type=int, help="which rank; left out: the one that failed first")
     def _debug(self, line: str) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
-        post_mortem.open_debugger(current(), parse_argstring(self._debug, line).rank)
+        open_debugger(current(), parse_argstring(self._debug, line).rank)
 
     @magic_arguments()
     @argument("folder", help="a new folder, or one with variables that were saved earlier")
@@ -452,7 +498,7 @@ def _completions() -> dict[str, list[str]]:
 
 def load(shell: Any) -> None:
     """Register the magics and the transformer with an IPython shell. Harmless when repeated."""
-    shell.register_magics(NbgpuMagics(shell), post_mortem.DebugMagics(shell))
+    shell.register_magics(NbgpuMagics(shell), DebugMagics(shell))
     transformers = shell.input_transformer_manager.cleanup_transforms
     # IPython in a terminal has no event loop to keep free, and Ctrl-C does not reach what it awaits, so the
     # magic runs there.

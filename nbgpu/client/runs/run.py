@@ -15,8 +15,7 @@ from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import LeftResult
 from nbgpu.client.faults.recovery import Recovery
-from nbgpu.client.ipykernel.notice import Notice
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel.notice import Notice, Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.first_info import first_info

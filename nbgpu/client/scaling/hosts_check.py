@@ -12,7 +12,7 @@ from nbgpu.client.engines.calls import reference
 from nbgpu.client.host.doctor import notebooks_job
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import NbgpuError
-from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.host.host_checks import Finding, fail, ok, warn
 from nbgpu.performance.links import Line, Links
 from nbgpu.protocol.calls import Call
 from nbgpu.text.durations import duration

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import registry
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.runs.run import Run
 from nbgpu.client.scaling import measured_runs, study_table
 from nbgpu.client.scaling.comparison import Comparison
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, RunError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.files import write_whole
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
@@ -323,7 +323,7 @@ class Study:
         cluster = cluster_with(self.plan.point_cluster(ranks))
         if not cluster.config.share_gpus:
             registry.require_free(cluster.devices)
-        claim = folder_lock.lock(self.folder)
+        claim = files.lock_folder(self.folder)
         with self._lock:
             self._measured = {key: repeat for key, repeat in self._measured.items() if not repeat.why_failed}
         self._stopping.clear()

@@ -123,7 +123,8 @@ def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[st
 def notes(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
     """What a reader of the table has to know, in a line for each point of which there is something to say."""
     said = [(found.value, remarks(plan, found)) for found in summary]
-    return [*_kept_promise(plan, summary), *_remarks_of_points(plan, said)]
+    remarks_of_points = [f"{plan.vary} = {value}: {text}" for value, text in said if text]
+    return [*_kept_promise(plan, summary), *remarks_of_points]
 
 
 def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
@@ -139,10 +140,6 @@ def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> lis
     between = f" ({low:.2f} to {high:.2f})" if with_it.num_repeats >= verdicts.LEAST_REPEATS else ""
     doubt = f", which is not decided: {why}" if why else ""
     return [f"{promised} It brought {with_it.relative:.2f} times{between}{doubt}"]
-
-
-def _remarks_of_points(plan: StudyPlan, said: Sequence[tuple[Any, str]]) -> list[str]:
-    return [f"{plan.vary} = {value}: {text}" for value, text in said if text]
 
 
 def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:

@@ -18,8 +18,7 @@ from nbgpu.client.engines.stacks import Lookout, Sighting
 from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.state.history import CellHistory
-from nbgpu.client.state.release import IdleRelease
-from nbgpu.client.state.time_limit_watch import TimeLimitWatch
+from nbgpu.client.state.release import IdleRelease, TimeLimitWatch
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError, NoClusterError
 from nbgpu.host.host import Questions

@@ -1,5 +1,6 @@
-"""Ends a cluster that is no longer used, so that its GPUs are free for others (setting `release_after_s`).
+"""Threads that watch for a cluster's end: the time after its last use, and the time limit of its hosts.
 
+A cluster that is no longer used is ended, so that its GPUs are free for others (setting `release_after_s`).
 JupyterLab keeps the kernel of a notebook that was closed, and the kernel keeps the cluster. A cluster is in
 use while any cell of the notebook runs, while a rank works or a run goes on, and when somebody asks for a
 completion or for help on a name, as a page does while a person types. The time counts from the last of these.
@@ -15,9 +16,15 @@ from typing import Any
 
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.ipykernel.notice import Notice
+from nbgpu.text.durations import duration
 
 _LONGEST_WARNING_S = 60.0
 _SHARE_OF_WARNING = 0.2
+WARNING_BEFORE_END_S = 120.0
+"""Enough for a checkpoint of a large model, and for the variables."""
+_ASK_PERIOD_S = 60.0
+_RUN_PATIENCE_S = 90.0
+_RUN_LOOK_S = 0.1
 
 
 class IdleRelease:
@@ -136,3 +143,68 @@ def tell_in_next_cell(text: str) -> None:
             print(text, file=sys.stderr)  # noqa: T201 - printing is its purpose
 
     shell.events.register("pre_run_cell", tell)
+
+
+class TimeLimitWatch:
+    """Asks on a thread of its own for how long the hosts are there, and acts once when that is not long.
+
+    Args:
+        time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
+        warn: is called on the thread, with the time left as the beginning of a sentence.
+        can_save: a function that returns whether `save` may be called.
+        save: is called after that, on the notebook's event loop, and so never within another call of the
+            notebook's. Where there is no loop it is not called.
+    """
+
+    def __init__(
+        self,
+        time_left_s: Callable[[], float | None],
+        warn: Callable[[str], None],
+        can_save: Callable[[], bool],
+        save: Callable[[str], None],
+    ) -> None:
+        self._time_left_s = time_left_s
+        self._warn = warn
+        self._can_save = can_save
+        self._save = save
+        self._closing = threading.Event()
+        self._end_mono_s: float | None = None
+        self._loop = ipython_shell.event_loop()
+        self._thread = threading.Thread(target=self._watch, name="nbgpu-time-limit", daemon=True)
+        self._thread.start()
+
+    @property
+    def left_s(self) -> float | None:
+        """The time until the hosts are taken away, as said within the last minute; None if there is no
+        limit or nobody knows."""
+        return None if self._end_mono_s is None else max(0.0, self._end_mono_s - time.monotonic())
+
+    def close(self) -> None:
+        """End the watch; later calls do nothing."""
+        self._closing.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Ask for the time left until it is short; then warn, wait until no run has the ranks, and save."""
+        while (left_s := self._update_time_left()) is None or left_s > WARNING_BEFORE_END_S:
+            pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
+            if self._closing.wait(pause_s):
+                return
+        reason = f"the job has {duration(left_s)} left"
+        self._warn(reason)
+        give_up_s = time.monotonic() + _RUN_PATIENCE_S
+        while not self._can_save() and time.monotonic() < give_up_s:
+            if self._closing.wait(_RUN_LOOK_S):
+                return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._save_if_open, reason)
+
+    def _update_time_left(self) -> float | None:
+        left_s = self._time_left_s()
+        self._end_mono_s = None if left_s is None else time.monotonic() + left_s
+        return left_s
+
+    def _save_if_open(self, reason: str) -> None:
+        if not self._closing.is_set():
+            self._save(reason)

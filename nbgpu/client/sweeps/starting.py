@@ -11,12 +11,13 @@ from typing import Any
 
 from nbgpu.client.cluster.cluster import Cluster, cluster_with
 from nbgpu.client.host import gpu_choice, registry
-from nbgpu.client.sweeps import host_places
 from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.config import ClusterConfig, TrainConfig, signatures
 from nbgpu.config.cluster import MAX_RANKS
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
+from nbgpu.machine.gpus import setting as gpus_setting
+from nbgpu.machine.slurm_job import NEW_JOB
 from nbgpu.planning import host_devices, trials
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import resume
@@ -80,7 +81,7 @@ def _require_checkpoint_that_fits(config: TrainConfig) -> None:
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     """Make a cluster for each trial that can train at the same time, without starting it."""
     if not plan.cluster.is_local:
-        return [cluster_with(each) for each in host_places.places(plan.cluster, plan.config.parallel)]
+        return [cluster_with(each) for each in places_on_hosts(plan.cluster, plan.config.parallel)]
     shares = places(plan.cluster, plan.config.parallel)
     num_ranks = plan.cluster.ranks or 1
     settings = plan.cluster.model_dump()
@@ -127,3 +128,50 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
 def _require_free(clusters: Sequence[Cluster]) -> None:
     if not clusters[0].config.share_gpus:
         registry.require_free([device for cluster in clusters for device in cluster.devices])
+
+
+def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
+    """The settings of each cluster that can train a trial at the same time as the others; host by host in
+    turn, so that the hosts share the trials evenly.
+
+    Args:
+        cluster: the settings of the sweep, whose `gpus_per_node` is the number of a trial's ranks on a host.
+        parallel: the number of clusters; None for one job, or as many as the hosts have room for as far as
+            the settings tell.
+
+    Raises:
+        ConfigError: there is no room for so many.
+    """
+    if (job := cluster.launcher_settings.own_job) is not None and (parallel or 1) > 1:
+        raise ConfigError(
+            f"parallel={parallel}: this notebook is in Slurm's job {job.number}, whose nodes train one trial at a time. Leave "
+            f"it out, or launcher_options={{{NEW_JOB!r}: True}} gives each trial a job of its own"
+        )
+    if cluster.launcher_settings.IS_JOB:
+        return [cluster] * (parallel or 1)
+    hosts, groups = cluster.host_names, _groups(cluster)
+    room = len(hosts) * len(groups)
+    if parallel is not None and parallel > room and cluster.gpus != "none":
+        raise ConfigError(
+            f"parallel={parallel}: the hosts have room for {room} trials of gpus_per_node={cluster.gpus_per_node}, as far as "
+            "the settings tell. To have several trials on a host, name its GPUs: gpus='0,1,2,3' with gpus_per_node=1"
+        )
+    return [
+        cluster.model_copy(
+            update={
+                "hosts": hosts[place % len(hosts)],
+                "gpus": groups[place // len(hosts) % len(groups)],
+            }
+        )
+        for place in range(parallel or room)
+    ]
+
+
+def _groups(cluster: ClusterConfig) -> list[str]:
+    """The `gpus` of each place on one host."""
+    if cluster.gpus in (gpus_setting.ALL, gpus_setting.NONE) or gpus_setting.takes_free(cluster.gpus):
+        return [cluster.gpus]
+    names, size = cluster.gpus.split(","), cluster.gpus_per_node or 1
+    if len(names) < size:
+        raise ConfigError(f"gpus={cluster.gpus!r} names fewer GPUs than gpus_per_node={size}")
+    return [",".join(names[begin : begin + size]) for begin in range(0, len(names) - size + 1, size)]

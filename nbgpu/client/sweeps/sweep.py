@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Literal
 
 from nbgpu.client import presenting
 from nbgpu.client.cluster.cluster import Cluster
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 from nbgpu.client.runs.ending import Completion
 from nbgpu.client.sweeps.trial import Trial
 from nbgpu.errors import ClusterError, NbgpuError, RunError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import trials
 
@@ -51,7 +51,7 @@ class Sweep:
     def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
         self.folder = folder
         self.plan = plan
-        self._claim = folder_lock.lock(folder)
+        self._claim = files.lock_folder(folder)
         self.trials = [
             Trial(
                 number,

@@ -16,12 +16,12 @@ from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.variables.transfer import answers
 from nbgpu.errors import DataError
-from nbgpu.machine import folder_lock
+from nbgpu.machine import files
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.saved_folder import Manifest, RankSaved
 from nbgpu.text.html import shown_as_html
-from nbgpu.text.ranks import named_ranks
+from nbgpu.text.ranks import count_of_ranks, named_ranks
 from nbgpu.text.sizes import in_words
 
 _MAX_NAMED = 12
@@ -58,7 +58,7 @@ class Saved:
     def __str__(self) -> str:
         own = [name for name in self.names if not self.manifest.is_equal_everywhere(name)]
         lines = [
-            f"saved {_counted(self.names)} of {_ranks(self.manifest.world_size)} in {self.folder} "
+            f"saved {_counted(self.names)} of {count_of_ranks(self.manifest.world_size)} in {self.folder} "
             f"({in_words(self.size_bytes)}): {_listed(self.names)}"
         ]
         if own and self.manifest.world_size > 1:
@@ -93,7 +93,7 @@ class Loaded:
 
     def __str__(self) -> str:
         lines = [
-            f"loaded {_counted(self.names)} on {_ranks(self.world_size)} from {self.folder}: {_listed(self.names)}"
+            f"loaded {_counted(self.names)} on {count_of_ranks(self.world_size)} from {self.folder}: {_listed(self.names)}"
         ]
         if self.with_random_state:
             lines.append("random numbers go on where they were")
@@ -131,7 +131,7 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     data = saved_folder.new_data()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = folder_lock.lock(folder)
+        lock = files.lock_folder(folder)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error.strerror}") from None
     try:
@@ -199,7 +199,7 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
         own = [name for name in wanted if not manifest.is_equal_everywhere(name)]
         wanted = [name for name in wanted if name not in own]
         left_out += [
-            f"{name}: {_ranks(manifest.world_size)} saved values that differ, and there {_are(len(ranks))} now"
+            f"{name}: {count_of_ranks(manifest.world_size)} saved values that differ, and there {_are(len(ranks))} now"
             for name in own
         ]
     served = serve(folder, folder / saved_folder.MANIFEST)
@@ -279,10 +279,6 @@ def _agreed(
 
 def _on(ranks: Sequence[int], world_size: int, line: str) -> str:
     return line if len(ranks) == world_size else f"{named_ranks(ranks)}: {line}"
-
-
-def _ranks(number: int) -> str:
-    return f"{number} rank{'' if number == 1 else 's'}"
 
 
 def _are(number: int) -> str:

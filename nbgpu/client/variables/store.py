@@ -9,7 +9,7 @@ from typing import Any, Literal
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.release import tell_in_next_cell
-from nbgpu.client.variables import definitions, saving, transfer
+from nbgpu.client.variables import saving, transfer
 from nbgpu.client.variables.saving import Loaded, Saved
 from nbgpu.errors import NbgpuError
 
@@ -34,9 +34,7 @@ class VariableStore:
         """See `Cluster.push`."""
         chosen = self._state.checked_ranks(ranks)
         self._runs.refuse_during_run()
-        self._state.news += definitions.push(
-            self._state.ranks, chosen, values, lambda data: transfer.push(self._state.ranks, chosen, data)
-        )
+        self._state.news += transfer.push(self._state.ranks, chosen, values)
         self._state.history.note_pushed(values)
 
     def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:

@@ -29,9 +29,8 @@ from nbgpu.engine.ipykernel import (
     streams,
     tracebacks,
 )
-from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import CellOptions, CellOutputs
-from nbgpu.protocol.streams import flush_only_what_was_written
+from nbgpu.protocol.short_cuts import are_plain, flush_only_what_was_written
 
 _timeline: Callable[[], AbstractContextManager[None]] = nullcontext
 

@@ -25,10 +25,10 @@ from nbgpu.engine.process import torchrun_variables
 from nbgpu.engine.process.seat import Seat
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
-from nbgpu.machine.lifetime import LifetimeWatch
 from nbgpu.machine.processes import is_ending
 from nbgpu.machine.transports import NCCL_SAFE, SINGLE
 from nbgpu.machine.unix_sockets import MAX_PATH_BYTES, short_path
+from nbgpu.machine.watched import LifetimeWatch
 from nbgpu.protocol.cluster_processes import HOST_FOLDER, engine_name
 from nbgpu.protocol.records import Device, GivenUp
 

@@ -30,7 +30,7 @@ from nbgpu.engine.ipykernel import streams
 from nbgpu.engine.process import boot
 from nbgpu.machine import descendants, watched
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.lifetime import LifetimeWatch
+from nbgpu.machine.watched import LifetimeWatch
 from nbgpu.protocol.cluster_processes import CLUSTER_FOLDER, CONTROLLER_PID, TAKEN
 
 OWNER_PID = "NBGPU_OWNER_PID"

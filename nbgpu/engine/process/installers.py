@@ -34,7 +34,7 @@ from nbgpu.engine.process.seat import Seat
 from nbgpu.engine.variables import import_times, library_objects
 from nbgpu.machine import clock, numa
 from nbgpu.machine.links import Link
-from nbgpu.protocol.plain_cells import are_plain
+from nbgpu.protocol.short_cuts import are_plain
 
 Installer = Callable[[Seat, Any], None]
 """Called with the rank's seat and the engine's shell."""

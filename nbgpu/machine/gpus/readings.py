@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -33,6 +33,11 @@ _NOT_REPORTED = (
 _PERIOD_OF_NEW_STARTS_S = 10.0
 """The least time between two starts of NVML while a GPU cannot be read. NVML sees a GPU that was reset only
 after a new start."""
+
+
+_LOAD_PATIENCE_S = 3.0
+"""NVML reports the load of the last second."""
+_LOOK_PERIOD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +254,29 @@ def _reported(read: Callable[[], Number]) -> Number | None:
         if error.value not in _NOT_REPORTED:
             raise
         return None
+
+
+def gpus_with_processes(monitor: DeviceMonitor) -> set[str]:
+    """The UUIDs of the GPUs for which NVML names a process. In a container it may name none, so that nothing
+    can be said of a GPU without one."""
+    return {reading.device.uuid for reading in monitor.read().devices if reading.processes}
+
+
+def still_busy(monitor: DeviceMonitor, uuids: Collection[str]) -> list[Device]:
+    """The GPUs among these that compute all the time that one looks, and have no process.
+
+    A kernel of NCCL whose process was killed may stay on its GPU until the GPU is reset. No process can use
+    the GPU meanwhile, and NVML is the only one that knows of it.
+    """
+    give_up_s = time.monotonic() + _LOAD_PATIENCE_S
+    busy: dict[str, Device] | None = None
+    while True:
+        now = {
+            reading.device.uuid: reading.device
+            for reading in monitor.read().devices
+            if reading.device.uuid in uuids and not reading.processes and reading.utilization_percent
+        }
+        busy = now if busy is None else {uuid: device for uuid, device in busy.items() if uuid in now}
+        if not busy or time.monotonic() > give_up_s:
+            return list(busy.values())
+        time.sleep(_LOOK_PERIOD_S)

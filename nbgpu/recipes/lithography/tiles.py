@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nbgpu.errors import DataError
-from nbgpu.machine import host_memory
+from nbgpu.machine import cgroups
 from nbgpu.recipes.lithography.layouts import read_layout
 from nbgpu.recipes.lithography.pairs import Pair
 from nbgpu.recipes.lithography.rasterise import rasterised
@@ -42,13 +42,13 @@ def tiles(
     columns, rows = (max(1, math.ceil((b - a) / edge_nm)) for a, b in zip(low, high, strict=True))
     begin = (low + high - np.array([columns, rows]) * edge_nm) / 2
     field = size + 2 * margin
-    most = host_memory.free_bytes() // 2 // (4 * field * field)
+    most = cgroups.free_memory_bytes() // 2 // (4 * field * field)
     touched = _tiles_touched((lows - begin) / edge_nm, (highs - begin) / edge_nm, (columns, rows), most)
     if touched is None:
         width, height = (high - low) / 1000
         raise DataError(
             f"{path}: covers {width:.4g} x {height:.4g} um; as masks of {field} x {field} pixels of {pixel_nm:g} nm, with "
-            f"margins, it takes more than half of the {sizes.in_words(host_memory.free_bytes())} of memory that are free. "
+            f"margins, it takes more than half of the {sizes.in_words(cgroups.free_memory_bytes())} of memory that are free. "
             "Name a smaller cell, or take a larger pixel_nm"
         )
     reach = margin / size

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from nbgpu.errors import DataError
 from nbgpu.machine.files import write_whole
-from nbgpu.machine.lifetime import end_with
+from nbgpu.machine.watched import end_with
 from nbgpu.protocol.characterization import (
     BAD_DATA,
     CharacterizationJob,

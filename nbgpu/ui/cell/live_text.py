@@ -30,8 +30,7 @@ from IPython.display import display, update_display
 
 from nbgpu.client.cells.merging import Block
 from nbgpu.client.cells.outputs import Streams
-from nbgpu.client.ipykernel.joining import RunningCell
-from nbgpu.client.ipykernel.page import answer_while_busy
+from nbgpu.client.ipykernel.page import RunningCell, answer_while_busy
 from nbgpu.package import STATIC
 from nbgpu.ui.cell.text_html import ALL, block_html, bundle, differs, joins, lines_html, page
 from nbgpu.ui.slot import display_in, new_slot, slot_metadata

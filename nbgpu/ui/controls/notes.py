@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.config import TrainConfig
-from nbgpu.machine import host_memory
+from nbgpu.machine import cgroups
 from nbgpu.planning import workers
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
 from nbgpu.planning.epochs import epoch_of
@@ -150,7 +150,7 @@ class MemoryNote:
             self._write(f"whether it fits in memory is not known: {data}")
             return
         host = workers.this_host(num_ranks)
-        fit = memory_fit(config, data, host, host_memory.free_bytes(), limit_bytes)
+        fit = memory_fit(config, data, host, cgroups.free_memory_bytes(), limit_bytes)
         self._write(fit.words, warns=not fit.fits)
 
     def _write(self, words: str, warns: bool = False) -> None:

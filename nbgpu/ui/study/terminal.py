@@ -11,9 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from nbgpu.client.scaling import study_table
-from nbgpu.text.console import say, width_of
+from nbgpu.text.console import say, width_of, wrapped
 from nbgpu.text.tables import aligned
-from nbgpu.text.wrapping import wrapped
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nbgpu.text.console import say, width_of
+from nbgpu.text.console import say, width_of, wrapped
 from nbgpu.text.tables import aligned
-from nbgpu.text.wrapping import wrapped
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 from nbgpu.ui.sweep.rows import columns, rows
 

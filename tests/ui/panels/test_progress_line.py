@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 SCRIPT = """
-from nbgpu.client.ipykernel import progress_line
-from nbgpu.client.ipykernel.progress_line import Progress, ProgressLine
+from nbgpu.client.ipykernel import notice
+from nbgpu.client.ipykernel.notice import Progress, ProgressLine
 
-progress_line.PERIOD_S = 0.0
+notice.PERIOD_S = 0.0
 steps = iter(range(1, 10))
 line = ProgressLine(lambda: Progress(f"step {next(steps)} of 3" + " and so on" * 20, 0.5))
 line.refresh()

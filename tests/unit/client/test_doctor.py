@@ -22,7 +22,7 @@ from nbgpu.client.host import doctor
 from nbgpu.client.host.device_cards import DeviceCards
 from nbgpu.config import ClusterConfig
 from nbgpu.host import gpu_checks, host_checks
-from nbgpu.host.findings import Finding, fail, ok, warn
+from nbgpu.host.host_checks import Finding, fail, ok, warn
 from nbgpu.machine import cgroups
 from nbgpu.machine.requirements import requirements
 from nbgpu.planning import workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.client.sweeps.host_places import places
+from nbgpu.client.sweeps.starting import places_on_hosts
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 from nbgpu.planning import trials
@@ -12,7 +12,7 @@ from nbgpu.planning import trials
 
 def of_ssh(parallel: int | None = None, **settings: object) -> list[tuple[str, str]]:
     given = ClusterConfig.checked(**{"launcher": "ssh", "hosts": "a,b", "gpus_per_node": 1, **settings})
-    return [(each.hosts, each.gpus) for each in places(given, parallel)]
+    return [(each.hosts, each.gpus) for each in places_on_hosts(given, parallel)]
 
 
 def test_each_host_has_one_trial_where_its_gpus_are_not_named() -> None:
@@ -37,8 +37,8 @@ def test_more_than_there_is_room_for_is_refused(parallel: int | None, settings: 
 
 def test_slurm_has_as_many_jobs_as_trials_at_a_time() -> None:
     given = ClusterConfig.checked(launcher="slurm", nodes=2, gpus_per_node=4)
-    assert places(given, None) == [given]
-    assert places(given, 3) == [given] * 3
+    assert places_on_hosts(given, None) == [given]
+    assert places_on_hosts(given, 3) == [given] * 3
 
 
 def test_a_trial_has_one_rank_on_each_host_where_nothing_else_is_given() -> None:

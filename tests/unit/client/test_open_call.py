@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbgpu.client.notebook.open_call import open_call
+from nbgpu.client.notebook.settings_help import open_call
 
 
 @pytest.mark.parametrize(

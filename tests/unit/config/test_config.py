@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, read_toml, train_config, write_toml
-from nbgpu.config.settings import bounds, control_fields, markdown_table, unused
+from nbgpu.config.conditions import description
+from nbgpu.config.settings import bounds, control_fields, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
 from nbgpu.protocol.records import Device
@@ -48,7 +49,7 @@ def test_a_value_outside_its_bounds_names_field_value_bounds_and_default(
     assert repr(value) in message
     assert f"Give a value within: {bounds(field)}" in message
     assert ("or leave it out" if field.default is None else f"default {field.default!r}") in message
-    assert str(field.description) in message
+    assert description(model, name) in message
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_every_field_has_a_meaning_and_a_default_within_its_bounds(
 ) -> None:
     assert model.checked() == model()
     for name, field in model.model_fields.items():
-        assert field.description, name
+        assert description(model, name), name
         assert not field.is_required(), name
 
 
@@ -214,7 +215,8 @@ def test_what_the_controls_must_offer_is_marked() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_has_one_row_for_each_field(model: type[ClusterConfig] | type[TrainConfig]) -> None:
-    rows = markdown_table(model).splitlines()[2:]
+    table = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["markdown_table"](model)
+    rows = table.splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == [n for n in model.model_fields if n not in unused(model)]
     assert {row.replace("\\|", "").count("|") for row in rows} == {5}
 

@@ -102,7 +102,7 @@ def test_values_of_a_file_are_defaults_of_flags(monkeypatch: pytest.MonkeyPatch,
         Path("run.toml"), ClusterConfig(gpus="none", ranks=3), train_config("autoencoder", lr=0.5, seed=7)
     )
     given: list[TrainConfig] = []
-    monkeypatch.setattr(training.extras, "require", given.append)
+    monkeypatch.setattr(training.requirements, "require_extras", given.append)
     with pytest.raises(Reached):
         cli.main(["train", "autoencoder", *form, "--seed", "8"])
     assert (given[0].lr, given[0].seed) == (0.5, 8)
@@ -123,7 +123,7 @@ class Mine(OwnRecipe):
 def test_an_own_setting_may_have_the_name_of_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.py").write_text(OWN)
     given: list[TrainConfig] = []
-    monkeypatch.setattr(training.extras, "require", given.append)
+    monkeypatch.setattr(training.requirements, "require_extras", given.append)
     with pytest.raises(Reached):
         cli.main(["train", "mine.py", "--plan", "--hidden", "16", "--gpus", "none"])
     assert given[0].model_dump(include={"plan", "hidden"}) == {"plan": 3, "hidden": 16}

@@ -10,7 +10,7 @@ import pytest
 
 import nbgpu
 from nbgpu.errors import ClusterError
-from nbgpu.host import torch_build
+from nbgpu.host import host_checks
 from nbgpu.protocol.records import Device
 
 _GPU = Device("cuda", "NVIDIA H100", "GPU-1", 0, 80 * 2**30)
@@ -53,4 +53,4 @@ def test_any_other_torch_is_left_to_the_ranks(
     text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _installed(tmp_path, text, monkeypatch)
-    torch_build.require_for([_GPU])
+    host_checks.require_torch_for([_GPU])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from nbgpu.text.console import wrapped
 from nbgpu.text.html import as_html, labelled
-from nbgpu.text.wrapping import wrapped
 
 FOLDER = "/home/somebody/project/nbgpu_runs/20261126-120000-autoencoder-with-a-long-name-1f2e"
 

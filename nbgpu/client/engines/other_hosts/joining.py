@@ -24,9 +24,9 @@ from nbgpu.planning.host_devices import UNKNOWN
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.hosts import FIRST_NUMBER, HostDescription, JoinedHost, JoinFile
 from nbgpu.protocol.meeting import MEETING, MeetingPlace
-from nbgpu.protocol.plain_cells import VARIABLE as PLAIN_CELLS
-from nbgpu.protocol.plain_cells import are_plain
 from nbgpu.protocol.records import Device
+from nbgpu.protocol.short_cuts import VARIABLE as PLAIN_CELLS
+from nbgpu.protocol.short_cuts import are_plain
 
 if TYPE_CHECKING:
     from nbgpu.client.engines.connection import Client

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
-from nbgpu.host.endings import ExitStatus
-from nbgpu.host.logs import Whose
+from nbgpu.host.endings import ExitStatus, Whose
 from nbgpu.machine.processes import CoreUse
 from nbgpu.machine.signals import take_interrupt
 from nbgpu.protocol.calls import Call

@@ -14,7 +14,7 @@ from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm import Allocation, Slurm
 from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
 from nbgpu.client.launchers.slurm_steps import StepLauncher, StepRequest, step_script
-from nbgpu.client.sweeps.host_places import places
+from nbgpu.client.sweeps.starting import places_on_hosts
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.machine.slurm_job import OwnJob
@@ -187,11 +187,11 @@ def test_ranks_on_the_cpu_need_no_gpu_of_the_job() -> None:
 @pytest.mark.usefixtures("in_job")
 def test_a_job_trains_one_trial_at_a_time() -> None:
     config = ClusterConfig.checked(launcher="slurm", gpus_per_node=1)
-    assert places(config, None) == [config]
+    assert places_on_hosts(config, None) == [config]
     with pytest.raises(ConfigError, match=r"parallel=2: this notebook is in Slurm's job 7.*'new_job': True"):
-        places(config, 2)
+        places_on_hosts(config, 2)
     other = config.changed(launcher_options="new_job")
-    assert len(places(other, 2)) == 2
+    assert len(places_on_hosts(other, 2)) == 2
 
 
 def test_variables_are_saved_before_the_end_of_a_job_only(in_job: pytest.MonkeyPatch) -> None:

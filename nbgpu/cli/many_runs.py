@@ -1,6 +1,9 @@
-"""`nbgpu scaling`."""
+"""`nbgpu scaling` and `nbgpu sweep`: many runs as one."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -14,9 +17,10 @@ from nbgpu.cli.asking import (
     recipe_of,
     take_value,
 )
-from nbgpu.cli.command_flags import StudyFlags
-from nbgpu.client.scaling import starting
+from nbgpu.cli.command_flags import FileFlag, StudyFlags
+from nbgpu.client.scaling import starting as starting_studies
 from nbgpu.client.scaling.study import Study
+from nbgpu.client.sweeps import starting as starting_sweeps
 from nbgpu.config import (
     ClusterConfig,
     TrainConfig,
@@ -29,20 +33,26 @@ from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import PointSummary
 from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
+from nbgpu.planning.trials import SweepConfig
 from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.study import terminal as study_terminal
+from nbgpu.ui.sweep import terminal as sweep_terminal
 
-_FIRST = (
+_FIRST_OF_SCALING = (
     *("ranks", "vary", "values", "preset", "mode", "repeats", "measured_steps", "gpus"),
     *("data", "batch_size", "amp"),
 )
-"""The flags that `--help` lists."""
+_FIRST_OF_SWEEP = (
+    *("config", "preset", "random", "parallel", "sort_by", "goal", "gpus", "ranks"),
+    *("data", "batch_size", "epochs", "lr", "amp"),
+)
+"""The flags that `--help` of each command lists."""
 
 
 def scaling(arguments: list[str]) -> int:
     """Start or continue a study. Returns the exit code, which is 1 if a point is not measured."""
     models: list[type[BaseModel]] = [StudyFlags, StudyConfig, ClusterConfig, TrainConfig]
-    general_help("scaling", arguments, models, hidden=("recipe", *studies.DECIDED), first=_FIRST)
+    general_help("scaling", arguments, models, hidden=("recipe", *studies.DECIDED), first=_FIRST_OF_SCALING)
     ui.connect()
     if recipe := recipe_of(arguments):
         study = _new_study(recipe, arguments[1:])
@@ -72,7 +82,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         prog=f"nbgpu scaling {recipe}",
         defaults=defaults,
         hidden=("recipe", *studies.DECIDED, *unused(model)),
-        first=(*_FIRST, *added_settings(recipe)),
+        first=(*_FIRST_OF_SCALING, *added_settings(recipe)),
     )
     asked = StudyFlags(**{name: values.pop(name) for name in StudyFlags.model_fields})
     # What is a default need not stand in study.toml.
@@ -81,7 +91,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
     given |= {name: value for name, value in before.items() if name in {*values, "preset"}}
     given |= {name: values[name] for name in flags.given(arguments, values)}
     if not asked.vary:
-        return starting.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
+        return starting_studies.begin(recipe, studies.RANKS, _numbers(asked.ranks), given)
     vary = asked.vary.replace("-", "_")
     if vary not in model.model_fields:
         raise ConfigError(
@@ -92,7 +102,7 @@ def _new_study(recipe: str, arguments: list[str]) -> Study:
         raise ConfigError(f"--ranks {asked.ranks} are several numbers. With --vary give one")
     field = model.model_fields[vary]
     varied = [trials.item(part.strip(), field) for part in asked.values.split(",") if part.strip()]
-    return starting.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
+    return starting_studies.begin(recipe, vary, varied, given | {"ranks": ranks[0]})
 
 
 def _numbers(text: str) -> list[int]:
@@ -103,3 +113,55 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(
             f"--ranks {text!r} must be whole numbers separated by commas, such as 1,2,4"
         ) from None
+
+
+def sweep(arguments: list[str]) -> int:
+    """Start or continue a sweep. Returns the exit code, which is 1 if a trial is not finished."""
+    models: list[type[BaseModel]] = [FileFlag, SweepConfig, ClusterConfig, TrainConfig]
+    general_help("sweep", arguments, models, hidden=("recipe",), as_text=TrainConfig, first=_FIRST_OF_SWEEP)
+    ui.connect()
+    if recipe := recipe_of(arguments):
+        sweep = starting_sweeps.begin(recipe, _sweep_settings(recipe, arguments[1:]))
+    else:
+        rest, folder = take_value(arguments, "--resume", "the folder of a sweep")
+        if folder is None:
+            raise no_recipe(arguments, "nbgpu sweep RECIPE [flags], or nbgpu sweep --resume FOLDER [flags]")
+        plan = trials.SweepPlan.read(Path(folder))
+        stored = plan.config.model_dump() | plan.cluster.model_dump()
+        values = flags.parse([SweepConfig, ClusterConfig], rest, "nbgpu sweep --resume", defaults=stored)
+        sweep = starting_sweeps.go_on(folder, **values)
+    console = CommandConsole()
+    say(console, f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}")
+    sweep_terminal.follow(sweep, console)
+    sweep.wait(progress=False)
+    return 0 if all(trial.state == "finished" for trial in sweep.trials) else 1
+
+
+def _sweep_settings(recipe: str, arguments: list[str]) -> dict[str, Any]:
+    """Parse the flags of a sweep. Those of the recipe take several values, `--lr 1e-4,1e-3`, or a range."""
+    cluster, before = asked_before(recipe, arguments)
+    values = flags.parse(
+        [FileFlag, SweepConfig, ClusterConfig, settings_of(recipe)],
+        arguments,
+        prog=f"nbgpu sweep {recipe}",
+        defaults={
+            **cluster.model_dump(),
+            "ranks": cluster.ranks or 1,
+            **defaults_of(recipe, before, arguments),
+        },
+        hidden=("recipe", *unused(settings_of(recipe))),
+        as_text=settings_of(recipe),
+        first=(*_FIRST_OF_SWEEP, *added_settings(recipe)),
+    )
+    for name in FileFlag.model_fields:
+        del values[name]
+    varied = {
+        name: trials.from_text(values.pop(name))
+        for name in settings_of(recipe).model_fields
+        if values.get(name) is not None
+    }
+    given = cluster.given | {
+        name: values[name] for name in flags.given(arguments, ClusterConfig.model_fields)
+    }
+    of_sweep = {name: values[name] for name in SweepConfig.model_fields}
+    return of_sweep | given | before | varied
