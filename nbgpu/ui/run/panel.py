@@ -153,7 +153,7 @@ class Panel(anywidget.AnyWidget):
     show_buttons = traitlets.Bool(True).tag(sync=True)
     buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """The ids of widgets elsewhere that act on the run. The page disables them when the kernel is gone."""
-    system_charts = traitlets.List(LINES).tag(sync=True)
+    system_charts = traitlets.List().tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The Plotly bundle, only for kernels that cannot handle a request for it while a cell is running."""
 
@@ -187,6 +187,10 @@ class Panel(anywidget.AnyWidget):
             show_buttons=show_buttons,
             buttons=list(buttons),
             plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
+            # A search goes over no samples, and has no place for their rate.
+            system_charts=[
+                line for line in LINES if line["id"] != "throughput" or "batch_size" not in run.config.UNUSED
+            ],
         )
         self._can_be_asked = can_be_asked
         answer_while_busy(self)

@@ -117,7 +117,8 @@ def report_html(run: Reportable) -> str:
     info = run.info
     headline = summary(run, history)
     pace = wording.pace(history, info.world_size)
-    epochs = epochs_of(run.reader.records(), info)
+    # A search has no passes over data.
+    epochs = [] if "epochs" in run.config.UNUSED else epochs_of(run.reader.records(), info)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",
@@ -207,7 +208,8 @@ def _section(title: str, body: str) -> str:
 
 def _settings(run: Reportable) -> str:
     model = type(run.config)
-    rows = [(name, value, meaning(model, name)) for name, value in run.config.model_dump().items()]
+    settings = run.config.model_dump()
+    rows = [(n, value, meaning(model, n)) for n, value in settings.items() if n not in model.UNUSED]
     return table(("setting", "value", "meaning"), rows)
 
 
