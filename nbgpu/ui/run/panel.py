@@ -400,7 +400,7 @@ def _last_outputs(run: Run, history: History, slot: str) -> list[_Output]:
     """The outputs that stay in the notebook: the head, and the curves in the panel's place."""
     # Without curves there is nothing to say that the head does not.
     curves = bundle(run, history)
-    if "image/svg+xml" not in curves:
+    if "text/html" not in curves:
         curves = {}
     metadata = slot_metadata(slot, run.info.run_id)
     return [_head(run, history, slot), {"slot": slot, "data": curves, "metadata": metadata}]
@@ -449,7 +449,7 @@ class _TextLine:
         update_display(told, raw=True, display_id=head_of(self._slot))
         if time.monotonic() >= self._picture_due_mono_s:
             curves = bundle(self._run, history)
-            picture = {kind: curves[kind] for kind in ("text/plain", "image/svg+xml") if kind in curves}
+            picture = {kind: curves[kind] for kind in ("text/plain", "text/html") if kind in curves}
             update_display(picture, raw=True, display_id=self._slot)
             # After the drawing, which takes as long as there is much to draw.
             self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S

@@ -40,7 +40,7 @@ def report_html(study: Study) -> str:
         heading=f"{html.escape(plan.recipe)} <small>{html.escape(study.folder.name)}</small>",
         headline=study.describe(),
         body="".join(body),
-        figure=plotly_figure(study),
+        figures=[plotly_figure(study)],
     )
 
 

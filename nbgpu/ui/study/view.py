@@ -13,7 +13,7 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
-from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.run.charts import FONT_PT, GRID_COLOR, style_axes, svg_element
 from nbgpu.ui.study.chart import Studied, StudyChart, chart
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _TITLE_WIDTH = 56
 """In characters; a longer title would reach over the other chart."""
 _PICTURE_TITLE_WIDTH = 42
 _INCHES = (4.3, 3.6)
-_FONT_PT = 9
-"""11 pixels where the picture is as narrow as the page lets it be."""
 
 
 def svg(study: Studied) -> str:
@@ -69,7 +67,7 @@ def _draw_measured(drawn: StudyChart) -> str:
                 (0, 6),
                 textcoords="offset points",
                 color=TEXT_COLOR,
-                fontsize=_FONT_PT,
+                fontsize=FONT_PT,
                 ha="center",
                 parse_math=False,
             )
@@ -98,17 +96,14 @@ def _new_figure() -> tuple[Figure, Any]:
 
 def _picture(figure: Figure, title: str) -> str:
     # Below the chart: bars and lines leave no place in it.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=2)
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=FONT_PT, ncols=2)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
     return svg_element(figure, title)
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
-    style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)))
-    axes.tick_params(labelsize=_FONT_PT)
-    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=_FONT_PT)
-    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=_FONT_PT)
+    style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)), x_title=x_title, y_title=y_title)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:

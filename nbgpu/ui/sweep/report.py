@@ -45,7 +45,7 @@ def report_html(sweep: Sweep) -> str:
         heading=f"{html.escape(sweep.plan.recipe)} <small>{html.escape(sweep.folder.name)}</small>",
         headline=headline,
         body="".join(body),
-        figure=plotly_figure(sweep),
+        figures=[plotly_figure(sweep)],
     )
 
 
