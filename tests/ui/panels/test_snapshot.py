@@ -18,7 +18,6 @@ from nbgpu.run_folder.reader import Reader
 from nbgpu.text.palette import rank_color
 from nbgpu.ui.run.snapshot import bundle, page, report_html, write_report
 
-
 NAMES = [
     "Loss",
     "Validation: psnr (dB)",
