@@ -19,6 +19,7 @@ import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, own_file, settings_of, train_config
 from nbgpu.config.settings import as_text, control, control_fields
 from nbgpu.errors import ConfigError
+from nbgpu.text.console import say
 from nbgpu.ui.controls import fields
 from nbgpu.ui.controls.control_panel import _Controls, controls
 from nbgpu.ui.run import terminal
@@ -308,6 +309,11 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
     # Long lines wrap below the buttons, and do not scroll.
     assert "pre-line" in panel._said.value
+    # A terminal of 80 columns breaks the same plan between words.
+    printed, plan = io.StringIO(), str(cluster2.plan("autoencoder", data="phantoms", patch_size=16))
+    say(Console(file=printed, force_terminal=True, width=80), plan)
+    assert max(map(len, printed.getvalue().splitlines())) <= 80 < max(map(len, plan.splitlines()))
+    assert printed.getvalue().split() == plan.split()
 
     panel._find.click()
     assert not panel._stop.disabled
