@@ -175,8 +175,8 @@ class SettingsForm:
         self._follow_resume()
         values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
         present = settings_beside(self.recipe, {**self._beside, **values})
-        of_run = dict.fromkeys(self._of_run.keys() & self._defaults.keys(), "from the run")
-        origins = self._origins(present, values) | of_run
+        of_run = {*self.fixed, *(self._of_run.keys() & self._defaults.keys())}
+        origins = self._origins(present, values) | dict.fromkeys(of_run, "from the run")
         self._showing = True
         try:
             for name, field in self.fields.items():

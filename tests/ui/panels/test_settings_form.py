@@ -391,7 +391,7 @@ def test_the_settings_of_a_run_to_resume_are_shown_and_marked(area: SettingsArea
     assert folder.name in fields["resume"].note
     assert [fields[name].value for name in ("lr", "epochs", "optimizer")] == ["0.002", "7", "adam"]
     marked = {name for name in fields if fields[name].origin == "from the run"}
-    assert marked == {"lr", "epochs", "optimizer"}
+    assert marked == {"lr", "epochs", "optimizer", "image_channels"}
     # What the person has typed stays; what must be the same as there is the run's, and cannot be changed.
     assert (fields["batch_size"].value, fields["batch_size"].standard) == ("8", "4")
     assert area.form.changed == ["batch_size", "resume"]
