@@ -153,7 +153,7 @@ class Panel(anywidget.AnyWidget):
     show_buttons = traitlets.Bool(True).tag(sync=True)
     buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """The ids of widgets elsewhere that act on the run. The page disables them when the kernel is gone."""
-    system_charts = traitlets.List().tag(sync=True)
+    system_charts = traitlets.List(traitlets.Dict()).tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The Plotly bundle, only for kernels that cannot handle a request for it while a cell is running."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -149,7 +149,7 @@ class _Screen:
         columns = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         for name in columns:
-            justify = "left" if name in _TEXT_COLUMNS else "right"
+            justify: Literal["left", "right"] = "left" if name in _TEXT_COLUMNS else "right"
             # The device is the one column that shrinks in a narrow window.
             width = 28 if name == "device" else None
             table.add_column(name, justify=justify, max_width=width, no_wrap=name not in ("device", ""))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -14,10 +13,8 @@ from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
 from nbgpu.ui.run.charts import FONT_PT, GRID_COLOR, style_axes, svg_element
-from nbgpu.ui.study.chart import Studied, StudyChart, chart
-
-if TYPE_CHECKING:
-    from nbgpu.client.scaling.study import Study
+from nbgpu.ui.study.chart import Studied, StudyChart
+from nbgpu.ui.study.chart import chart as chart
 
 _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 """Those of a timeline."""
@@ -236,36 +233,9 @@ def notes_html(study: Studied) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-class StudyView:
-    """What the panel shows of a study."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    @property
-    def over(self) -> bool:
-        return self._study.over
-
-    def describe(self) -> str:
-        return self._study.describe()
-
-    def drawn(self) -> Any:
-        return chart(self._study)
-
-    def svg(self) -> str:
-        return svg(self._study)
-
-    def page(self, picture: str) -> str:
-        return page(self._study, picture)
-
-    def text(self) -> str:
-        return str(self._study)
-
-    def stop(self) -> None:
-        self._study.stop()
-
-    def on_end(self, callback: Callable[[Any], None]) -> None:
-        self._study.on_end(callback)
+def text(study: Studied) -> str:
+    """The whole view as plain text."""
+    return str(study)
 
 
 _CSS = """
