@@ -188,7 +188,7 @@ def _of_y(chart: Chart) -> str:
     return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
 
 
-def last_step_of(drawn: Sequence[Chart]) -> float:
+def max_step(drawn: Sequence[Chart]) -> float:
     return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
 
 
@@ -233,7 +233,7 @@ def plotly_figure(
     }
     data: list[dict[str, Any]] = []
     in_legend: set[int | None] = set()
-    last_step = last_step or last_step_of(drawn)
+    last_step = last_step or max_step(drawn)
     for i, chart in enumerate(drawn):
         suffix = str(i + 1) if i else ""
         column, row = i % 2, i // 2
@@ -361,7 +361,7 @@ def pictures(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
         f'<span style="color:{_color(rank)}">■</span> {_name(rank)}'
         for rank in sorted(ranks, key=lambda rank: math.inf if rank is None else rank)
     )
-    last_step = last_step_of(drawn)
+    last_step = max_step(drawn)
     images = "".join(as_image(_svg(info, history, chart, last_step), _PICTURE_STYLE) for chart in drawn)
     titles = html.escape(", ".join(chart.title for chart in drawn))
     return (

@@ -34,7 +34,7 @@ from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import result_view, wording
-from nbgpu.ui.run.charts import charts, last_step_of, pictures, plotly_figure
+from nbgpu.ui.run.charts import charts, max_step, pictures, plotly_figure
 from nbgpu.ui.run.history import History
 from nbgpu.ui.run.html_parts import escape, table
 
@@ -119,7 +119,7 @@ def report_html(run: Reportable) -> str:
     pace = wording.pace(history, info.world_size)
     # A search has no passes over data.
     drawn = charts(history, run.config.why_losses_differ)
-    last_step = last_step_of(drawn)
+    last_step = max_step(drawn)
     epochs = [] if "epochs" in run.config.UNUSED else epochs_of(run.reader.records(), info)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
