@@ -38,7 +38,7 @@ def _element(data: Any) -> str:
     # A name with '</script' would end the element in the middle of a string.
     drawn = json.dumps(figure).replace("<", "\\u003c")
     text = html.escape(str(data.get("text/plain", "a figure")))
-    still = data.get("image/svg+xml") or f"<pre>{text}</pre>"
+    still = data.get("text/html") or data.get("image/svg+xml") or f"<pre>{text}</pre>"
     return (
         f'<div class="nbgpu-figure" role="img" aria-label="{text}">'
         f'<script type="application/json">{drawn}</script><noscript>{still[still.find("<svg") if "<svg" in still else 0 :]}'

@@ -79,14 +79,11 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     """
     if not config.resume:
         return Beginning()
-    if config.resume == AUTO:
-        candidates = _all_of(Path(config.runs_dir).absolute(), config.recipe, config.run_name)
-        if not candidates:
-            named = f" named {config.run_name!r}" if config.run_name else ""
-            text = f"resume='auto' found no checkpoint of {config.title}{named} in {config.runs_dir}"
-            return Beginning(notes=(f"{text}: training starts from the beginning",))
-    else:
-        candidates = _in_folder(Path(config.resume).absolute())
+    candidates = _candidates(config.resume, config.runs_dir, config.recipe, config.run_name)
+    if not candidates:
+        named = f" named {config.run_name!r}" if config.run_name else ""
+        text = f"resume='auto' found no checkpoint of {config.title}{named} in {config.runs_dir}"
+        return Beginning(notes=(f"{text}: training starts from the beginning",))
     newest = checkpoint_files.first_whole(candidates, contents)
     damaged = [_damaged(path, what) for path, what in newest.damaged]
     if newest.checkpoint is None:
@@ -99,6 +96,16 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
     notes = [f"{text}; going on from {place}" for text in damaged] or [f"going on from {place}"]
     notes += _changed_settings(about, config)
     return Beginning(str(newest.checkpoint), int(about["step"]), tuple(notes))
+
+
+def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Path | None:
+    """Return the folder of the run that these settings resume; None where 'auto' finds none.
+
+    Raises:
+        ConfigError, RunError: as `find`, for a folder that has no checkpoint.
+    """
+    candidates = _candidates(resume, runs_dir, recipe, run_name)
+    return _run_of(candidates[0]) if candidates else None
 
 
 def values_in_checkpoint(config: TrainConfig) -> Chosen:
@@ -124,6 +131,13 @@ def values_in_checkpoint(config: TrainConfig) -> Chosen:
 
 def _as_json(values: dict[str, Any]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def _candidates(resume: str, runs_dir: str, recipe: str, run_name: str) -> list[Path]:
+    """The checkpoints that `resume` refers to, the newest first; there may be none for 'auto' alone."""
+    if resume == AUTO:
+        return _all_of(Path(runs_dir).absolute(), recipe, run_name)
+    return _in_folder(Path(resume).absolute())
 
 
 def _in_folder(folder: Path) -> list[Path]:

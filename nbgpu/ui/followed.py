@@ -31,30 +31,14 @@ _OLDEST_PICTURE_S = 5.0
 ten times as long."""
 
 
-class View(Protocol):
-    """What the panel shows of one sweep or study."""
+class Followed(Protocol):
+    """A sweep or a study."""
 
     @property
     def over(self) -> bool: ...
 
     def describe(self) -> str:
         """One line about the progress."""
-        ...
-
-    def drawn(self) -> Any:
-        """Return what the chart shows; a new picture is drawn where this differs from the last."""
-        ...
-
-    def svg(self) -> str:
-        """Return the chart as an element of a page; empty where there is nothing to draw."""
-        ...
-
-    def page(self, picture: str) -> str:
-        """Return everything as HTML, with the chart that `svg` returned."""
-        ...
-
-    def text(self) -> str:
-        """Return everything as plain text."""
         ...
 
     def stop(self) -> None: ...
@@ -64,25 +48,52 @@ class View(Protocol):
         ...
 
 
-def bundle(view: View, picture: str | None = None) -> dict[str, Any]:
+class View(Protocol):
+    """How a sweep or a study is shown: the functions of a module."""
+
+    def chart(self, followed: Any) -> Any:
+        """Return what the chart shows; a new picture is drawn where this differs from the last."""
+        ...
+
+    def svg(self, followed: Any) -> str:
+        """Return the chart as an element of a page; empty where there is nothing to draw."""
+        ...
+
+    def page(self, followed: Any, picture: str) -> str:
+        """Return everything as HTML, with the chart that `svg` returned."""
+        ...
+
+    def text(self, followed: Any) -> str:
+        """Return everything as plain text."""
+        ...
+
+
+def bundle(followed: Any, view: View, picture: str | None = None) -> dict[str, Any]:
     """The output that stays in the notebook: table and chart as HTML, and the table as text."""
-    drawn = view.svg() if picture is None else picture
-    return {"text/html": view.page(as_image(drawn)), "text/plain": view.text()}
+    drawn = view.svg(followed) if picture is None else picture
+    return {"text/html": view.page(followed, as_image(drawn)), "text/plain": view.text(followed)}
 
 
 class FollowedPanel:
     """Follows a sweep or a study on a thread of its own.
 
     Args:
-        view: what is shown.
+        followed: what is shown.
+        view: how.
         widget: the widget in the page; None for an output that is replaced.
         slot: the display_id of the output that gets the picture at the end.
         take_button_away: called at the end.
     """
 
     def __init__(
-        self, view: View, widget: HtmlWidget | None, slot: str, take_button_away: Callable[[], None]
+        self,
+        followed: Followed,
+        view: View,
+        widget: HtmlWidget | None,
+        slot: str,
+        take_button_away: Callable[[], None],
     ) -> None:
+        self._followed = followed
         self._view = view
         self._widget = widget
         self._slot = slot
@@ -102,7 +113,7 @@ class FollowedPanel:
 
     def start(self) -> None:
         self._thread.start()
-        self._view.on_end(self._end)
+        self._followed.on_end(self._end)
 
     def _follow(self) -> None:
         while not self._ended.wait(self._period_s):
@@ -120,7 +131,7 @@ class FollowedPanel:
                 return
             self._html = page
             if self._widget is None:
-                update_display(bundle(self._view, self._picture), raw=True, display_id=self._slot)
+                update_display(self._bundle(), raw=True, display_id=self._slot)
             elif self._page_is_ready:
                 self._widget.send({"type": "snapshot", "html": page})
             elif time.monotonic() - self._shown_mono_s > PAGE_PATIENCE_S:
@@ -131,13 +142,16 @@ class FollowedPanel:
         """The present page. Its chart may be a little older, because drawing it takes long."""
         begun_mono_s = time.monotonic()
         if last or begun_mono_s >= self._next_drawing_mono_s:
-            drawn = self._view.drawn()
+            drawn = self._view.chart(self._followed)
             if drawn != self._drawn:
-                self._picture = self._view.svg()
+                self._picture = self._view.svg(self._followed)
                 self._drawn = drawn
                 took_s = time.monotonic() - begun_mono_s
                 self._next_drawing_mono_s = begun_mono_s + min(took_s / _DRAWING_SHARE, _OLDEST_PICTURE_S)
-        return self._view.page(self._picture)
+        return self._view.page(self._followed, self._picture)
+
+    def _bundle(self) -> dict[str, Any]:
+        return bundle(self._followed, self._view, self._picture)
 
     def _end(self, _: Any) -> None:
         self._ended.set()
@@ -148,7 +162,7 @@ class FollowedPanel:
             self._over = True
             self._html = page
             update_display(
-                bundle(self._view, self._picture),
+                self._bundle(),
                 metadata=slot_metadata(self._slot, self._slot),
                 raw=True,
                 display_id=self._slot,
@@ -171,18 +185,18 @@ class FollowedPanel:
                         widget.send({"type": "end"})
                 case "bundle":
                     metadata = slot_metadata(self._slot, self._slot)
-                    data = bundle(self._view, self._picture)
-                    widget.send({"type": "bundle", "data": data, "metadata": metadata})
+                    widget.send({"type": "bundle", "data": self._bundle(), "metadata": metadata})
                 case "stored":
                     widget.close()
                     self._widget = None
 
 
-def show(view: View, instead: str, tooltip: str) -> None:
+def show(followed: Followed, view: View, instead: str, tooltip: str) -> None:
     """Display a live panel, or the table and chart of what is over.
 
     Args:
-        view: what is shown.
+        followed: what is shown.
+        view: how.
         instead: what a script can call in place of the panel.
         tooltip: what the Stop button does.
 
@@ -191,15 +205,15 @@ def show(view: View, instead: str, tooltip: str) -> None:
     """
     require_notebook(instead)
     slot = new_slot()
-    if view.over:
-        display(bundle(view), raw=True)
+    if followed.over:
+        display(bundle(followed, view), raw=True)
         return
     if not has_frontend():
-        display({"text/plain": view.describe()}, raw=True, display_id=slot)
-        FollowedPanel(view, None, slot, lambda: None).start()
+        display({"text/plain": followed.describe()}, raw=True, display_id=slot)
+        FollowedPanel(followed, view, None, slot, lambda: None).start()
         return
     widget = HtmlWidget(key=uuid.uuid4().hex, slot=slot)
     answer_while_busy(widget)
-    panel = FollowedPanel(view, widget, slot, stop_button.offer(view.stop, tooltip))
-    display_in(slot, widget, text=view.describe())
+    panel = FollowedPanel(followed, view, widget, slot, stop_button.offer(followed.stop, tooltip))
+    display_in(slot, widget, text=followed.describe())
     panel.start()

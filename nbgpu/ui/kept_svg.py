@@ -6,15 +6,13 @@ import base64
 import re
 
 
-def as_image(svg: str) -> str:
-    """Return each SVG element as an image, for HTML that is an output; nothing stays nothing.
+def as_image(svg: str, style: str = "width:100%") -> str:
+    """Return each SVG element as an image in this style, for HTML that is an output; nothing stays nothing.
 
     JupyterLab takes SVG elements out of the HTML of a notebook that somebody else ran, and leaves the words
     in them. Images stay. Whoever places this names it for screen readers.
     """
-    return "".join(map(_as_image, re.findall(r"<svg.*?</svg>", svg, re.DOTALL)))
-
-
-def _as_image(svg: str) -> str:
-    encoded = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="" src="data:image/svg+xml;base64,{encoded}" style="width:100%">'
+    return "".join(
+        f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(element.encode()).decode()}" style="{style}">'
+        for element in re.findall(r"<svg.*?</svg>", svg, re.DOTALL)
+    )

@@ -68,9 +68,11 @@ def begin_prediction(title: str) -> Callable[[Progress], None]:
 
 def show_sweep(sweep: Sweep) -> None:
     """Display the live panel of a sweep, or the table and curves of a sweep that is over."""
-    from nbgpu.ui.sweep import panel as sweep_panel
+    from nbgpu.ui import followed
+    from nbgpu.ui.sweep import view
 
-    sweep_panel.show(sweep)
+    tooltip = "Stop all runs of the sweep, each with a checkpoint; the sweep can be resumed"
+    followed.show(sweep, view, "sweep.describe() and sweep.table()", tooltip)
 
 
 def report_sweep(sweep: Sweep) -> None:
@@ -83,10 +85,10 @@ def report_sweep(sweep: Sweep) -> None:
 def show_study(study: Study) -> None:
     """Display the live panel of a study, or the table and charts of a study that is over."""
     from nbgpu.ui import followed
-    from nbgpu.ui.study.view import StudyView
+    from nbgpu.ui.study import view
 
     tooltip = "End after the current step. Measured points stay, and study.resume() goes on"
-    followed.show(StudyView(study), "study.describe() and study.frame()", tooltip)
+    followed.show(study, view, "study.describe() and study.frame()", tooltip)
 
 
 def report_study(study: Study) -> None:
@@ -108,10 +110,10 @@ def figure_of_study(study: Study) -> Any:
 
 def bundle_of_cell_study(study: CellStudy) -> dict[str, Any]:
     """Return the charts and the table of a cell's study as an output."""
-    from nbgpu.ui.kept_svg import as_image
+    from nbgpu.ui import followed
     from nbgpu.ui.study import view
 
-    return {"text/html": view.page(study, as_image(view.svg(study))), "text/plain": str(study)}
+    return followed.bundle(study, view)
 
 
 def text_of_devices() -> str:

@@ -69,6 +69,10 @@ def shown(run: Any) -> dict[str, set[str]]:
 def is_everywhere(run: Any, step: int, total: int) -> None:
     places = shown(run)
     assert places == {key: {f"step {step} of {total}"} for key in places}
+    # In a window of 80 columns `nbgpu ps` cuts nothing off, and an ended run is no running one.
+    lines = ps.table(80).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert sum(f"{run.folder.name}, {run.status}, step {step} of {total}" in line for line in lines) == 1
 
 
 def wait_for(look: Callable[[], bool]) -> None:

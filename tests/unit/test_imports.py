@@ -30,6 +30,7 @@ HOUSE = [
     "ui.sweep",
     "ui.study",
     "ui.prediction",
+    "ui.table_in_terminal",
     "ui.run",
     "ui.followed",
     "ui.cell",

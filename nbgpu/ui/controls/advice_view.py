@@ -15,7 +15,7 @@ from nbgpu.client.scaling.trial import try_advice
 from nbgpu.errors import NbgpuError
 from nbgpu.performance.bottlenecks import Advice
 from nbgpu.protocol.records import FINAL_STATES
-from nbgpu.ui.study.view import StudyView
+from nbgpu.ui.study import view
 
 if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
@@ -126,9 +126,9 @@ class AdviceView:
             button.disabled = False
 
     def _draw(self, study: Study) -> None:
-        view = StudyView(study)
+        page = view.page(study, view.svg(study))
         # Without the last property a wide table would widen the whole panel, beyond the page.
-        self._studied.value = f'<div style="{_READABLE};contain:inline-size">{view.page(view.svg())}</div>'
+        self._studied.value = f'<div style="{_READABLE};contain:inline-size">{page}</div>'
 
     def _stop(self) -> None:
         if self._study is not None:

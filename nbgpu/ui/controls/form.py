@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 from nbgpu.config import TrainConfig, presets, settings_beside, settings_of, train_config
-from nbgpu.config.conditions import conditions
-from nbgpu.config.settings import as_text, control_fields
-from nbgpu.errors import ConfigError
+from nbgpu.config.conditions import conditions, default_of
+from nbgpu.config.settings import as_text, control_fields, marked
+from nbgpu.errors import ConfigError, NbgpuError
 from nbgpu.planning.suitability import settled
 from nbgpu.protocol.records import Device
+from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder import resume
 from nbgpu.ui.controls.fields import Field
 
 _NAMED = re.compile(r"\b([a-z][a-z0-9_]*)\s*=")
@@ -48,13 +50,17 @@ class SettingsForm:
         self.model = settings_of(recipe)
         self._own_defaults: dict[str, Any] = {}
         """The panel's own defaults, in place of those that a call has."""
+        self._of_run: dict[str, Any] = {}
+        """The settings of the run to resume, where they are not the defaults."""
+        self._followed: tuple[Any, ...] = ()
+        """What has determined them."""
+        self._touched: dict[str, None] = {}
+        """The settings that the person has changed, the last one last. The others have their defaults beside
+        these."""
         train_config(recipe, **self._beside)
         self.fields = {name: Field(self.model, name) for _, name, _ in control_fields(self.model)}
         self._on_change = on_change
         self._on_draft = on_draft
-        self._touched: dict[str, None] = {}
-        """The settings that the person has changed, the last one last. The others have their defaults beside
-        these."""
         self._refused: dict[str, tuple[str, str]] = {}
         """By name: a text that a run has refused, and why."""
         self._showing = False
@@ -69,7 +75,51 @@ class SettingsForm:
 
     @property
     def _beside(self) -> dict[str, Any]:
-        return {**({"preset": self.preset} if self.preset else {}), **self._own_defaults}
+        return {**({"preset": self.preset} if self.preset else {}), **self._defaults}
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        """The values that take the place of defaults: the panel's own, and those of the run to resume."""
+        replaced = {rival for name in self._touched for rival in self._rivals.get(name, ())}
+        of_run = {name: value for name, value in self._of_run.items() if name not in replaced}
+        return {**self._own_defaults, **of_run}
+
+    @property
+    def fixed(self) -> list[str]:
+        """The settings that must be those of the run to resume."""
+        return marked(self.model, "shapes_the_model") if self._of_run else []
+
+    def _follow_resume(self) -> None:
+        """Let the settings of the run to resume, if there is one, take the place of the defaults."""
+        name, resumed = (
+            self.fields[field].value if field in self._touched else "" for field in ("run_name", "resume")
+        )
+        present_choice = (resumed, name, tuple(self._own_defaults))
+        if present_choice == self._followed:
+            return
+        self._followed, self._of_run = present_choice, {}
+        note, warns = "", False
+        try:
+            runs_dir = str(default_of(self.model, "runs_dir"))
+            folder = resume.run_to_resume(resumed, runs_dir, self.recipe, name) if resumed else None
+            if folder is not None:
+                self._of_run = self._beyond_defaults(runs.read_settings(folder)[1])
+                note = f"the settings are those of {folder.name}"
+        except NbgpuError as error:
+            note, warns = str(error), True
+        field = self.fields["resume"]
+        field.note, field.warns = note, warns
+        for name in self.fixed:
+            self._touched.pop(name, None)
+
+    def _beyond_defaults(self, run: TrainConfig) -> dict[str, Any]:
+        """The settings of a run that differ from this form's defaults; none of another recipe's run."""
+        if run.recipe != self.recipe:
+            raise ConfigError(f"a run of {run.recipe!r} cannot be resumed with {self.recipe!r}")
+        run = run.counting(resume="")
+        beyond, values = run.beyond_defaults, run.model_dump()
+        present = settings_beside(self.recipe, {**self._beside, **beyond})
+        return {n: v for n, v in values.items() if n != "resume" and (n in beyond or v != present[n])}
 
     def suit(self, has_gpus: bool) -> None:
         """Let mixed precision be what the devices can do, by default, where the ranks have GPUs."""
@@ -109,7 +159,7 @@ class SettingsForm:
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the values that the person has changed, and the panel's own defaults."""
         touched = {name: value for name, value in values.items() if name in self._touched}
-        return {**self._own_defaults, **touched}
+        return {**self._defaults, **touched}
 
     def config(self, values: Mapping[str, Any]) -> TrainConfig:
         """The settings of a run with these values.
@@ -122,9 +172,11 @@ class SettingsForm:
     def show_defaults(self) -> None:
         """Show in every field that the person has not changed the default that it has beside the others, and
         mark those that differ from theirs."""
+        self._follow_resume()
         values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
         present = settings_beside(self.recipe, {**self._beside, **values})
-        origins = self._origins(present, values)
+        of_run = {*self.fixed, *(self._of_run.keys() & self._defaults.keys())}
+        origins = self._origins(present, values) | dict.fromkeys(of_run, "from the run")
         self._showing = True
         try:
             for name, field in self.fields.items():
@@ -135,7 +187,7 @@ class SettingsForm:
                 else:
                     field.show(present[name])
                     field.standard, field.changed = field.value, False
-                field.origin = origins.get(name, "")
+                field.origin = "" if name in self._touched else origins.get(name, "")
                 field.idle = any(
                     present[other] is not None if name == replaced else present[other] is None
                     for other, replaced in self._pairs

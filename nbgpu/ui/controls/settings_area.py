@@ -184,7 +184,9 @@ class SettingsArea:
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
         """Let the person change what may be changed now: during a run, what steers it."""
         for name, field in self.form.fields.items():
-            field.disabled = is_busy and not (is_running and name in self.steerable)
+            field.disabled = name in self.form.fixed or (
+                is_busy and not (is_running and name in self.steerable)
+            )
         for field in self._workload.fields:
             field.disabled = is_busy
         for control in self.devices.inputs():
@@ -196,6 +198,8 @@ class SettingsArea:
     def _take_setting(self, name: str) -> None:
         with self._lock:
             self._on_change(name)
+            if name in ("resume", "run_name"):  # which run is resumed decides what may be changed
+                self._on_other_settings()
             self.judge()
 
     def _take_device(self, name: str, field: Field, _: Any) -> None:

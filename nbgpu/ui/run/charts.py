@@ -1,4 +1,4 @@
-"""A run's curves as still pictures: a Plotly figure as plain JSON, and the same as SVG.
+"""A run's curves as still pictures: a Plotly figure as plain JSON, and an SVG picture of each chart.
 
 Backgrounds are transparent, and text is a grey that is readable on white and on JupyterLab's dark page,
 because it is not known on which background a picture in a notebook will be shown.
@@ -6,6 +6,7 @@ because it is not known on which background a picture in a notebook will be show
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 
 from nbgpu.protocol.records import HIGH, LOW, Event, RunInfo, ends_an_interval, is_learning_rate
 from nbgpu.text.palette import TEXT_COLOR, rank_color
+from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.run.system_charts import SYSTEM_CHARTS, SystemChart
@@ -41,6 +43,12 @@ _ROW_PX = 250
 _ROW_GAP_PX = 80
 _BOTTOM_PX = 45
 _NOTE_WIDTH = 64
+_INCHES = (3.3, 2.3)
+FONT_PT = 9
+_PICTURE_NOTE_WIDTH = 46
+_PICTURE_STYLE = "flex:1 1 302px;min-width:0;max-width:400px"
+"""Two pictures beside each other where an output of a notebook is 617 pixels wide. At their narrowest their
+letters are 11 pixels high."""
 
 _SYMBOLS = {"checkpoint": "◆", "paused": "‖", "failure": "✕", "failed": "✕", "nonfinite": "▲", "note": "●"}
 
@@ -180,7 +188,7 @@ def _of_y(chart: Chart) -> str:
     return unit[1] if unit else chart.title[0].lower() + chart.title[1:]
 
 
-def _last_step(drawn: Sequence[Chart]) -> float:
+def max_step(drawn: Sequence[Chart]) -> float:
     return max((x for chart in drawn for curve in chart.curves for x in curve.x[-1:]), default=1.0) or 1.0
 
 
@@ -194,8 +202,16 @@ def _rounded(values: list[float]) -> list[float | None]:
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values]
 
 
-def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> dict[str, Any]:
-    """The charts that `charts` returned, as a dict of the type `application/vnd.plotly.v1+json`."""
+def plotly_figure(
+    info: RunInfo, history: History, drawn: Sequence[Chart], last_step: float | None = None
+) -> dict[str, Any]:
+    """Return charts as a dict of the type `application/vnd.plotly.v1+json`.
+
+    Args:
+        info, history: the run and its numbers.
+        drawn: some of the charts that `charts` returned.
+        last_step: the end of their axes; None for the last step of these charts.
+    """
     num_rows = max(math.ceil(len(drawn) / 2), 1)
     gap = _ROW_GAP_PX / (_ROW_PX * num_rows) if num_rows > 1 else 0.0
     height = (1 - gap * (num_rows - 1)) / num_rows
@@ -217,7 +233,7 @@ def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> di
     }
     data: list[dict[str, Any]] = []
     in_legend: set[int | None] = set()
-    last_step = _last_step(drawn)
+    last_step = last_step or max_step(drawn)
     for i, chart in enumerate(drawn):
         suffix = str(i + 1) if i else ""
         column, row = i % 2, i // 2
@@ -269,8 +285,8 @@ def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> di
                 {
                     "type": "scatter",
                     "mode": "lines+markers" if dotted or is_raw else "lines",
-                    "name": "validation" if curve.rank is None else f"rank {curve.rank}",
-                    "legendgroup": "validation" if curve.rank is None else f"rank {curve.rank}",
+                    "name": _name(curve.rank),
+                    "legendgroup": _name(curve.rank),
                     "showlegend": shown,
                     # The raw line says what the smoothed one has beside it.
                     **(
@@ -292,7 +308,7 @@ def plotly_figure(info: RunInfo, history: History, drawn: Sequence[Chart]) -> di
                     "cliponaxis": not (dotted or is_raw),
                     "marker": {"size": 5 if dotted else [0] * (len(curve.x) - 1) + [6] if is_raw else 5},
                     "line": {
-                        "color": TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
+                        "color": _color(curve.rank),
                         "width": _WIDTH[curve.style],
                         "dash": _PLOTLY_DASH[curve.style],
                     },
@@ -330,54 +346,71 @@ def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
         "yref": f"y{suffix} domain",
         "yanchor": "top",
         "showarrow": False,
-        "font": {"size": 10, "color": _mark_color(mark)},
+        "font": {"size": 11, "color": _mark_color(mark)},
     }
 
 
 _MPL_STYLE = {"raw": "-", "bold": "-", "solid": "-", "dash": "--", "dot": ":"}
 
 
-def svg(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
-    """The same as an SVG picture, whose text stays text, so that it can be searched and read aloud."""
-    num_rows = max(math.ceil(len(drawn) / 2), 1)
-    figure = Figure(figsize=(10, 0.6 + 2.7 * num_rows), layout="constrained")
+def pictures(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
+    """Return the charts as HTML for a notebook: pictures, as many beside each other as the page is wide,
+    below the colours of the ranks."""
+    ranks = {curve.rank for chart in drawn for curve in chart.curves}
+    legend = "&emsp;".join(
+        f'<span style="color:{_color(rank)}">■</span> {_name(rank)}'
+        for rank in sorted(ranks, key=lambda rank: math.inf if rank is None else rank)
+    )
+    last_step = max_step(drawn)
+    images = "".join(as_image(_svg(info, history, chart, last_step), _PICTURE_STYLE) for chart in drawn)
+    titles = html.escape(", ".join(chart.title for chart in drawn))
+    return (
+        f'<div>{legend}</div><div role="img" aria-label="Charts of the run: {titles}" '
+        f'style="display:flex;flex-wrap:wrap;gap:8px">{images}</div>'
+    )
+
+
+def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str:
+    figure = Figure(figsize=_INCHES, layout="constrained")
     figure.patch.set_alpha(0)
-    ranks: dict[int | None, Any] = {}
-    for i, chart in enumerate(drawn):
-        axes: Axes = figure.add_subplot(num_rows, 1 if len(drawn) == 1 else 2, i + 1)
-        for curve in chart.curves:
-            (line,) = axes.plot(
-                curve.x,
-                curve.y,
-                _MPL_STYLE[curve.style],
-                color=TEXT_COLOR if curve.rank is None else rank_color(curve.rank),
-                alpha=RAW_OPACITY if curve.style == "raw" else 1.0,
-                linewidth=_WIDTH[curve.style] * 0.8,
-                marker="." if len(curve.x) == 1 or curve.style in ("dot", "raw") else None,
-                markevery=[-1] if curve.style == "raw" else None,
-            )
-            if curve.style != "raw":
-                ranks.setdefault(curve.rank, line)
-        for mark in history.marks:
-            axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
-        title = _titled(chart, info)
-        axes.set_xlim(0, 1.01 * _last_step(drawn))
-        style_axes(axes, "\n".join([title, *wrap(chart.note, _NOTE_WIDTH)]), chart.from_zero)
-        axes.set_ylabel(_of_y(chart), color=TEXT_COLOR, fontsize=9)
-    if ranks:
-        names = ["validation" if rank is None else f"rank {rank}" for rank in ranks]
-        legend = figure.legend(list(ranks.values()), names, loc="outside upper left", ncols=8, frameon=False)
-        for text in legend.get_texts():
-            text.set_color(TEXT_COLOR)
-    return render_svg(figure, title=f"{info.title}, run {info.run_id}")
+    axes: Axes = figure.add_subplot()
+    for curve in chart.curves:
+        axes.plot(
+            curve.x,
+            curve.y,
+            _MPL_STYLE[curve.style],
+            color=_color(curve.rank),
+            alpha=RAW_OPACITY if curve.style == "raw" else 1.0,
+            linewidth=_WIDTH[curve.style] * 0.8,
+            marker="." if len(curve.x) == 1 or curve.style in ("dot", "raw") else None,
+            markevery=[-1] if curve.style == "raw" else None,
+        )
+    for mark in history.marks:
+        axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
+    axes.set_xlim(0, 1.01 * last_step)
+    title = _titled(chart, info)
+    lines = [title, *wrap(chart.note, _PICTURE_NOTE_WIDTH)]
+    style_axes(axes, "\n".join(lines), chart.from_zero, y_title=_of_y(chart))
+    return svg_element(figure, f"{title}, run {info.run_id}")
 
 
-def style_axes(axes: Axes, title: str, from_zero: bool = True) -> None:
+def _color(rank: int | None) -> str:
+    return TEXT_COLOR if rank is None else rank_color(rank)
+
+
+def _name(rank: int | None) -> str:
+    return "validation" if rank is None else f"rank {rank}"
+
+
+def style_axes(
+    axes: Axes, title: str, from_zero: bool = True, x_title: str = "step", y_title: str = ""
+) -> None:
     """Give a chart the same style as all others."""
     axes.patch.set_alpha(0)
     axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
-    axes.set_xlabel("step", color=TEXT_COLOR, fontsize=9)
-    axes.tick_params(colors=TEXT_COLOR, labelsize=9)
+    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=FONT_PT)
+    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=FONT_PT)
+    axes.tick_params(colors=TEXT_COLOR, labelsize=FONT_PT)
     axes.grid(visible=True, color="#808080", alpha=0.25, linewidth=0.6)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
@@ -387,23 +420,17 @@ def style_axes(axes: Axes, title: str, from_zero: bool = True) -> None:
 
 
 def svg_element(figure: Figure, title: str) -> str:
-    """A matplotlib figure as an SVG element of a page, as wide as its place there."""
-    picture = render_svg(figure, title)
-    # The text before the element is needed only in a separate SVG file.
-    picture = picture[picture.index("<svg") :]
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)
-
-
-def render_svg(figure: Figure, title: str) -> str:
-    """A matplotlib figure as SVG, whose text stays text."""
+    """A matplotlib figure as an SVG element of a page, as wide as its place there. Its text stays text."""
     FigureCanvasSVG(figure)
     # matplotlib has only a global setting for this. One key is restored and not all of them, because this may
     # run in a thread while a cell changes others.
     fonttype = mpl.rcParams["svg.fonttype"]
     mpl.rcParams["svg.fonttype"] = "none"
     try:
-        picture = io.StringIO()
-        figure.savefig(picture, format="svg", transparent=True, metadata={"Title": title, "Date": None})
+        file = io.StringIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Title": title, "Date": None})
     finally:
         mpl.rcParams["svg.fonttype"] = fonttype
-    return picture.getvalue()
+    # The text before the element is needed only in a separate SVG file.
+    picture = file.getvalue()[file.getvalue().index("<svg") :]
+    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', r'<svg \1width="100%"', picture, count=1)

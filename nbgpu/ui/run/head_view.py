@@ -85,7 +85,7 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
             f'<details><summary style="cursor:pointer">What happened ({len(history.marks)})</summary>'
             f"<ol>{events}</ol></details>"
         )
-    parts.append(_way_back(run, handle))
+    parts.append(_way_back(run, handle, has_numbers=bool(history.series)))
     live = state not in FINAL_STATES
     return f'<div class="nbgpu-still{f" {LIVE_CLASS}" if live else ""}" style="line-height:1.45">{"".join(parts)}</div>'
 
@@ -197,11 +197,13 @@ def notebook_folder() -> Path:
     return notebook.parent if notebook.is_absolute() and notebook.parent.is_dir() else Path.cwd()
 
 
-def _way_back(run: Reportable, handle: str) -> str:
+def _way_back(run: Reportable, handle: str, has_numbers: bool) -> str:
     here = Path(os.path.relpath(run.folder, notebook_folder())).as_posix()
     over = run.status in FINAL_STATES
     shown = [("report", names.REPORT)] if over else []
-    shown += [("settings", names.SETTINGS), ("numbers", names.METRICS)]
+    shown.append(("settings", names.SETTINGS))
+    if has_numbers:  # a run that was stopped before its first step has no such file
+        shown.append(("numbers", names.METRICS))
     links = " · ".join(
         f'<a href="{quote(f"{here}/{file}")}" target="_blank">{label}</a>' for label, file in shown
     )

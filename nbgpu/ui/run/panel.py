@@ -153,7 +153,7 @@ class Panel(anywidget.AnyWidget):
     show_buttons = traitlets.Bool(True).tag(sync=True)
     buttons = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """The ids of widgets elsewhere that act on the run. The page disables them when the kernel is gone."""
-    system_charts = traitlets.List(LINES).tag(sync=True)
+    system_charts = traitlets.List(traitlets.Dict()).tag(sync=True)
     plotly_gz = traitlets.Bytes(b"").tag(sync=True)
     """The Plotly bundle, only for kernels that cannot handle a request for it while a cell is running."""
 
@@ -187,6 +187,10 @@ class Panel(anywidget.AnyWidget):
             show_buttons=show_buttons,
             buttons=list(buttons),
             plotly_gz=b"" if can_be_asked else PLOTLY_GZ.read_bytes(),
+            # A search goes over no samples, and has no place for their rate.
+            system_charts=[
+                line for line in LINES if line["id"] != "throughput" or "batch_size" not in run.config.UNUSED
+            ],
         )
         self._can_be_asked = can_be_asked
         answer_while_busy(self)
@@ -396,7 +400,7 @@ def _last_outputs(run: Run, history: History, slot: str) -> list[_Output]:
     """The outputs that stay in the notebook: the head, and the curves in the panel's place."""
     # Without curves there is nothing to say that the head does not.
     curves = bundle(run, history)
-    if "image/svg+xml" not in curves:
+    if "text/html" not in curves:
         curves = {}
     metadata = slot_metadata(slot, run.info.run_id)
     return [_head(run, history, slot), {"slot": slot, "data": curves, "metadata": metadata}]
@@ -445,7 +449,7 @@ class _TextLine:
         update_display(told, raw=True, display_id=head_of(self._slot))
         if time.monotonic() >= self._picture_due_mono_s:
             curves = bundle(self._run, history)
-            picture = {kind: curves[kind] for kind in ("text/plain", "image/svg+xml") if kind in curves}
+            picture = {kind: curves[kind] for kind in ("text/plain", "text/html") if kind in curves}
             update_display(picture, raw=True, display_id=self._slot)
             # After the drawing, which takes as long as there is much to draw.
             self._picture_due_mono_s = time.monotonic() + PICTURE_PERIOD_S

@@ -34,7 +34,7 @@ from nbgpu.text.durations import duration
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.run import result_view, wording
-from nbgpu.ui.run.charts import charts, plotly_figure, svg
+from nbgpu.ui.run.charts import charts, max_step, pictures, plotly_figure
 from nbgpu.ui.run.history import History
 from nbgpu.ui.run.html_parts import escape, table
 
@@ -82,7 +82,7 @@ def summary(run: Reportable, history: History) -> str:
 
 def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
     """The MIME bundle that shows a run's curves without a kernel: Plotly where the page supports it, else
-    SVG, else text.
+    pictures, else text.
 
     It has only text where nothing was recorded, as for a run that failed while its packages were loaded.
     """
@@ -92,7 +92,7 @@ def bundle(run: Reportable, history: History | None = None) -> dict[str, Any]:
         return {"text/plain": summary(run, history)}
     return {
         "application/vnd.plotly.v1+json": plotly_figure(run.info, history, drawn),
-        "image/svg+xml": svg(run.info, history, drawn),
+        "text/html": pictures(run.info, history, drawn),
         "text/plain": summary(run, history),
     }
 
@@ -117,12 +117,17 @@ def report_html(run: Reportable) -> str:
     info = run.info
     headline = summary(run, history)
     pace = wording.pace(history, info.world_size)
-    epochs = epochs_of(run.reader.records(), info)
+    # A search has no passes over data.
+    drawn = charts(history, run.config.why_losses_differ)
+    last_step = max_step(drawn)
+    epochs = [] if "epochs" in run.config.UNUSED else epochs_of(run.reader.records(), info)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.started_s))
     sections = [
         _section("Result", _result(history.result)) if history.result else "",
         _section("Failures", _failures(run)) if run.failures else "",
-        _section("Curves", '<div id="charts" role="img" aria-label="' + escape(headline) + '"></div>'),
+        _section("Curves", f'<div id="charts" role="img" aria-label="{escape(headline)}"></div>')
+        if drawn
+        else "",
         _section("Pace", f"<p>{escape(pace)}</p>") if pace else "",
         _section("Epochs", _epochs(epochs)) if epochs else "",
         _section("Where the time went", _profiles(history)) if history.profiles else "",
@@ -143,11 +148,11 @@ def report_html(run: Reportable) -> str:
         headline=headline,
         body=f"<p>Started {started} on {count_of_ranks(info.world_size)} "
         f"({escape(', '.join(filter(None, [info.backend, info.simulated])))}).</p>{unsure}{damage}{''.join(sections)}",
-        figure=plotly_figure(info, history, charts(history, run.config.why_losses_differ)),
+        figures=[plotly_figure(info, history, [chart], last_step) for chart in drawn],
     )
 
 
-def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str, Any]) -> str:
+def page(title: str, heading: str, headline: str, body: str, figures: Sequence[Mapping[str, Any]]) -> str:
     """The page of a report, which opens with no network.
 
     Args:
@@ -155,11 +160,11 @@ def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str
         heading: the heading as HTML.
         headline: one line about the progress.
         body: the body as HTML, with an element whose id is `charts`.
-        figure: the figure that Plotly draws in that element.
+        figures: what Plotly draws in that element, side by side where the page is wide.
     """
     # A name with '</script' would end the script element in the middle of a string, and after '<!--<script'
     # it would not end at all.
-    drawn = json.dumps(figure).replace("<", "\\u003c")
+    drawn = json.dumps(figures).replace("<", "\\u003c")
     plotly = gzip.decompress(PLOTLY_GZ.read_bytes()).decode().replace("</script", "<\\/script")
     return f"""<!doctype html>
 <html lang="en">
@@ -177,8 +182,10 @@ def page(title: str, heading: str, headline: str, body: str, figure: Mapping[str
 </main>
 <script>{plotly}</script>
 <script>
-const figure = {drawn};
-Plotly.newPlot("charts", figure.data, figure.layout, figure.config);
+for (const figure of {drawn}) {{
+  const place = document.getElementById("charts").appendChild(document.createElement("div"));
+  Plotly.newPlot(place, figure.data, figure.layout, figure.config);
+}}
 </script>
 </body>
 </html>
@@ -198,6 +205,9 @@ td.number { text-align: right; }
 pre { overflow-x: auto; padding: 12px; background: rgba(128,128,128,.12); }
 figure { display: inline-block; margin: 0 16px 16px 0; } figcaption { color: #808080; }
 img { max-width: 100%; image-rendering: pixelated; }
+#charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); gap: 0 24px; }
+#charts > * { min-width: 0; }
+section { overflow-x: auto; }
 """
 
 
@@ -207,7 +217,8 @@ def _section(title: str, body: str) -> str:
 
 def _settings(run: Reportable) -> str:
     model = type(run.config)
-    rows = [(name, value, meaning(model, name)) for name, value in run.config.model_dump().items()]
+    settings = run.config.model_dump()
+    rows = [(n, value, meaning(model, n)) for n, value in settings.items() if n not in model.UNUSED]
     return table(("setting", "value", "meaning"), rows)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,8 +34,7 @@ MAX_ROWS = 16
 _BAR_WIDTH = 30
 _WIDE = 100
 """The characters of a window that has room for every column."""
-_RATE = 6
-"""The column of the learning rate."""
+_TEXT_COLUMNS = ("rank", "device", "state", "")
 _GIB = 2.0**30
 
 
@@ -143,19 +142,19 @@ class _Screen:
         parts += wording.validated(self._history.newest().get(0, {}))
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
         head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
+        rows = [_row(status) for status in statuses[:MAX_ROWS]]
+        # The learning rate is the same on all ranks, and gives way in a narrow window.
+        left_out = {"lr"} if self.console.width < _WIDE else set()
+        # An empty column is not drawn: a search has no samples and no learning rate.
+        columns = [name for name in rows[0] if name not in left_out and any(row[name] for row in rows)]
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-        table.add_column("rank", no_wrap=True)
-        # This is the one column that shrinks in a narrow window. The rate is the same on all ranks, and gives
-        # way before.
-        is_narrow = self.console.width < _WIDE
-        table.add_column("device", max_width=28)
-        table.add_column("state", no_wrap=True)
-        for name in ("step", "loss", "samples/s", *([] if is_narrow else ["lr"]), "memory", "use"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("")
-        for status in statuses[:MAX_ROWS]:
-            cells = _row(status)
-            table.add_row(*(cells[:_RATE] + cells[_RATE + 1 :] if is_narrow else cells))
+        for name in columns:
+            justify: Literal["left", "right"] = "left" if name in _TEXT_COLUMNS else "right"
+            # The device is the one column that shrinks in a narrow window.
+            width = 28 if name == "device" else None
+            table.add_column(name, justify=justify, max_width=width, no_wrap=name not in ("device", ""))
+        for row in rows:
+            table.add_row(*(row[name] for name in columns))
         below = (
             [] if len(statuses) <= MAX_ROWS else [Text(f"and {len(statuses) - MAX_ROWS} more", style="dim")]
         )
@@ -165,23 +164,24 @@ class _Screen:
         return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)
 
 
-def _row(status: RankStatus) -> list[RenderableType]:
+def _row(status: RankStatus) -> dict[str, str | Text]:
+    """The cells of a rank by the names of their columns; a warning stands last, below no name."""
     values = status.values
     use = values.get("utilization_percent")
     memory = wording.memory_bytes(status)
     total = status.device.memory_bytes
-    return [
-        Text(f"{status.rank}", style=rank_color(status.rank)),
-        Text(status.device.label(), no_wrap=True, overflow="ellipsis"),
-        wording.state(status),
-        f"{status.step}",
-        _number(values, "loss"),
-        _number(values, "samples_per_s", ".1f"),
-        _number(values, "lr", ".3g"),
-        f"{memory / _GIB:.1f}/{total / _GIB:.0f} GiB" if memory is not None and total else "",
-        f"{use:.0f} %" if use is not None else "",
-        Text(wording.warning(status), style="bold red"),
-    ]
+    return {
+        "rank": Text(f"{status.rank}", style=rank_color(status.rank)),
+        "device": Text(status.device.label(), no_wrap=True, overflow="ellipsis"),
+        "state": wording.state(status),
+        "step": f"{status.step}",
+        "loss": _number(values, "loss"),
+        "samples/s": _number(values, "samples_per_s", ".1f"),
+        "lr": _number(values, "lr", ".3g"),
+        "memory": f"{memory / _GIB:.1f}/{total / _GIB:.0f} GiB" if memory is not None and total else "",
+        "use": f"{use:.0f} %" if use is not None else "",
+        "": Text(wording.warning(status), style="bold red"),
+    }
 
 
 def _number(values: Mapping[str, float], name: str, form: str = ".4g") -> str:

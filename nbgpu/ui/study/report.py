@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbgpu.client.scaling import study_table
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import names
+from nbgpu.ui.run.html_parts import table
 from nbgpu.ui.run.snapshot import page
 from nbgpu.ui.study.view import notes_html, plotly_figure, table_html
 
@@ -32,21 +32,13 @@ def report_html(study: Study) -> str:
         f"<section><h2>{html.escape(study_table.heading(plan))}</h2>{table_html(study)}{notes_html(study)}</section>",
         f'<section><h2>Charts</h2><div id="charts" role="img" aria-label="{html.escape(study.describe())}"></div></section>',
         f"<section><h2>Parts of a step</h2><pre>{html.escape(str(study))}</pre></section>",
-        f"<section><h2>What was asked for</h2>{_rows(asked)}</section>",
-        f"<section><h2>Where it was measured</h2>{_rows(study.environment)}</section>",
+        f"<section><h2>What was asked for</h2>{table((), asked.items())}</section>",
+        f"<section><h2>Where it was measured</h2>{table((), study.environment.items())}</section>",
     ]
     return page(
         title=f"{plan.title} {study.folder.name}",
         heading=f"{html.escape(plan.recipe)} <small>{html.escape(study.folder.name)}</small>",
         headline=study.describe(),
         body="".join(body),
-        figure=plotly_figure(study),
+        figures=[plotly_figure(study)],
     )
-
-
-def _rows(values: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(str(name))}</td><td>{html.escape(str(value))}</td></tr>"
-        for name, value in values.items()
-    )
-    return f"<table><tbody>{rows}</tbody></table>"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -13,11 +12,9 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
-from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
-from nbgpu.ui.study.chart import Studied, StudyChart, chart
-
-if TYPE_CHECKING:
-    from nbgpu.client.scaling.study import Study
+from nbgpu.ui.run.charts import FONT_PT, GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.study.chart import Studied, StudyChart
+from nbgpu.ui.study.chart import chart as chart
 
 _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 """Those of a timeline."""
@@ -26,8 +23,6 @@ _TITLE_WIDTH = 56
 """In characters; a longer title would reach over the other chart."""
 _PICTURE_TITLE_WIDTH = 42
 _INCHES = (4.3, 3.6)
-_FONT_PT = 9
-"""11 pixels where the picture is as narrow as the page lets it be."""
 
 
 def svg(study: Studied) -> str:
@@ -69,7 +64,7 @@ def _draw_measured(drawn: StudyChart) -> str:
                 (0, 6),
                 textcoords="offset points",
                 color=TEXT_COLOR,
-                fontsize=_FONT_PT,
+                fontsize=FONT_PT,
                 ha="center",
                 parse_math=False,
             )
@@ -98,17 +93,14 @@ def _new_figure() -> tuple[Figure, Any]:
 
 def _picture(figure: Figure, title: str) -> str:
     # Below the chart: bars and lines leave no place in it.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=_FONT_PT, ncols=2)
+    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=FONT_PT, ncols=2)
     for text in legend.get_texts():
         text.set_color(TEXT_COLOR)
     return svg_element(figure, title)
 
 
 def _style(axes: Any, title: str, x_title: str, y_title: str) -> None:
-    style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)))
-    axes.tick_params(labelsize=_FONT_PT)
-    axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=_FONT_PT)
-    axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=_FONT_PT)
+    style_axes(axes, "\n".join(wrap(title, _PICTURE_TITLE_WIDTH)), x_title=x_title, y_title=y_title)
 
 
 def plotly_figure(study: Studied) -> dict[str, Any]:
@@ -241,36 +233,9 @@ def notes_html(study: Studied) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-class StudyView:
-    """What the panel shows of a study."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    @property
-    def over(self) -> bool:
-        return self._study.over
-
-    def describe(self) -> str:
-        return self._study.describe()
-
-    def drawn(self) -> Any:
-        return chart(self._study)
-
-    def svg(self) -> str:
-        return svg(self._study)
-
-    def page(self, picture: str) -> str:
-        return page(self._study, picture)
-
-    def text(self) -> str:
-        return str(self._study)
-
-    def stop(self) -> None:
-        self._study.stop()
-
-    def on_end(self, callback: Callable[[Any], None]) -> None:
-        self._study.on_end(callback)
+def text(study: Studied) -> str:
+    """The whole view as plain text."""
+    return str(study)
 
 
 _CSS = """

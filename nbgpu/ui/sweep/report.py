@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nbgpu.machine.files import write_whole
 from nbgpu.run_folder import names
 from nbgpu.ui.cell.ansi import to_html
+from nbgpu.ui.run.html_parts import table
 from nbgpu.ui.run.snapshot import page
 from nbgpu.ui.sweep.rows import columns, rows
 from nbgpu.ui.sweep.view import plotly_figure, table_html
@@ -28,24 +29,20 @@ def write_report(sweep: Sweep) -> Path:
 
 def report_html(sweep: Sweep) -> str:
     headline = sweep.describe()
-    table = table_html(columns(sweep), rows(sweep, sweep.ranking()))
-    shared = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
-        for name, value in sweep.plan.shared.items()
-    )
+    trials = table_html(columns(sweep), rows(sweep, sweep.ranking()))
     body = [
         f"<style>{_CSS}</style>",
-        f"<section><h2>Trials, the best first</h2>{table}</section>",
+        f"<section><h2>Trials, the best first</h2>{trials}</section>",
         f'<section><h2>Curves</h2><div id="charts" role="img" aria-label="{html.escape(headline)}"></div></section>',
         _failures(sweep),
-        f"<section><h2>Settings that all trials share</h2><table><tbody>{shared}</tbody></table></section>",
+        f"<section><h2>Settings that all trials share</h2>{table((), sweep.plan.shared.items())}</section>",
     ]
     return page(
         title=f"{sweep.plan.recipe} {sweep.folder.name}",
         heading=f"{html.escape(sweep.plan.recipe)} <small>{html.escape(sweep.folder.name)}</small>",
         headline=headline,
         body="".join(body),
-        figure=plotly_figure(sweep),
+        figures=[plotly_figure(sweep)],
     )
 
 

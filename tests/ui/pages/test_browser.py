@@ -208,7 +208,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     notebook.wait_until_idle()
     kept = final_output(notebook.save())
     assert kept.data["text/plain"].startswith("autoencoder: stopped, step ")
-    assert "<svg" in kept.data["image/svg+xml"]
+    assert "data:image/svg+xml" in kept.data["text/html"]
 
 
 @pytest.mark.timeout(120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -12,13 +13,17 @@ from typing import Any, Literal
 import ipywidgets as w
 import pytest
 from pydantic import BaseModel, Field
+from rich.console import Console
 
 import nbgpu
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, own_file, settings_of, train_config
 from nbgpu.config.settings import as_text, control, control_fields
 from nbgpu.errors import ConfigError
+from nbgpu.text.console import say
 from nbgpu.ui.controls import fields
 from nbgpu.ui.controls.control_panel import _Controls, controls
+from nbgpu.ui.run import terminal
+from nbgpu.ui.run.snapshot import report_html
 
 
 class Sizes(BaseModel):
@@ -304,6 +309,11 @@ def test_plan_and_search_speak_below_the_buttons(cluster2: nbgpu.Cluster) -> Non
     assert "3 samples for each rank and micro-batch, 6 in each" in panel._said.value
     # Long lines wrap below the buttons, and do not scroll.
     assert "pre-line" in panel._said.value
+    # A terminal of 80 columns breaks the same plan between words.
+    printed, plan = io.StringIO(), str(cluster2.plan("autoencoder", data="phantoms", patch_size=16))
+    say(Console(file=printed, force_terminal=True, width=80), plan)
+    assert max(map(len, printed.getvalue().splitlines())) <= 80 < max(map(len, plan.splitlines()))
+    assert printed.getvalue().split() == plan.split()
 
     panel._find.click()
     assert not panel._stop.disabled
@@ -400,10 +410,22 @@ def test_a_search_shows_its_pictures_and_has_no_batches(cluster2: nbgpu.Cluster,
     settings = {"limit_to": 4, "shape": (8, 8, 8), "steps": 4, "val_every": 2, "runs_dir": str(tmp_path)}
     run = cluster2.train("microstructure", **settings)
     panel._show(run)
-    pictures = panel._place.children[2]
+    _, drawn, pictures = panel._place.children
     run.wait()
     assert "step 4: the volume as a block" in pictures.value
     assert 'src="data:image/png;base64,' in pictures.value
+    # What a search does not have has no place on the page, on a terminal and in the report.
+    assert "throughput" not in [chart["id"] for chart in drawn.system_charts]
+    screen = io.StringIO()
+    terminal.follow(run, Console(file=screen, force_terminal=True, width=140))
+    (heading,) = set(re.findall("rank.*device.*", screen.getvalue()))
+    assert "loss" in heading
+    assert not re.search(r"samples/s|\blr\b", heading)
+    report = report_html(run)
+    headings = re.findall("<h2>(.*?)</h2>", report)
+    assert "Curves" in headings
+    assert "Epochs" not in headings
+    assert not re.search("<t[hd][^>]*>(batch_size|samples/s)<", report)
 
 
 def test_a_run_that_goes_on_takes_no_half_typed_value(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import RankFailure, Sample
 from nbgpu.ui.run import head_view, panel, wording
 from nbgpu.ui.run.charts import charts
+from nbgpu.ui.run.history import History
 from nbgpu.ui.run.snapshot import _validation_value, history_of
 
 
@@ -99,6 +100,9 @@ def test_a_run_that_goes_on_is_marked_as_the_past(tmp_path: Path) -> None:
     assert head_view.LIVE_CLASS in told
     assert re.search(r"As it was at \d\d:\d\d:\d\d, when this was saved last", told)
     assert "report.html" not in told  # it is written at the end
+    assert "metrics.csv" in told
+    # Before the first step there are no numbers to link to.
+    assert "metrics.csv" not in head_view.html(run, History())
 
 
 def test_losses_that_are_not_comparable_have_a_chart_each(finished: Any) -> None:

@@ -381,6 +381,39 @@ def test_of_steps_and_epochs_one_is_in_charge_and_the_other_says_what_follows(
     assert steps.note.endswith("steps, from Smoke test")
 
 
+def test_the_settings_of_a_run_to_resume_are_shown_and_marked(area: SettingsArea, tmp_path: Path) -> None:
+    of_run = {"lr": 2e-3, "batch_size": 4, "optimizer": "adam", "latent_channels": 4, "epochs": 7}
+    assert train_config("autoencoder").latent_channels != 4
+    folder = runs.create(train_config("autoencoder", **of_run), ClusterConfig(gpus="none"))
+    (folder / "checkpoints" / "step-00000010").mkdir(parents=True)
+    type_in(area, batch_size="8", optimizer="sgd", resume="auto")
+    fields = area.fields
+    assert folder.name in fields["resume"].note
+    assert [fields[name].value for name in ("lr", "epochs", "optimizer")] == ["0.002", "7", "adam"]
+    marked = {name for name in fields if fields[name].origin == "from the run"}
+    assert marked == {"lr", "epochs", "optimizer", "image_channels"}
+    # What the person has typed stays; what must be the same as there is the run's, and cannot be changed.
+    assert (fields["batch_size"].value, fields["batch_size"].standard) == ("8", "4")
+    assert area.form.changed == ["batch_size", "resume"]
+    assert fields["optimizer"].disabled
+    assert not fields["lr"].disabled
+    config = area.checked()[1]
+    assert {name: getattr(config, name) for name in of_run} == {**of_run, "batch_size": 8}
+    assert "latent_channels=4" in area._copy.code
+    # A number of steps takes the place of the run's epochs.
+    type_in(area, steps="900")
+    assert (fields["epochs"].value, fields["epochs"].origin) == ("", "")
+    area.form.reset("steps")
+    assert fields["epochs"].value == "7"
+    # Without the run all is as before, and a folder that cannot be resumed is named at its field.
+    area.form.reset("resume")
+    assert (fields["lr"].origin, fields["resume"].note) == ("", "")
+    assert not fields["optimizer"].disabled
+    type_in(area, resume="nowhere")
+    assert "there is no such folder" in fields["resume"].note
+    assert fields["resume"].warns
+
+
 def test_a_new_form_offers_the_settings_of_the_last_run(area: SettingsArea, tmp_path: Path) -> None:
     area.judge()
     assert area._last.layout.display == "none"
