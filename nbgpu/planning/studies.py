@@ -65,22 +65,17 @@ class StudyConfig(Settings):
 
     FROM_SITE: ClassVar[Mapping[str, str]] = {"studies_dir": "runs_dir"}
 
-    mode: Mode = Field(
-        "weak",
-        description="what stays the same with more ranks: 'weak' keeps the batch of each rank, 'strong' the samples of a "
-        "step over all ranks: batch_size x accumulate, or global_batch_size",
-    )
-    repeats: int = Field(
-        3, ge=1, le=100, description="how often each point is measured, in turns with the others"
-    )
-    measured_steps: int = Field(20, ge=3, le=100_000, description="steps of each repeat that are measured")
-    warm_up_steps: int = Field(
-        5,
-        ge=0,
-        le=100_000,
-        description="steps before them that are not, such as those in which memory is taken",
-    )
-    studies_dir: str = Field("nbgpu_runs", description="folder that gets one folder for each study")
+    mode: Mode = "weak"
+    """what stays the same with more ranks: 'weak' keeps the batch of each rank, 'strong' the samples of a
+    step over all ranks: batch_size x accumulate, or global_batch_size"""
+    repeats: int = Field(3, ge=1, le=100)
+    """how often each point is measured, in turns with the others"""
+    measured_steps: int = Field(20, ge=3, le=100_000)
+    """steps of each repeat that are measured"""
+    warm_up_steps: int = Field(5, ge=0, le=100_000)
+    """steps before them that are not, such as those in which memory is taken"""
+    studies_dir: str = "nbgpu_runs"
+    """folder that gets one folder for each study"""
 
 
 @dataclass(frozen=True)

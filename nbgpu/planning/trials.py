@@ -45,23 +45,16 @@ _NOT_SWEPT = {
 class SweepConfig(Settings):
     """How a sweep runs its trials."""
 
-    random: int = Field(
-        0,
-        ge=0,
-        le=MAX_TRIALS,
-        description="number of trials with values drawn at random; 0 for the grid: every combination",
-    )
-    random_seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of what is drawn for the trials")
-    parallel: int | None = Field(
-        None,
-        ge=1,
-        le=256,
-        description="trials that train side by side; left out: as many as the GPUs allow, or 2 CPU ranks in all",
-    )
-    sort_by: str = Field(
-        "val_loss", min_length=1, description="the recorded number by which the trials are compared"
-    )
-    goal: Literal["min", "max"] = Field("min", description="whether the lowest or the highest is the best")
+    random: int = Field(0, ge=0, le=MAX_TRIALS)
+    """number of trials with values drawn at random; 0 for the grid: every combination"""
+    random_seed: int = Field(0, ge=0, le=2**31 - 1)
+    """seed of what is drawn for the trials"""
+    parallel: int | None = Field(None, ge=1, le=256)
+    """trials that train side by side; left out: as many as the GPUs allow, or 2 CPU ranks in all"""
+    sort_by: str = Field("val_loss", min_length=1)
+    """the recorded number by which the trials are compared"""
+    goal: Literal["min", "max"] = "min"
+    """whether the lowest or the highest is the best"""
 
 
 @dataclass(frozen=True)

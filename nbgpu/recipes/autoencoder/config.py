@@ -88,170 +88,94 @@ class AutoencoderConfig(TrainConfig):
         ),
     )
 
-    recipe: Literal["autoencoder"] = Field("autoencoder", description="the recipe")
+    recipe: Literal["autoencoder"] = "autoencoder"
+    """the recipe"""
     lr: Annotated[float, TrainConfig.model_fields["lr"]] = 4e-3
-    data: str = Field(
-        "mni152",
-        description="'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI "
-        "files, or a CSV or JSON list of them",
-        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
-    )
+    data: str = Field("mni152", json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES))
+    """'mni152' (nilearn's template brain), 'phantoms' (generated ellipsoids), a folder of NIfTI files, or a
+    CSV or JSON list of them"""
     patch_size: Annotated[int | tuple[int, ...], Each(ge=0, le=512, multiple_of=4)] = Field(
-        32,
-        description="edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80; 0 "
-        "for cubes as large as the files' volumes and the memory allow",
-        json_schema_extra=control("Data", "Patch size", unit="voxels"),
+        32, json_schema_extra=control("Data", "Patch size", unit="voxels")
     )
+    """edge of the patches in voxels, or one number for each axis (right, front, top), such as 112 128 80; 0
+    for cubes as large as the files' volumes and the memory allow"""
     spacing: Annotated[float | tuple[float, ...] | None, Each(gt=0, le=100)] = Field(
-        None,
-        description="voxel size in mm to which volumes are resampled, or one number for each axis (right, front, top), such "
-        "as 1.1; left out: as each file has it",
-        json_schema_extra=control("Data", "Voxel size", unit="mm"),
+        None, json_schema_extra=control("Data", "Voxel size", unit="mm")
     )
+    """voxel size in mm to which volumes are resampled, or one number for each axis (right, front, top), such
+    as 1.1; left out: as each file has it"""
     image_channels: Annotated[tuple[int, ...], Each(ge=0, le=4095)] = Field(
-        (),
-        description="channels to train on of files with four dimensions, numbered from 0, such as 0 for the first; "
-        "left out: files have one channel",
-        json_schema_extra=control("Data", "Image channels") | shape_of_model(),
+        (), json_schema_extra=control("Data", "Image channels") | shape_of_model()
     )
-    patches_per_volume: int = Field(
-        16, ge=1, le=4096, description="random patches that one volume gives in one epoch"
-    )
-    patient_pattern: str = Field(
-        "",
-        description="regular expression whose first group names the patient in a file's path, such as '(case_[0-9]+)'; "
-        "left out: the names of BIDS and BraTS, or a column 'patient' of the list, else each file by itself. All "
-        "files of a patient are in the same part",
-        json_schema_extra=divides_the_data(),
-    )
-    num_phantoms: int = Field(512, ge=4, le=1_000_000, description="phantoms generated where data='phantoms'")
-    channels: tuple[int, ...] = Field(
-        (8, 16),
-        max_length=5,
-        description="feature channels at each resolution, finest first; () for three resolutions with as many as the memory "
-        "allows, for files",
-        json_schema_extra=shape_of_model(),
-    )
-    latent_channels: int = Field(
-        2,
-        ge=0,
-        le=64,
-        description="channels of the latent volume; 0 for as many as go with channels, for files",
-        json_schema_extra=shape_of_model(),
-    )
+    """channels to train on of files with four dimensions, numbered from 0, such as 0 for the first; left out:
+    files have one channel"""
+    patches_per_volume: int = Field(16, ge=1, le=4096)
+    """random patches that one volume gives in one epoch"""
+    patient_pattern: str = Field("", json_schema_extra=divides_the_data())
+    """regular expression whose first group names the patient in a file's path, such as '(case_[0-9]+)'; left
+    out: the names of BIDS and BraTS, or a column 'patient' of the list, else each file by itself. All files
+    of a patient are in the same part"""
+    num_phantoms: int = Field(512, ge=4, le=1_000_000)
+    """phantoms generated where data='phantoms'"""
+    channels: tuple[int, ...] = Field((8, 16), max_length=5, json_schema_extra=shape_of_model())
+    """feature channels at each resolution, finest first; () for three resolutions with as many as the memory
+    allows, for files"""
+    latent_channels: int = Field(2, ge=0, le=64, json_schema_extra=shape_of_model())
+    """channels of the latent volume; 0 for as many as go with channels, for files"""
     num_res_blocks: Annotated[int | tuple[int, ...], Each(ge=1, le=8)] = Field(
-        1,
-        description="residual blocks at each resolution, or one number for each, finest first",
-        json_schema_extra=shape_of_model(),
+        1, json_schema_extra=shape_of_model()
     )
-    norm_groups: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="groups of each GroupNorm; it must divide every number in channels",
-        json_schema_extra=shape_of_model(),
-    )
-    attention_levels: tuple[bool, ...] = Field(
-        (),
-        description="whether there is self-attention at each resolution, finest first, such as False False True; () for none",
-        json_schema_extra=shape_of_model(),
-    )
-    with_encoder_nonlocal_attn: bool = Field(
-        False,
-        description="self-attention between two residual blocks at the end of the encoder",
-        json_schema_extra=shape_of_model(),
-    )
-    with_decoder_nonlocal_attn: bool = Field(
-        False,
-        description="self-attention between two residual blocks at the beginning of the decoder",
-        json_schema_extra=shape_of_model(),
-    )
-    upsampling: Literal["nearest", "trilinear"] = Field(
-        "nearest",
-        description="how the decoder doubles the resolution before a convolution: as MONAI's AutoencoderKL, or as MAISI's",
-        json_schema_extra=shape_of_model(),
-    )
-    pretrained: str = Field(
-        "",
-        description="file with the network's first weights, .safetensors or of torch.save: of MONAI's AutoencoderKL, also "
-        "MAISI's or of MONAI's older package generative; empty for none",
-        json_schema_extra=control("Model", "Pretrained weights") | read_from(),
-    )
-    recon_loss: Literal["l1", "l2"] = Field(
-        "l2", description="reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"
-    )
-    kl_weight: float = Field(
-        1e-7, ge=0, le=1, description="weight of the KL term, summed over a sample's latent volume"
-    )
-    perceptual: Literal["none", "spectral", "features"] = Field(
-        "none",
-        description="a distance beside recon_loss: 'spectral' compares the amplitudes of frequencies, 'features' what a "
-        "frozen network makes of both",
-    )
-    perceptual_weight: float = Field(0.1, gt=0, le=1000, description="weight of that distance")
-    perceptual_network: str = Field(
-        "random",
-        min_length=1,
-        description="weights for perceptual='features': 'random' for two layers of random filters, or a local file: of "
-        "torchvision's alexnet, vgg16 or squeezenet1_1 (LPIPS), of MedicalNet's ResNet-10 or ResNet-50, or of 3D "
-        "convolutions; the file's names and shapes say which (docs/recipes/autoencoder.md)",
-        json_schema_extra=read_from("random"),
-    )
-    perceptual_linear: str = Field(
-        "",
-        description="LPIPS's own file for the network: alex.pth, vgg.pth or squeeze.pth; empty: that beside perceptual_network",
-        json_schema_extra=read_from(),
-    )
-    perceptual_slices: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="share of a batch's slices, drawn again along each of the three axes in each step, that a network "
-        "of LPIPS compares",
-    )
-    perceptual_range: Literal["symmetric", "unit"] = Field(
-        "symmetric",
-        description="values that a network of LPIPS gets: 'symmetric' for -1 to 1, as LPIPS defines them, 'unit' for 0 to 1, "
-        "as MONAI's PerceptualLoss passes such images on",
-    )
-    adversarial_weight: float = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="weight of the loss term for deceiving a discriminator, which learns to tell reconstructions from "
-        "images, such as 0.01; 0 for no discriminator",
-    )
-    adversarial_after: int = Field(
-        100, ge=0, le=10_000_000, description="steps before the discriminator takes part"
-    )
-    adversarial_after_epochs: float | None = Field(
-        None,
-        gt=0,
-        le=1_000_000,
-        description="epochs before the discriminator takes part, also a part of one; in place of adversarial_after",
-    )
-    discriminator_lr: float = Field(
-        1e-3,
-        gt=0,
-        le=10,
-        description="peak learning rate of the discriminator, which follows the model's schedule",
-        json_schema_extra=steered("step"),
-    )
-    discriminator_channels: int = Field(
-        16,
-        ge=1,
-        le=1024,
-        description="feature channels of the discriminator's first layer; each next one has twice as many",
-        json_schema_extra=shape_of_model(),
-    )
-    discriminator_layers: int | None = Field(
-        None,
-        ge=1,
-        le=8,
-        description="layers of the discriminator between its first and its last; left out: 3, or as many as a patch "
-        "has voxels for",
-        json_schema_extra=shape_of_model(),
-    )
+    """residual blocks at each resolution, or one number for each, finest first"""
+    norm_groups: int = Field(1, ge=1, le=64, json_schema_extra=shape_of_model())
+    """groups of each GroupNorm; it must divide every number in channels"""
+    attention_levels: tuple[bool, ...] = Field((), json_schema_extra=shape_of_model())
+    """whether there is self-attention at each resolution, finest first, such as False False True; () for
+    none"""
+    with_encoder_nonlocal_attn: bool = Field(False, json_schema_extra=shape_of_model())
+    """self-attention between two residual blocks at the end of the encoder"""
+    with_decoder_nonlocal_attn: bool = Field(False, json_schema_extra=shape_of_model())
+    """self-attention between two residual blocks at the beginning of the decoder"""
+    upsampling: Literal["nearest", "trilinear"] = Field("nearest", json_schema_extra=shape_of_model())
+    """how the decoder doubles the resolution before a convolution: as MONAI's AutoencoderKL, or as MAISI's"""
+    pretrained: str = Field("", json_schema_extra=control("Model", "Pretrained weights") | read_from())
+    """file with the network's first weights, .safetensors or of torch.save: of MONAI's AutoencoderKL, also
+    MAISI's or of MONAI's older package generative; empty for none"""
+    recon_loss: Literal["l1", "l2"] = "l2"
+    """reconstruction loss; l2 is what PSNR measures, l1 keeps edges sharper"""
+    kl_weight: float = Field(1e-7, ge=0, le=1)
+    """weight of the KL term, summed over a sample's latent volume"""
+    perceptual: Literal["none", "spectral", "features"] = "none"
+    """a distance beside recon_loss: 'spectral' compares the amplitudes of frequencies, 'features' what a
+    frozen network makes of both"""
+    perceptual_weight: float = Field(0.1, gt=0, le=1000)
+    """weight of that distance"""
+    perceptual_network: str = Field("random", min_length=1, json_schema_extra=read_from("random"))
+    """weights for perceptual='features': 'random' for two layers of random filters, or a local file: of
+    torchvision's alexnet, vgg16 or squeezenet1_1 (LPIPS), of MedicalNet's ResNet-10 or ResNet-50, or of 3D
+    convolutions; the file's names and shapes say which (docs/recipes/autoencoder.md)"""
+    perceptual_linear: str = Field("", json_schema_extra=read_from())
+    """LPIPS's own file for the network: alex.pth, vgg.pth or squeeze.pth; empty: that beside
+    perceptual_network"""
+    perceptual_slices: float = Field(0.5, gt=0, le=1)
+    """share of a batch's slices, drawn again along each of the three axes in each step, that a network of
+    LPIPS compares"""
+    perceptual_range: Literal["symmetric", "unit"] = "symmetric"
+    """values that a network of LPIPS gets: 'symmetric' for -1 to 1, as LPIPS defines them, 'unit' for 0 to 1,
+    as MONAI's PerceptualLoss passes such images on"""
+    adversarial_weight: float = Field(0.0, ge=0, le=100)
+    """weight of the loss term for deceiving a discriminator, which learns to tell reconstructions from
+    images, such as 0.01; 0 for no discriminator"""
+    adversarial_after: int = Field(100, ge=0, le=10_000_000)
+    """steps before the discriminator takes part"""
+    adversarial_after_epochs: float | None = Field(None, gt=0, le=1_000_000)
+    """epochs before the discriminator takes part, also a part of one; in place of adversarial_after"""
+    discriminator_lr: float = Field(1e-3, gt=0, le=10, json_schema_extra=steered("step"))
+    """peak learning rate of the discriminator, which follows the model's schedule"""
+    discriminator_channels: int = Field(16, ge=1, le=1024, json_schema_extra=shape_of_model())
+    """feature channels of the discriminator's first layer; each next one has twice as many"""
+    discriminator_layers: int | None = Field(None, ge=1, le=8, json_schema_extra=shape_of_model())
+    """layers of the discriminator between its first and its last; left out: 3, or as many as a patch has
+    voxels for"""
 
     @property
     def samples_per_volume(self) -> int:

@@ -42,107 +42,72 @@ class DiffusionConfig(TrainConfig):
         defaults(widest("channels", 128), lr=1e-3),
     )
 
-    recipe: Literal["diffusion"] = Field("diffusion", description="the recipe")
+    recipe: Literal["diffusion"] = "diffusion"
+    """the recipe"""
     batch_size: Annotated[int, TrainConfig.model_fields["batch_size"]] = 4
     lr: Annotated[float, TrainConfig.model_fields["lr"]] = 4e-3
     data: str = Field(
-        "phantoms",
-        min_length=1,
-        description="'phantoms' (generated heads with a tumour and noise), or a folder of BraTS",
-        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
+        "phantoms", min_length=1, json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES)
     )
+    """'phantoms' (generated heads with a tumour and noise), or a folder of BraTS"""
     target: Literal["t1n", "t1c", "t2w", "t2f"] = Field(
-        "t2f",
-        description="the modality that is made from the others",
-        json_schema_extra=control("Data", "Modality to make"),
+        "t2f", json_schema_extra=control("Data", "Modality to make")
     )
+    """the modality that is made from the others"""
     size: int | None = Field(
-        None,
-        ge=8,
-        le=512,
-        description="edge of the cubic volumes in voxels; left out: 16 for phantoms, 128 for files",
-        json_schema_extra=control("Data", "Edge of the volumes", unit="voxels"),
+        None, ge=8, le=512, json_schema_extra=control("Data", "Edge of the volumes", unit="voxels")
     )
-    fit: Literal["resize", "crop"] = Field(
-        "resize",
-        description="how a file's volume becomes a cube: the brain's box resampled to it, or its middle at the file's own "
-        "resolution, cut or padded",
-    )
-    num_phantoms: int = Field(320, ge=4, le=1_000_000, description="heads generated where data='phantoms'")
-    val_cases: int = Field(
-        16,
-        ge=1,
-        le=100_000,
-        description="held-out cases that a validation samples, over all ranks; the result takes twice as many",
-    )
+    """edge of the cubic volumes in voxels; left out: 16 for phantoms, 128 for files"""
+    fit: Literal["resize", "crop"] = "resize"
+    """how a file's volume becomes a cube: the brain's box resampled to it, or its middle at the file's own
+    resolution, cut or padded"""
+    num_phantoms: int = Field(320, ge=4, le=1_000_000)
+    """heads generated where data='phantoms'"""
+    val_cases: int = Field(16, ge=1, le=100_000)
+    """held-out cases that a validation samples, over all ranks; the result takes twice as many"""
     prediction: Literal["epsilon", "x0", "v"] = Field(
-        "x0",
-        description="what the network predicts from a noisy image: its noise, as in the paper, the clean image, which "
-        "learns faster, or their difference v",
-        json_schema_extra=control("Diffusion", "Network predicts"),
+        "x0", json_schema_extra=control("Diffusion", "Network predicts")
     )
+    """what the network predicts from a noisy image: its noise, as in the paper, the clean image, which learns
+    faster, or their difference v"""
     spacing: Literal["uniform", "uniform-from-0", "non-uniform", "all"] = Field(
-        "uniform",
-        description="times that sampling visits: 0, 99, 199, ..., 999 (11); 0, 100, ..., 900 (10); 0, 199, 399, 599, 699, 799, "
-        "849, 899, 949, 999 (10); or every one",
-        json_schema_extra=control("Diffusion", "Times of sampling"),
+        "uniform", json_schema_extra=control("Diffusion", "Times of sampling")
     )
+    """times that sampling visits: 0, 99, 199, ..., 999 (11); 0, 100, ..., 900 (10); 0, 199, 399, 599, 699,
+    799, 849, 899, 949, 999 (10); or every one"""
     sampling_steps: int | None = Field(
-        None,
-        ge=2,
-        le=10_000,
-        description="how often sampling evaluates the network; left out: 11, and 10 for 'uniform-from-0'",
-        json_schema_extra=control("Diffusion", "Sampling steps"),
+        None, ge=2, le=10_000, json_schema_extra=control("Diffusion", "Sampling steps")
     )
-    train_times: Literal["sampled", "all"] = Field(
-        "sampled",
-        description="times to train on: those that sampling visits (Fast-DDPM), or every one (DDPM)",
-    )
-    antithetic: bool = Field(
-        True,
-        description="the times of a step's samples, over all ranks and micro-batches, come in pairs, an early and a late one, "
-        "instead of each by itself",
-    )
-    num_times: int = Field(1000, ge=2, le=10_000, description="times from the clean image to noise")
-    betas: Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"] = Field(
-        "linear_beta", description="MONAI's schedule of the noise that each time adds"
-    )
-    beta_start: float = Field(1e-4, gt=0, lt=1, description="variance that the first time adds")
-    beta_end: float = Field(0.02, gt=0, lt=1, description="variance that the last time adds")
-    sampler: Literal["ddim", "posterior"] = Field(
-        "ddim",
-        description="the step between two times: DDIM's, with eta, or DDPM's draw from the posterior, with variance",
-    )
-    eta: float = Field(
-        0.0, ge=0, le=1, description="noise of DDIM's steps: 0 for none, 1 for the posterior's"
-    )
-    variance: Literal["small", "large"] = Field(
-        "small",
-        description="variance with which the posterior is drawn: its own, or beta of the step, which is larger",
-    )
-    clip: bool = Field(True, description="cut each predicted image to -1..1 while sampling")
-    channels: tuple[int, ...] = Field(
-        (8, 16),
-        min_length=2,
-        max_length=6,
-        description="feature channels at each resolution, finest first",
-        json_schema_extra=shape_of_model(),
-    )
-    num_res_blocks: int = Field(
-        1,
-        ge=1,
-        le=8,
-        description="residual blocks at each resolution",
-        json_schema_extra=shape_of_model(),
-    )
-    attention_edges: tuple[int, ...] = Field(
-        (),
-        description="resolutions with self-attention, as edges of the cube in voxels, such as (16,); () for none",
-        json_schema_extra=shape_of_model(),
-    )
-    norm_groups: int = Field(
-        4, ge=1, le=64, description="groups of each GroupNorm", json_schema_extra=shape_of_model()
-    )
+    """how often sampling evaluates the network; left out: 11, and 10 for 'uniform-from-0'"""
+    train_times: Literal["sampled", "all"] = "sampled"
+    """times to train on: those that sampling visits (Fast-DDPM), or every one (DDPM)"""
+    antithetic: bool = True
+    """the times of a step's samples, over all ranks and micro-batches, come in pairs, an early and a late
+    one, instead of each by itself"""
+    num_times: int = Field(1000, ge=2, le=10_000)
+    """times from the clean image to noise"""
+    betas: Literal["linear_beta", "scaled_linear_beta", "sigmoid_beta", "cosine"] = "linear_beta"
+    """MONAI's schedule of the noise that each time adds"""
+    beta_start: float = Field(1e-4, gt=0, lt=1)
+    """variance that the first time adds"""
+    beta_end: float = Field(0.02, gt=0, lt=1)
+    """variance that the last time adds"""
+    sampler: Literal["ddim", "posterior"] = "ddim"
+    """the step between two times: DDIM's, with eta, or DDPM's draw from the posterior, with variance"""
+    eta: float = Field(0.0, ge=0, le=1)
+    """noise of DDIM's steps: 0 for none, 1 for the posterior's"""
+    variance: Literal["small", "large"] = "small"
+    """variance with which the posterior is drawn: its own, or beta of the step, which is larger"""
+    clip: bool = True
+    """cut each predicted image to -1..1 while sampling"""
+    channels: tuple[int, ...] = Field((8, 16), min_length=2, max_length=6, json_schema_extra=shape_of_model())
+    """feature channels at each resolution, finest first"""
+    num_res_blocks: int = Field(1, ge=1, le=8, json_schema_extra=shape_of_model())
+    """residual blocks at each resolution"""
+    attention_edges: tuple[int, ...] = Field((), json_schema_extra=shape_of_model())
+    """resolutions with self-attention, as edges of the cube in voxels, such as (16,); () for none"""
+    norm_groups: int = Field(4, ge=1, le=64, json_schema_extra=shape_of_model())
+    """groups of each GroupNorm"""
 
     @property
     def edge(self) -> int:

@@ -44,121 +44,74 @@ class LithographyConfig(TrainConfig):
     # A resist has more to it than the sum of squares that optics has.
     DEFAULTS_WITH: ClassVar[DefaultRules] = (defaults(one_of("image", "resist"), corrections=4, steps=512),)
 
-    recipe: Literal["lithography"] = Field("lithography", description="the recipe")
+    recipe: Literal["lithography"] = "lithography"
+    """the recipe"""
     steps: Annotated[int, TrainConfig.model_fields["steps"]] = 256
     batch_size: Annotated[int, TrainConfig.model_fields["batch_size"]] = 4
     data: str = Field(
         "generated",
         min_length=1,
-        description="'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts "
-        "(.glp, .gds, .oas, several separated by commas), which are cut into tiles",
         json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES, several=True),
     )
-    image: Literal["aerial", "resist"] = Field(
-        "aerial",
-        description="image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what "
-        "a resist makes of it, whose response the network does not know; 'resist' only where images are "
-        "simulated",
-        json_schema_extra=control("Data", "Image to learn"),
-    )
-    num_masks: int = Field(320, ge=2, le=10_000_000, description="masks generated where data='generated'")
+    """'generated' masks, an .npz with masks (and aerials), a folder as LithoBench has them, or layouts (.glp,
+    .gds, .oas, several separated by commas), which are cut into tiles"""
+    image: Literal["aerial", "resist"] = Field("aerial", json_schema_extra=control("Data", "Image to learn"))
+    """image of a mask that the network learns: 'aerial', the intensity in the resist; or 'resist', what a
+    resist makes of it, whose response the network does not know; 'resist' only where images are simulated"""
+    num_masks: int = Field(320, ge=2, le=10_000_000)
+    """masks generated where data='generated'"""
     size: int = Field(
-        64,
-        ge=16,
-        le=4096,
-        description="edge of each mask, in pixels; pictures in files are averaged down to it",
-        json_schema_extra=control("Data", "Edge of the masks", unit="pixels"),
+        64, ge=16, le=4096, json_schema_extra=control("Data", "Edge of the masks", unit="pixels")
     )
-    pixel_nm: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for "
-        "generated masks; files need it",
-    )
-    layer: str = Field(
-        "", description="layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one"
-    )
-    cell: str = Field(
-        "",
-        description="cell of a GDSII or OASIS layout, with all that it refers to; empty for the only top cell",
-    )
-    wavelength_nm: float = Field(193.0, gt=1, le=1000, description="wavelength of the light, in nm")
+    """edge of each mask, in pixels; pictures in files are averaged down to it"""
+    pixel_nm: float | None = Field(None, gt=0, le=1000)
+    """edge of a pixel at the wafer, in nm, once pictures have been averaged down; left out: 25 for generated
+    masks; files need it"""
+    layer: str = ""
+    """layer of a layout, such as 'M1', '11' or '11/0'; empty for the only one"""
+    cell: str = ""
+    """cell of a GDSII or OASIS layout, with all that it refers to; empty for the only top cell"""
+    wavelength_nm: float = Field(193.0, gt=1, le=1000)
+    """wavelength of the light, in nm"""
     numerical_aperture: float = Field(
-        0.85,
-        gt=0.01,
-        lt=2,
-        description="numerical aperture (NA) of the lens at the wafer",
-        json_schema_extra=control("Optics", "Numerical aperture"),
+        0.85, gt=0.01, lt=2, json_schema_extra=control("Optics", "Numerical aperture")
     )
-    medium_index: float = Field(
-        1.0, ge=1, le=2, description="refractive index above the resist: 1 for air, 1.437 for water"
-    )
+    """numerical aperture (NA) of the lens at the wafer"""
+    medium_index: float = Field(1.0, ge=1, le=2)
+    """refractive index above the resist: 1 for air, 1.437 for water"""
     source: Literal["point", "conventional", "annular", "quadrupole", "quasar", "dipole"] = Field(
-        "annular",
-        description="shape of the illumination",
-        json_schema_extra=control("Optics", "Illumination"),
+        "annular", json_schema_extra=control("Optics", "Illumination")
     )
-    sigma_inner: float = Field(0.4, ge=0, lt=1, description="inner radius of the source, as a share of NA")
-    sigma_outer: float = Field(0.8, gt=0, le=1, description="outer radius of the source, as a share of NA")
-    opening_deg: float = Field(40.0, gt=0, le=180, description="width of each pole of the source, in degrees")
-    source_angle_deg: float = Field(
-        0.0,
-        ge=-360,
-        le=360,
-        description="angle of the source's poles, in degrees; a dipole lies along x at 0",
-    )
-    source_cells: int = Field(
-        15, ge=1, le=201, description="cells along the source's edge; each one inside its shape is a point"
-    )
+    """shape of the illumination"""
+    sigma_inner: float = Field(0.4, ge=0, lt=1)
+    """inner radius of the source, as a share of NA"""
+    sigma_outer: float = Field(0.8, gt=0, le=1)
+    """outer radius of the source, as a share of NA"""
+    opening_deg: float = Field(40.0, gt=0, le=180)
+    """width of each pole of the source, in degrees"""
+    source_angle_deg: float = Field(0.0, ge=-360, le=360)
+    """angle of the source's poles, in degrees; a dipole lies along x at 0"""
+    source_cells: int = Field(15, ge=1, le=201)
+    """cells along the source's edge; each one inside its shape is a point"""
     defocus_nm: float = Field(
-        0.0,
-        ge=-10_000,
-        le=10_000,
-        description="how far the resist is out of focus, in nm",
-        json_schema_extra=control("Optics", "Defocus", unit="nm"),
+        0.0, ge=-10_000, le=10_000, json_schema_extra=control("Optics", "Defocus", unit="nm")
     )
-    zernikes: str = Field(
-        "",
-        pattern=r"^$|^\d+:[-+]?[0-9.]+(e[-+]?\d+)?(,\d+:[-+]?[0-9.]+(e[-+]?\d+)?)*$",
-        description="aberrations in waves by Fringe number, such as '5:0.02,8:-0.01'; empty for none",
-    )
-    simulated_kernels: int = Field(
-        0,
-        ge=0,
-        le=10_000,
-        description="kernels (SOCS) that images are simulated with; 0 for every source point (Abbe)",
-    )
-    resist_threshold: float | None = Field(
-        None,
-        gt=0,
-        lt=2,
-        description="intensity above which the resist clears, where a clear mask gives 1; left out: 0.3, and 0.225 for "
-        "LithoBench's folders",
-    )
-    diffusion_nm: float = Field(
-        0.0,
-        ge=0,
-        le=1000,
-        description="standard deviation of the blur in the resist, in nm, before the threshold",
-    )
-    num_kernels: int = Field(
-        48, ge=2, le=4096, description="kernels that the network learns", json_schema_extra=shape_of_model()
-    )
-    kernel_nm: float | None = Field(
-        None,
-        gt=0,
-        le=100_000,
-        description="edge of the learned kernels, in nm; left out: 3.2 wavelengths / NA, and at most the mask's edge",
-        json_schema_extra=shape_of_model(),
-    )
-    corrections: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="dilated convolutions that correct the sum of squares, for images that have more to them than optics",
-        json_schema_extra=shape_of_model(),
-    )
+    """how far the resist is out of focus, in nm"""
+    zernikes: str = Field("", pattern=r"^$|^\d+:[-+]?[0-9.]+(e[-+]?\d+)?(,\d+:[-+]?[0-9.]+(e[-+]?\d+)?)*$")
+    """aberrations in waves by Fringe number, such as '5:0.02,8:-0.01'; empty for none"""
+    simulated_kernels: int = Field(0, ge=0, le=10_000)
+    """kernels (SOCS) that images are simulated with; 0 for every source point (Abbe)"""
+    resist_threshold: float | None = Field(None, gt=0, lt=2)
+    """intensity above which the resist clears, where a clear mask gives 1; left out: 0.3, and 0.225 for
+    LithoBench's folders"""
+    diffusion_nm: float = Field(0.0, ge=0, le=1000)
+    """standard deviation of the blur in the resist, in nm, before the threshold"""
+    num_kernels: int = Field(48, ge=2, le=4096, json_schema_extra=shape_of_model())
+    """kernels that the network learns"""
+    kernel_nm: float | None = Field(None, gt=0, le=100_000, json_schema_extra=shape_of_model())
+    """edge of the learned kernels, in nm; left out: 3.2 wavelengths / NA, and at most the mask's edge"""
+    corrections: int = Field(0, ge=0, le=8, json_schema_extra=shape_of_model())
+    """dilated convolutions that correct the sum of squares, for images that have more to them than optics"""
 
     @property
     def pixel(self) -> float:

@@ -92,126 +92,75 @@ class MicrostructureConfig(TrainConfig):
         only(none_of("optimizer_type", *_BOUNDED, *_SWAPPING), "oor_multiplier"),
     )
 
-    recipe: Literal["microstructure"] = Field("microstructure", description="the recipe")
-    steps: int = Field(
-        500,
-        ge=1,
-        le=10_000_000,
-        description="the most optimizer steps in all, shared evenly among the grids",
-        json_schema_extra=control("Run"),
-    )
-    lr: float = Field(
-        0.01,
-        gt=0,
-        le=1000,
-        description="learning rate of torch's optimizers; 'lbfgs', 'lbfgsb' and 'tnc' find their own steps",
-        json_schema_extra=control("Search") | steered("step"),
-    )
+    recipe: Literal["microstructure"] = "microstructure"
+    """the recipe"""
+    steps: int = Field(500, ge=1, le=10_000_000, json_schema_extra=control("Run"))
+    """the most optimizer steps in all, shared evenly among the grids"""
+    lr: float = Field(0.01, gt=0, le=1000, json_schema_extra=control("Search") | steered("step"))
+    """learning rate of torch's optimizers; 'lbfgs', 'lbfgsb' and 'tnc' find their own steps"""
     val_every: int = Field(
         50,
         ge=0,
         le=1_000_000,
-        description="steps between two measurements of the field as it would come out (s2_error); 0 for none",
         json_schema_extra=control("Run", "Measure every", unit="steps") | steered("step"),
     )
+    """steps between two measurements of the field as it would come out (s2_error); 0 for none"""
     data: str = Field(
         "generated",
         min_length=1,
-        description="'generated' (smooth noise, cut at thresholds), a .npy file with phases, shares or grey values, a PNG or "
-        "TIFF picture, three pictures separated by commas, one across each direction, or descriptors: the .npz of nbgpu characterize or of an earlier run, "
-        "or MCRpy's .pickle",
         json_schema_extra=control("Data", "Data")
         | shape_of_model()
         | read_from(*WITHOUT_FILES, several=True),
     )
-    generated_fractions: tuple[float, ...] = Field(
-        (0.35,),
-        min_length=1,
-        max_length=8,
-        description="shares of the phases of the generated picture, without the first one",
-    )
-    generated_correlation_length: float = Field(
-        2.0, gt=0, le=100, description="how coarse the generated picture is, in pixels"
-    )
-    shape: tuple[int, ...] = Field(
-        (),
-        max_length=3,
-        description="size in pixels of the field to find, two or three numbers; left out: 32 32 32 for generated data, "
-        "else the data's own",
-        json_schema_extra=shape_of_model(),
-    )
-    add_dimension: int | None = Field(
-        None,
-        ge=4,
-        le=4096,
-        description="number of slices of a volume to find, each with the picture's shape; in place of shape",
-        json_schema_extra=shape_of_model(),
-    )
-    descriptor_types: tuple[DescriptorType, ...] = Field(
-        _DEFAULT_TYPES,
-        min_length=1,
-        description="the statistics that the field has to match",
-    )
-    descriptor_weights: tuple[float, ...] | None = Field(
-        None,
-        description="factor on each descriptor's differences; left out: 1 each for the default descriptor_types, and "
-        "otherwise, as for (), 100 for Variation, 10 for CrossCorrelations and 1 for all others",
-    )
+    """'generated' (smooth noise, cut at thresholds), a .npy file with phases, shares or grey values, a PNG or
+    TIFF picture, three pictures separated by commas, one across each direction, or descriptors: the .npz of
+    nbgpu characterize or of an earlier run, or MCRpy's .pickle"""
+    generated_fractions: tuple[float, ...] = Field((0.35,), min_length=1, max_length=8)
+    """shares of the phases of the generated picture, without the first one"""
+    generated_correlation_length: float = Field(2.0, gt=0, le=100)
+    """how coarse the generated picture is, in pixels"""
+    shape: tuple[int, ...] = Field((), max_length=3, json_schema_extra=shape_of_model())
+    """size in pixels of the field to find, two or three numbers; left out: 32 32 32 for generated data, else
+    the data's own"""
+    add_dimension: int | None = Field(None, ge=4, le=4096, json_schema_extra=shape_of_model())
+    """number of slices of a volume to find, each with the picture's shape; in place of shape"""
+    descriptor_types: tuple[DescriptorType, ...] = Field(_DEFAULT_TYPES, min_length=1)
+    """the statistics that the field has to match"""
+    descriptor_weights: tuple[float, ...] | None = None
+    """factor on each descriptor's differences; left out: 1 each for the default descriptor_types, and
+    otherwise, as for (), 100 for Variation, 10 for CrossCorrelations and 1 for all others"""
     limit_to: int = Field(
-        16,
-        ge=2,
-        le=512,
-        description="number of pixels, in each direction, below which correlations reach",
-        json_schema_extra=control("Search", "Correlate over fewer than", unit="pixels"),
+        16, ge=2, le=512, json_schema_extra=control("Search", "Correlate over fewer than", unit="pixels")
     )
-    periodic: bool = Field(
-        True,
-        description="the field continues beyond an edge at the opposite one; off: only the inside counts",
-    )
-    isotropic: bool = Field(
-        False,
-        description="take one mean over the directions of a volume, or of three pictures, in place of one for each "
-        "direction",
-    )
-    multigrid_descriptor: bool = Field(
-        True, description="measure the target averaged over 2, 4 ... pixels as well"
-    )
-    multigrid_reconstruction: bool = Field(
-        False,
-        description="look for the field on coarse grids first, as many as the target's descriptors have and shape allows",
-        json_schema_extra=control("Search", "Coarse grids first"),
-    )
+    """number of pixels, in each direction, below which correlations reach"""
+    periodic: bool = True
+    """the field continues beyond an edge at the opposite one; off: only the inside counts"""
+    isotropic: bool = False
+    """take one mean over the directions of a volume, or of three pictures, in place of one for each
+    direction"""
+    multigrid_descriptor: bool = True
+    """measure the target averaged over 2, 4 ... pixels as well"""
+    multigrid_reconstruction: bool = Field(False, json_schema_extra=control("Search", "Coarse grids first"))
+    """look for the field on coarse grids first, as many as the target's descriptors have and shape allows"""
     multiphase: bool = Field(
-        False,
-        description="search one field for each phase; needed for more than two phases",
-        json_schema_extra=control("Data", "A field for each phase") | shape_of_model(),
+        False, json_schema_extra=control("Data", "A field for each phase") | shape_of_model()
     )
-    threshold: float | None = Field(
-        None,
-        description="grey value above which a pixel of a picture belongs to the second phase; left out: Otsu's threshold",
-        json_schema_extra=control("Data", "Cut grey values at"),
-    )
-    gram_network: str = Field(
-        "random",
-        min_length=1,
-        description="weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with "
-        "0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first",
-        json_schema_extra=read_from("random"),
-    )
+    """search one field for each phase; needed for more than two phases"""
+    threshold: float | None = Field(None, json_schema_extra=control("Data", "Cut grey values at"))
+    """grey value above which a pixel of a picture belongs to the second phase; left out: Otsu's threshold"""
+    gram_network: str = Field("random", min_length=1, json_schema_extra=read_from("random"))
+    """weights for GramMatrices: 'random' for one layer of random filters, or a safetensors file with
+    0.weight, 0.bias, 1.weight ... of convolutions, with an average over 2 x 2 before each but the first"""
     loss_type: Literal["MSE", "SSE", "RMS", "L1", "L2"] = Field(
-        "MSE",
-        description="norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes, length",
-        json_schema_extra=control("Search", "Loss"),
+        "MSE", json_schema_extra=control("Search", "Loss")
     )
-    oor_multiplier: float = Field(
-        1000.0, ge=0, le=1e12, description="weight of the mean squared distance of the field from 0..1"
-    )
-    phase_sum_multiplier: float = Field(
-        1000.0,
-        ge=0,
-        le=1e12,
-        description="weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes further in as many steps",
-    )
+    """norm of all differences of a slice: mean or sum of squares, root of the mean, sum of magnitudes,
+    length"""
+    oor_multiplier: float = Field(1000.0, ge=0, le=1e12)
+    """weight of the mean squared distance of the field from 0..1"""
+    phase_sum_multiplier: float = Field(1000.0, ge=0, le=1e12)
+    """weight of the mean squared distance of the phases' sum from 1 (multiphase); for volumes 10 comes
+    further in as many steps"""
     optimizer_type: Literal[
         "lbfgs",
         "lbfgsb",
@@ -225,54 +174,28 @@ class MicrostructureConfig(TrainConfig):
         "adadelta",
         "simulatedannealing",
         "ytpost",
-    ] = Field(
-        "lbfgs",
-        description="'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and "
-        "'tnc' are scipy's, keep to 0..1 and have all vectors in each rank's host memory; "
-        "'simulatedannealing' and 'ytpost' swap pixels and need no gradient; the others are torch's, which "
-        "the penalty holds in 0..1",
-        json_schema_extra=control("Search", "Search by"),
-    )
-    history_size: int = Field(
-        10,
-        ge=1,
-        le=100,
-        description="how many earlier steps L-BFGS remembers; each takes two copies of the field, which the ranks share with "
-        "'lbfgs' and each has with 'lbfgsb'",
-        json_schema_extra=control("Search", "Steps remembered"),
-    )
+    ] = Field("lbfgs", json_schema_extra=control("Search", "Search by"))
+    """'lbfgs' keeps to 0..1 and spreads its vectors over the ranks, on their devices; 'lbfgsb' and 'tnc' are
+    scipy's, keep to 0..1 and have all vectors in each rank's host memory; 'simulatedannealing' and 'ytpost'
+    swap pixels and need no gradient; the others are torch's, which the penalty holds in 0..1"""
+    history_size: int = Field(10, ge=1, le=100, json_schema_extra=control("Search", "Steps remembered"))
+    """how many earlier steps L-BFGS remembers; each takes two copies of the field, which the ranks share with
+    'lbfgs' and each has with 'lbfgsb'"""
     swap_steps: int = Field(
-        0,
-        ge=0,
-        le=10_000_000,
-        description="steps, after all others, in which pixels of different phases are swapped where that lowers the loss (YTPost)",
-        json_schema_extra=control("Search", "Swap pixels at the end", unit="steps"),
+        0, ge=0, le=10_000_000, json_schema_extra=control("Search", "Swap pixels at the end", unit="steps")
     )
-    temperature: float = Field(
-        0.1,
-        gt=0,
-        le=1000,
-        description="temperature of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it "
-        "falls to a thousandth",
-    )
-    slices_per_step: int | None = Field(
-        None,
-        ge=1,
-        le=4096,
-        description="slices of a volume across each direction that a step of torch's optimizers looks at, drawn at random; left "
-        "out: all of them",
-    )
-    tolerance: float = Field(
-        1e-10,
-        ge=0,
-        le=1,
-        description="a grid is done when a step gains less than this share of the loss; 0 for never",
-    )
-    initial: str = Field(
-        "",
-        description="a .npy file of the shape to begin with, phases or shares; empty for noise from the seed",
-        json_schema_extra=read_from(),
-    )
+    """steps, after all others, in which pixels of different phases are swapped where that lowers the loss
+    (YTPost)"""
+    temperature: float = Field(0.1, gt=0, le=1000)
+    """temperature of 'simulatedannealing' at the beginning, in mean changes of the loss by a swap; it falls
+    to a thousandth"""
+    slices_per_step: int | None = Field(None, ge=1, le=4096)
+    """slices of a volume across each direction that a step of torch's optimizers looks at, drawn at random;
+    left out: all of them"""
+    tolerance: float = Field(1e-10, ge=0, le=1)
+    """a grid is done when a step gains less than this share of the loss; 0 for never"""
+    initial: str = Field("", json_schema_extra=read_from())
+    """a .npy file of the shape to begin with, phases or shares; empty for noise from the seed"""
 
     @property
     def weights(self) -> dict[str, float | None]:

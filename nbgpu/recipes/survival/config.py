@@ -52,144 +52,89 @@ class SurvivalConfig(TrainConfig):
         ),
     )
 
-    recipe: Literal["survival"] = Field("survival", description="the recipe")
+    recipe: Literal["survival"] = "survival"
+    """the recipe"""
     steps: Annotated[int, TrainConfig.model_fields["steps"]] = 1200
-    batch_size: int = Field(
-        16,
-        ge=1,
-        le=4096,
-        description="samples for each rank and micro-batch; those of all ranks are compared with one another",
-        json_schema_extra=control("Run") | steered("epoch"),
-    )
+    batch_size: int = Field(16, ge=1, le=4096, json_schema_extra=control("Run") | steered("epoch"))
+    """samples for each rank and micro-batch; those of all ranks are compared with one another"""
     lr: Annotated[float, TrainConfig.model_fields["lr"]] = 2e-3
     weight_decay: Annotated[float, TrainConfig.model_fields["weight_decay"]] = 1.0
-    ema_decay: float = Field(
-        0.98,
-        ge=0,
-        lt=1,
-        description="share that each step keeps of an average of the weights over the steps; validation and result "
-        "then use the average, and checkpoints have both; 0 for no average",
-        json_schema_extra=control("Optimizer"),
-    )
+    ema_decay: float = Field(0.98, ge=0, lt=1, json_schema_extra=control("Optimizer"))
+    """share that each step keeps of an average of the weights over the steps; validation and result then use
+    the average, and checkpoints have both; 0 for no average"""
     rotate90_prob: Annotated[float, TrainConfig.model_fields["rotate90_prob"]] = 0.5
     flip_prob: Annotated[float, TrainConfig.model_fields["flip_prob"]] = 0.5
     intensity_prob: Annotated[float, TrainConfig.model_fields["intensity_prob"]] = 0.5
     intensity_strength: Annotated[float, TrainConfig.model_fields["intensity_strength"]] = 0.05
-    sync_batchnorm: bool = Field(
-        True,
-        description="BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to "
-        "normalise alike",
-    )
+    sync_batchnorm: bool = True
+    """BatchNorm layers normalise over all ranks: scores are compared, and so all ranks have to normalise
+    alike"""
     data: str = Field(
-        "generated",
-        min_length=1,
-        description="'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'",
-        json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES),
+        "generated", min_length=1, json_schema_extra=control("Data", "Data") | read_from(*WITHOUT_FILES)
     )
-    fold: str = Field(
-        "",
-        description="column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out "
-        "val_fraction",
-        json_schema_extra=control("Data", "Column of the parts") | divides_the_data(),
-    )
-    columns: tuple[str, ...] = Field(
-        (),
-        description="headings of the CSV file's columns where they have other names, such as 'time=OS_days', "
-        "'event=OS_status', 'image=ct_path', 'patient=case'",
-        json_schema_extra=control("Data", "Other names of columns"),
-    )
-    check_time_unit: bool = Field(
-        True,
-        description="refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in years",
-    )
+    """'generated' patients, or a CSV file with 'NIFTI path' (or 'image', 'path'), 'time' and 'event'"""
+    fold: str = Field("", json_schema_extra=control("Data", "Column of the parts") | divides_the_data())
+    """column of the CSV file that says 'train', 'val' or 'test', such as 'Fold_1'; empty to hold out
+    val_fraction"""
+    columns: tuple[str, ...] = Field((), json_schema_extra=control("Data", "Other names of columns"))
+    """headings of the CSV file's columns where they have other names, such as 'time=OS_days',
+    'event=OS_status', 'image=ct_path', 'patient=case'"""
+    check_time_unit: bool = True
+    """refuse a CSV file whose times have a gap of more than ten times, as if some were in days and some in
+    years"""
     features: tuple[str, ...] = Field(
-        (),
-        description="columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'",
-        json_schema_extra=control("Data", "Columns of features") | shape_of_model(),
+        (), json_schema_extra=control("Data", "Columns of features") | shape_of_model()
     )
-    val_fraction: float = Field(
-        0.2857,
-        ge=0,
-        lt=1,
-        description="share of the patients held out for validation",
-        json_schema_extra=divides_the_data(),
-    )
-    spread_events: bool = Field(
-        True,
-        description="spread the patients with the event evenly over the ranks and, in each epoch, over the "
-        "micro-batches: a micro-batch without an event teaches nothing",
-        json_schema_extra=control("Data", "Spread events evenly"),
-    )
-    num_patients: int = Field(
-        1400, ge=4, le=10_000_000, description="patients generated where data='generated'"
-    )
+    """columns of the CSV file with numbers that go to the last layer beside the volume, such as 'Age'"""
+    val_fraction: float = Field(0.2857, ge=0, lt=1, json_schema_extra=divides_the_data())
+    """share of the patients held out for validation"""
+    spread_events: bool = Field(True, json_schema_extra=control("Data", "Spread events evenly"))
+    """spread the patients with the event evenly over the ranks and, in each epoch, over the micro-batches: a
+    micro-batch without an event teaches nothing"""
+    num_patients: int = Field(1400, ge=4, le=10_000_000)
+    """patients generated where data='generated'"""
     image_size: tuple[int, ...] = Field(
-        (),
-        description="voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; "
-        "for files the median of their shapes, made smaller until a batch fits into the memory",
-        json_schema_extra=control("Data", "Size of the volumes", unit="voxels"),
+        (), json_schema_extra=control("Data", "Size of the volumes", unit="voxels")
     )
-    spacing: tuple[float, ...] = Field(
-        (),
-        description="voxel size in mm to which volumes are resampled, one number or three (right, front, top), such as 1.5; "
-        "their middle of image_size voxels is then taken, filled up where they are smaller; left out: volumes are resized "
-        "to image_size, whatever the size of their voxels",
-        json_schema_extra=control("Data", "Voxel size", unit="mm"),
-    )
-    hu_min: float = Field(
-        -1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 0, as do all values below"
-    )
-    hu_max: float = Field(
-        1000.0, ge=-1e6, le=1e6, description="Hounsfield units that become 1, as do all values above"
-    )
+    """voxels that volumes are resized to, such as 256 256 64; left out: 24 24 16 for generated volumes; for
+    files the median of their shapes, made smaller until a batch fits into the memory"""
+    spacing: tuple[float, ...] = Field((), json_schema_extra=control("Data", "Voxel size", unit="mm"))
+    """voxel size in mm to which volumes are resampled, one number or three (right, front, top), such as 1.5;
+    their middle of image_size voxels is then taken, filled up where they are smaller; left out: volumes are
+    resized to image_size, whatever the size of their voxels"""
+    hu_min: float = Field(-1000.0, ge=-1e6, le=1e6)
+    """Hounsfield units that become 0, as do all values below"""
+    hu_max: float = Field(1000.0, ge=-1e6, le=1e6)
+    """Hounsfield units that become 1, as do all values above"""
     resnet: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = Field(
-        "resnet18",
-        description="MONAI's 3D ResNet",
-        json_schema_extra=control("Model", "Network") | shape_of_model(),
+        "resnet18", json_schema_extra=control("Model", "Network") | shape_of_model()
     )
-    widen_factor: float | None = Field(
-        None,
-        gt=0,
-        le=8,
-        description="factor on the 64 channels of the network's first stage; left out: 0.25 for generated volumes, "
-        "else 1",
-        json_schema_extra=shape_of_model(),
-    )
-    stem_stride: Literal[1, 2] = Field(
-        2,
-        description="stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory",
-    )
-    pretrained: str = Field(
-        "",
-        description="file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none",
-        json_schema_extra=control("Model", "Pretrained weights") | read_from(),
-    )
+    """MONAI's 3D ResNet"""
+    widen_factor: float | None = Field(None, gt=0, le=8, json_schema_extra=shape_of_model())
+    """factor on the 64 channels of the network's first stage; left out: 0.25 for generated volumes, else 1"""
+    stem_stride: Literal[1, 2] = 2
+    """stride of the first convolution; 2 as MedicalNet has it, 1 takes eight times the memory"""
+    pretrained: str = Field("", json_schema_extra=control("Model", "Pretrained weights") | read_from())
+    """file with the ResNet's weights, .safetensors or of torch.save, such as MedicalNet's; empty for none"""
     freeze_epochs: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="epochs at the beginning in which the last layer learns and the ResNet does not",
-        json_schema_extra=control("Model", "Freeze the network for", unit="epochs"),
+        0, ge=0, le=1_000_000, json_schema_extra=control("Model", "Freeze the network for", unit="epochs")
     )
+    """epochs at the beginning in which the last layer learns and the ResNet does not"""
     encoder_lr_factor: float = Field(
         1.0,
         gt=0,
         le=10,
-        description="factor on the learning rate of the ResNet's weights, such as 0.1 for pretrained ones; the last "
-        "layer learns at lr",
         json_schema_extra=control("Model", "Learning rate of the network", unit="times") | steered("step"),
     )
-    ties: Literal["efron", "breslow"] = Field(
-        "efron", description="how the partial likelihood treats events at the same time"
-    )
-    eval_times: tuple[float, ...] = Field(
-        (),
-        description="times, in the data's unit, for which the result says how good predictions are; left out: the "
-        "quartiles of the events' times",
-    )
-    risk_groups: int = Field(
-        3, ge=2, le=8, description="groups of equal size among the training patients whose curves are drawn"
-    )
+    """factor on the learning rate of the ResNet's weights, such as 0.1 for pretrained ones; the last layer
+    learns at lr"""
+    ties: Literal["efron", "breslow"] = "efron"
+    """how the partial likelihood treats events at the same time"""
+    eval_times: tuple[float, ...] = ()
+    """times, in the data's unit, for which the result says how good predictions are; left out: the quartiles
+    of the events' times"""
+    risk_groups: int = Field(3, ge=2, le=8)
+    """groups of equal size among the training patients whose curves are drawn"""
 
     @property
     def volume_shape(self) -> tuple[int, int, int]:
