@@ -186,6 +186,7 @@ def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Execute the notebook that the command line names; return the exit code: 0 if every cell ran, else 1."""
     parser = argparse.ArgumentParser(prog="python -m nbgpu.client.demo", description="Execute a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument("folder", type=Path, help="where the executed notebook goes, and what it writes")

@@ -62,6 +62,7 @@ class DistributedCell:
         number: int | None = None,
         timeline: bool = False,
     ) -> None:
+        """Send the cell to its ranks, and make the objects that watch the ranks and show their output."""
         self._runner = runner
         self._state = state = runner.state
         self._code = code
@@ -71,6 +72,8 @@ class DistributedCell:
         aborting.note_request()
         arrivals = Arrivals()
         arrivals.take_late = LateOutput(state.config.max_output_lines).show
+        # The kernel listens for `input()` before the cell is sent, because each rank is told with the cell
+        # whether somebody can answer.
         self._questions = QuestionRelay(state.listen)
         try:
             shown_as = _number() if number is None else number
@@ -109,7 +112,8 @@ class DistributedCell:
                 self._show_timeline()
 
     def give_up(self) -> None:
-        """Stop the ranks and show nothing. Call this in place of `show`."""
+        """End a cell that nobody will wait for: interrupt its ranks, restore the group, and close the cell's
+        sockets. Call this in place of `show`."""
         try:
             self._stop()
         finally:
@@ -176,7 +180,8 @@ class DistributedCell:
 
     @uninterrupted()
     def show_blocking(self) -> None:
-        """The same as `show`, for callers that are not coroutines, such as a line magic."""
+        """Wait for the ranks and show their output on the calling thread, for callers that are not
+        coroutines, such as a line magic. Raises the exceptions of `show`."""
         try:
             try:
                 while self._watch.pending():
@@ -204,6 +209,7 @@ class DistributedCell:
     def values(self) -> dict[int, Any]:
         """The value of the cell's last expression on each rank, None where it has none. Call this after the
         cell's end."""
+        # A rank answers a cell with its execution count, under which IPython keeps the value in `Out`.
         last_value = expression("lambda count: get_ipython().user_ns['Out'].get(count)")
         pulled = {
             rank: self._state.ranks[rank].apply_async(last_value, result.result())
@@ -337,6 +343,7 @@ class DistributedCell:
         self._output.close()
         self._questions.close()
         self._notice.show(self._last_words)
+        # A cached_property is in `vars` only after its first use; asking it here would make the watch.
         if "_hangs" in vars(self):
             self._hangs.close()
         if self._take_button_away is not None:

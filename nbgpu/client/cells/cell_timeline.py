@@ -69,6 +69,7 @@ def _clocks(state: ClusterState, notes: dict[int, dict[str, Any]]) -> Clocks:
     """Compare the clocks of the ranks, unless all have the same one."""
     if len({note["clock"] for note in notes.values()}) == 1:
         return Clocks()
+    # Rank 0's answer has the offset of every rank's clock and the error of that offset, in seconds.
     offsets = _call(state, Call.COMPARE_CLOCKS, range(state.world_size))[0]
     now_s = _call(state, Call.MONOTONIC_S, [0])[0]
     return Clocks(

@@ -192,7 +192,8 @@ def _ready_blocks(talking: Mapping[int, _Queue]) -> Iterator[tuple[tuple[int, ..
 
 
 def _num_same(lists: Sequence[list[Item]]) -> int:
-    """The number of items in the common beginning of all lists."""
+    """Return the number of items in the common beginning of all lists. The end is found by bisection over
+    slices, which Python compares in C."""
     first, *others = lists
     low, high = 0, min(map(len, lists))
     if all(other[:high] == first[:high] for other in others):
@@ -236,8 +237,8 @@ def _next_together(talking: Mapping[int, _Queue], shared: _Shared) -> list[int]:
     crossing: list[int] = []
     for item, ranks in ranks_by_head.items():
         if item not in shared.items:
-            # It is shown when it is ripe. After that, a shared item may be the next one for all ranks that
-            # have it.
+            # `_ready_blocks` yields an item of one rank once it is ripe. After that, a shared item may be the
+            # next one for all ranks that have it.
             continue
         is_ripe = any(talking[rank].head_is_ripe for rank in ranks)
         all_are_here = len(ranks) == shared.num_ranks[item]

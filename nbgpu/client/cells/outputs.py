@@ -81,6 +81,7 @@ class CellOutput:
     def __init__(
         self, arrivals: Arrivals, ranks: Collection[int], max_lines: int, has_view: bool = True
     ) -> None:
+        """Prepare an empty output; the first text appears with `show_new`, `finish` or `close`."""
         self._arrivals = arrivals
         self._has_view = has_view
         self._ranks = tuple(sorted(ranks))
@@ -124,6 +125,7 @@ class CellOutput:
         question."""
         self._receive([rank for rank in self._ranks if self._arrivals.has_ended(rank)])
         self._queue(rank, self._screen_lines(rank, "finish"))
+        # At a time that lies in the future no item has to wait for other ranks any longer.
         self._show(self._cut_to_limit(self._merger.take(time.monotonic() + DISPLAY_HOLD_S)))
         self._close_view()
 
@@ -285,6 +287,7 @@ class CellOutput:
 
     def _closing_note(self, transcript: Transcript) -> list[Block]:
         counts = sorted(set(transcript.num_lines().values()))
+        # The slice has the lowest and the highest count, or the only one.
         note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
         return [Block((), NOTE, [note]), *transcript.tail()]
 
@@ -387,6 +390,7 @@ def _label(ranks: Sequence[int]) -> str:
 
 
 def _display(rank: int, message: Message) -> tuple[str, str]:
+    """Return a display as an item: its message type, and its content as text that merging can compare."""
     content = message["content"]
     display_id = content.get("transient", {}).get("display_id")
     # Each rank numbers its displays on its own.
@@ -395,6 +399,8 @@ def _display(rank: int, message: Message) -> tuple[str, str]:
 
 
 def _value(content: Message) -> Item:
+    """Return the value of a cell's last expression as an item: a line if it is plain text only, else a
+    display."""
     if set(content["data"]) <= {"text/plain"}:
         return "stdout", content["data"].get("text/plain", "")
     return "display_data", _as_json(content, None)
@@ -437,6 +443,8 @@ class Transcript:
     """
 
     def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
+        """Make the folder and a file for each rank, and write into the files what the cell has shown so
+        far."""
         runs_dir = Path(default_of(TrainConfig, "runs_dir")).absolute()
         self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
         self.folder.mkdir(parents=True, mode=0o700)

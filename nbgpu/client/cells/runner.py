@@ -32,12 +32,14 @@ class CellRunner:
         self._runs = runs
 
     def submit(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, Any]:
-        """See `Cluster.submit`."""
+        """Send a cell to the ranks and return at once, with ipyparallel's AsyncResult by rank. If a rank
+        fails later, the recovery frees the others."""
         results = self._submit(code, ranks)
         self.recovery.note_submitted(results)
         return results
 
     def _submit(self, code: str, ranks: Sequence[int] | None) -> dict[int, Any]:
+        """Send a cell through ipyparallel's own `execute`, whose result gathers the output."""
         return self._send(
             code,
             ranks,
@@ -54,7 +56,8 @@ class CellRunner:
         arrivals: Arrivals,
         is_awaited: bool = False,
     ) -> dict[int, Answer]:
-        """As `submit`, in half the time. `arrivals` gets the output message by message.
+        """Send a cell to the ranks and return each rank's pending answer. `arrivals` gets the output message
+        by message. This takes half the time of ipyparallel's `execute`, which `submit` uses.
 
         The answers to a cell that `is_awaited` come on the caller's event loop.
         """
@@ -93,7 +96,8 @@ class CellRunner:
 
     @uninterrupted()
     def execute(self, code: str, ranks: Sequence[int] | None = None) -> dict[int, str]:
-        """See `Cluster.execute`."""
+        """Run code on the ranks, wait for all of them, and return what each wrote to stdout. If one fails,
+        the others are freed and the group is restored before the RankError is raised."""
         results = self._submit(code, ranks)
         watch = RankWatch(self.state.ranks, results)
         try:
@@ -104,6 +108,7 @@ class CellRunner:
             self.state.note_use()
         for result in results.values():
             # Output comes over another socket than the result, and may come after it.
+            # The wait goes on as long as each period of `_OUTPUT_PATIENCE_S` has brought more text.
             length = -1
             while not result.wait_for_output(_OUTPUT_PATIENCE_S) and length < (length := len(result.stdout)):
                 pass
@@ -113,7 +118,8 @@ class CellRunner:
     def apply(
         self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """See `Cluster.apply`."""
+        """Call a function on the ranks, wait for all of them, and return its values by rank. If one fails,
+        the others are freed and the group is restored before the RankError is raised."""
         chosen = self.state.checked_ranks(ranks)
         self._runs.make_ready()
         results = {rank: self.state.ranks[rank].apply_async(function, *args) for rank in chosen}

@@ -112,7 +112,7 @@ class HostDevices:
         }
 
     def uses(self) -> dict[str, str]:
-        """By the UUID of each GPU that is not free the sentence about who has it."""
+        """Return by UUID, for each GPU that is not free, the sentence that says who has it."""
         return {card.uuid: card.why for card in self.cards if card.uuid and card.why}
 
     def free_gpus(self) -> list[str]:
@@ -162,6 +162,7 @@ class DeviceCards:
 
 
 def _gpu_card(gpu: HeldGpu) -> DeviceCard:
+    """Make the card of a GPU, or of a part of a split GPU (MIG), from its reading and its holder."""
     reading, holder = gpu.reading, gpu.holder
     device, whole = reading.device, f"GPU {reading.device.index}"
     return DeviceCard(
@@ -206,6 +207,8 @@ def _profile(name: str) -> str:
 
 
 def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCard:
+    """Make the card of the CPU. The name has the cores, and the limits of the control group if these are
+    lower than what the host has. Any number of clusters may have ranks on the CPU, so it is never taken."""
     device = reading.device
     cores, quota = len(os.sched_getaffinity(0)), cgroups.cpu_quota()
     limit_bytes = cgroups.memory_limit_bytes()

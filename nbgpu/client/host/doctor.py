@@ -39,10 +39,10 @@ from nbgpu.version import VERSION
 
 _EXIT_CODES: dict[Verdict, int] = {"ok": 0, "warn": 0, "fail": 1}
 _PANELS_DURING_A_CELL = (7, 1)
+"""The first version of ipykernel in which buttons work while a cell runs."""
 _PATIENCE_S = 120.0
 """Long enough for imports on a busy host, and for NCCL's first collective on many GPUs."""
 _POLL_PERIOD_S = 0.02
-"""The first version of ipykernel in which buttons work while a cell runs."""
 
 
 def runs_dir() -> str:
@@ -117,7 +117,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def notebooks_job() -> Iterator[Finding]:
-    """Say which Slurm job this process is in, and what that has; nothing where it is in none."""
+    """Say which Slurm job this process is in, and which nodes and time the job has; nothing outside of a
+    job."""
     job = NotebooksJob.find()
     if job is None:
         return
@@ -296,6 +297,12 @@ def _all_reduce(chosen: Sequence[Device], backend: str) -> list[dict[str, Any]]:
 
 
 def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> list[dict[str, Any]]:
+    """Run `nbgpu.engine.group.probe` once for each question, all at the same time, and return the JSON in the
+    last line of each output. These are processes of their own because the kernel never imports torch.
+
+    Raises:
+        ClusterError: a process failed, or did not answer in time; all of them are killed.
+    """
     with ExitStack() as open_files:
         # Files take the output and not pipes, because NCCL may be set to log more than a pipe holds.
         outputs, errors = (
@@ -312,7 +319,9 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         ]
         give_up_s = time.monotonic() + _PATIENCE_S
         try:
-            # Once one process has failed, the others would wait for it.
+            # The loop ends with the first failure, because the other processes would wait in the collective
+            # for ever. `poll` is None while a process runs and 0 after a success, so `any` finds only
+            # failures.
             while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
                 if time.monotonic() > give_up_s:
                     raise ClusterError(f"no answer within {_PATIENCE_S:g} s")

@@ -43,7 +43,8 @@ def choose(config: ClusterConfig) -> tuple[Device, ...]:
 
 
 def more(config: ClusterConfig, now: Sequence[Device], num_ranks: int) -> tuple[Device, ...]:
-    """The device of every rank of a cluster on free GPUs that gets more ranks. Those that stay keep theirs.
+    """Choose the device of every rank of a cluster on free GPUs that gets more ranks. The present ranks keep
+    their devices; new ranks get free GPUs near those, and share GPUs once the cluster may have no other.
 
     Raises:
         NoFreeGpuError: too few GPUs are free.
@@ -90,6 +91,8 @@ class Taking:
         tell: Callable[[str], None],
         stop: threading.Event | None,
     ) -> None:
+        """Begin the wait, whose time the last line reports. The driver is first asked by `wait` or
+        `claim`."""
         self._config = config
         self._wanted = tuple(chosen)
         self._chosen_mono_s = chosen_mono_s
@@ -160,6 +163,8 @@ class Taking:
         raise ClusterError("other clusters took the free GPUs while this one chose. Start it again")
 
     def _choose(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
+        """Return the devices for the cluster: those that were chosen before if nobody has taken them since,
+        else a new choice. The driver is not asked again within `_STAYS_TRUE_S` of the first choice."""
         taken = {uuid for cluster in clusters for uuid in cluster.gpus()}
         wanted = {device.uuid for device in self._wanted if device.kind == "cuda"}
         if self._wanted and not wanted & taken:
@@ -172,6 +177,7 @@ class Taking:
 
     def _show(self, why: str) -> None:
         """Say what is waited for, and again when that changes."""
+        # The last line of the error is advice on what else to do, which this wait makes needless.
         who = "\n".join(why.splitlines()[:-1])
         # The memory that is left changes all the time.
         known = "\n".join(line.rpartition(";")[0] or line for line in who.splitlines())

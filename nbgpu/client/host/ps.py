@@ -72,6 +72,14 @@ def stop(names: Sequence[str], everything: bool = False) -> list[str]:
 
 
 def _end(entry: Footprint) -> str:
+    """End the processes of a cluster, remove its entry and folder, and cancel its Slurm job or end its hosts.
+
+    Returns:
+        A line that says what was ended.
+
+    Raises:
+        ClusterError: a process survives SIGKILL, or Slurm does not cancel the job.
+    """
     if not entry.leaders:
         return f"cluster {entry.describe()} is only just starting: try again"
     try:
@@ -106,12 +114,13 @@ def _end_hosts(entry: Entry) -> str:
 
 
 def _launcher_of(entry: Entry) -> Launcher:
-    """What has started the hosts of a cluster, and can end what is left of them."""
+    """Return the launcher that started the hosts of a cluster, which can end those that still run."""
     return launcher_that_started(entry.config, entry.job, entry.launched)
 
 
 def _job(number: str) -> str:
-    """How a job, or that of a step, is, and for how long it still has its nodes."""
+    """Return the state of a Slurm job, or of the job that a step belongs to, with the time that it has
+    left."""
     try:
         return Slurm(patience_s=_SLURM_PATIENCE_S).state(number.partition(".")[0]).in_words()
     except ClusterError as error:

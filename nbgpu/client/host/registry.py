@@ -287,7 +287,7 @@ def entries() -> list[AnyEntry]:
 
 
 def unreadable() -> list[Path]:
-    """The files among the entries that no version of nbgpu has written."""
+    """The JSON files in the registry's folder that are not entries of any version of nbgpu."""
     odd = [path for path in sorted(folder().glob("*.json")) if _read(path) is None]
     # A file may have been removed between the glob and the read.
     return [path for path in odd if path.is_symlink() or path.exists()]
@@ -350,6 +350,7 @@ def remove_cluster_folder(cluster_folder: Path) -> None:
 
 
 def _refuse_gpus_in_use(devices: Iterable[Device], others: list[AnyEntry]) -> None:
+    """Raise a ClusterError if other clusters have any of these GPUs; it names each with its cluster."""
     lines = []
     for device in dict.fromkeys(d for d in devices if d.kind == "cuda"):
         for other in others:
@@ -382,6 +383,8 @@ def _listed(known: Sequence[AnyEntry]) -> str:
 
 
 def _entries() -> list[AnyEntry]:
+    """Read all entries, the oldest first. Remove those of clusters of which no process is alive, with their
+    folders. Call this with the registry locked."""
     found: list[AnyEntry] = []
     for path in sorted(folder().glob("*.json")):
         entry = _read(path)

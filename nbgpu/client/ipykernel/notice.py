@@ -100,6 +100,8 @@ class ProgressLine:
             self._show(is_last=True)
 
     def _show(self, is_last: bool) -> None:
+        """Show the present progress, as a display in a kernel and as the last line of stderr in a terminal.
+        The last line is written in full and without a bar."""
         try:
             now = self._describe()
         except (OSError, NbgpuError):

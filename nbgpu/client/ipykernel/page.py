@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FRONTEND_VARIABLE = "NBGPU_FRONTEND"
 """Environment variable: 1 or 0 overrules `has_frontend`."""
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
+# The index of the header among the parts of a message, behind the signature.
 _HEADER = 1
 _PUBLISH = "_publish_status"
 """The method with which ipykernel says its state. It is private, from 6.29 to 7.4: where it does not exist,
@@ -122,6 +123,8 @@ class RunningCell:
         self.over: Callable[[], None] = self._answer_pages()
 
     def _answer_pages(self) -> Callable[[], None]:
+        """Let a subshell answer pages' requests for the kernel's information while the main thread runs the
+        cell; all other messages go to ipykernel as before. Return the function that undoes this."""
         kernel = self._kernel
         stream = getattr(kernel, "shell_stream", None)
         dispatch = getattr(kernel, "shell_channel_thread_main", None)
@@ -131,6 +134,7 @@ class RunningCell:
             return lambda: None
 
         async def answer_or_dispatch(message: Any) -> None:
+            # Only the header is decoded here: the message itself goes on unchanged.
             _, parts = kernel.session.feed_identities(message, copy=False)
             kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")
             if kind in _QUESTIONS and (free := subshells.list_subshell()):

@@ -19,6 +19,9 @@ class Page:
         self._request_id = ""
 
     def ask(self, prompt: str, password: bool) -> None:
+        """Show the input box and return at once. `raw_input` and `getpass` make the box, but would wait for
+        the answer in `_input_request`, so `_send` takes that method's place on this kernel during the
+        call."""
         # Drop answers to questions that are over.
         while self._receive() is not None:
             pass

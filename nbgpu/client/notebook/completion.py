@@ -111,6 +111,7 @@ class NamesOnRanks:
     """
 
     def __init__(self, kernel: Any, words: Mapping[str, Sequence[str]]) -> None:
+        """Take the place of the kernel's own handlers, which still answer for code of the notebook itself."""
         self._kernel = kernel
         self._words = words
         self._complete_here: Callable[..., Any] = kernel.do_complete
@@ -128,6 +129,8 @@ class NamesOnRanks:
                 delattr(self._kernel, name)
 
     def _complete(self, code: str, cursor_pos: int | None) -> Any:
+        """Reply to Tab: with the words of a magic's line, the settings of a call of nbgpu, the names of a
+        rank, or else what IPython completes. ipykernel takes a reply and an awaitable alike."""
         _note_use()
         cursor = len(code) if cursor_pos is None else cursor_pos
         request = name_request(code, cursor)
@@ -143,6 +146,8 @@ class NamesOnRanks:
         return self._complete_there(cluster, request, cursor)
 
     def _inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        """Reply to Shift-Tab: with the help for settings of a call of nbgpu, with what a rank says of a name
+        in its code, or else with IPython's help."""
         _note_use()
         request = name_request(code, cursor_pos)
         cluster = _cluster() if request else None
@@ -154,6 +159,8 @@ class NamesOnRanks:
         return self._inspect_there(cluster, request, detail_level, list(omit_sections))
 
     async def _complete_there(self, cluster: Cluster, request: NameRequest, cursor: int) -> Mapping[str, Any]:
+        """Have a rank complete code, and move the positions in its reply to those of the notebook's cell. A
+        rank that is busy gives no names."""
         reply = await self._ask(cluster, request.rank, Call.COMPLETE_NAME, request.code, request.cursor)
         if reply is None:
             return _reply([], cursor, cursor)
@@ -171,6 +178,7 @@ class NamesOnRanks:
     async def _inspect_there(
         self, cluster: Cluster, request: NameRequest, detail_level: int, omit_sections: list[str]
     ) -> Mapping[str, Any]:
+        """Have a rank look up the name at the cursor; a rank that is busy finds none."""
         arguments = (request.code, request.cursor, detail_level, omit_sections)
         reply = await self._ask(cluster, request.rank, Call.INSPECT_NAME, *arguments)
         return reply or {"status": "ok", "found": False, "data": {}, "metadata": {}}
@@ -178,7 +186,7 @@ class NamesOnRanks:
     async def _ask(
         self, cluster: Cluster, rank: int, function: Call, *arguments: Any
     ) -> Mapping[str, Any] | None:
-        """A rank's answer; None where it is busy, or gone."""
+        """Call a function on a rank, and return its answer; None if the rank is busy or gone."""
         rank = min(rank, cluster.world_size - 1)
         ranks = cluster.ranks
         unanswered = self._unanswered.setdefault(ranks, {}).get(rank)
@@ -187,6 +195,8 @@ class NamesOnRanks:
         ):
             return None
         try:
+            # A rank handles calls one after the other and answers this one at once, unless it is in a cell.
+            # So the short wait for it finds busy ranks, and the answer itself may take longer.
             begun = ranks.call(Call.MONOTONIC_S, ranks=[rank])[rank]
             self._unanswered[ranks][rank] = answer = ranks.call(function, *arguments, ranks=[rank])[rank]
         except ClusterError as error:

@@ -40,6 +40,8 @@ class _Begun:
     def __init__(
         self, text: _Text, send: Callable[[str, str, int], DistributedCell], number: int, interrupt: Note
     ) -> None:
+        """Send the cell. An error is kept for the caller of `claim`, because IPython shows it only from
+        there."""
         self.text = text
         self._interrupt = interrupt
         self._cell: DistributedCell | None = None
@@ -136,6 +138,8 @@ def install(
         return await executed(None, code, silent, *args, **options)
 
     async def executed(begun: _Begun | None, *args: Any, **options: Any) -> Mapping[str, Any]:
+        """Have ipykernel execute a cell, and give the magic within it access to the cell that was sent early.
+        If nobody has claimed that cell by the end, its ranks are stopped."""
         token = _begun.set(begun)
         outside = _in_a_cell.set(False)
         try:
@@ -158,6 +162,8 @@ def uninstall(shell: Any) -> None:
 
 
 def _nobody_else_has_a_say(shell: Any) -> bool:
+    """Return whether only known packages transform cells or are called before one, so that the text of a
+    distributed cell is certain before IPython has transformed it."""
     callbacks = shell.events.callbacks
     asked = [
         *shell.input_transformer_manager.cleanup_transforms,

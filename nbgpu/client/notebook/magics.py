@@ -84,11 +84,13 @@ class DebugMagics(Magics):
 
 @cache
 def _cell_arguments() -> MagicArgumentParser:
+    """Return the parser of the options of `%%distributed`, whose text is also the magic's help."""
     parser = MagicArgumentParser(
         prog=_CELL_MAGIC,
         description="Run this cell on every rank; its last value is shown, and its variables stay on the ranks.",
         epilog=magic_help.EXAMPLES_OF_CELLS,
         formatter_class=RawDescriptionHelpFormatter,
+        # argparse's own --help would print and raise SystemExit; `_asks_for_help` answers in its place.
         add_help=False,
     )
     parser.add_argument("--help", action="store_true", help="show this, and run nothing")
@@ -135,6 +137,8 @@ def await_distributed_cells(lines: list[str]) -> list[str]:
         return lines
     if head_start.is_in_a_cell():
         return from_the_magic_on(lines)
+    # The repr of the tuple is the list of arguments. The notebook may have no variable `nbgpu`, or another
+    # one, so the cell imports the package itself.
     return [f"await __import__('nbgpu').run_cell{text!r}\n"]
 
 
@@ -187,7 +191,8 @@ def _asks_for_help(line: str) -> bool:
 
 
 def _text_to_send(lines: list[str]) -> tuple[str, str] | None:
-    """As `_text`, and None in a cell that only asks for help."""
+    """Return the rest of the magic's line and the code below it. None in cells that no rank runs: those of
+    the notebook, and a distributed cell that only asks for help."""
     text = _text(lines)
     return None if text is None or _asks_for_help(text[0]) else text
 
@@ -200,6 +205,7 @@ def _sent(line: str, code: str, number: int | None = None) -> DistributedCell:
 def _cell(
     code: str, arguments: Namespace, is_awaited: bool = False, number: int | None = None
 ) -> DistributedCell:
+    """Send a cell to the ranks of the current cluster, with the options in the magic's line."""
     ranks = None if arguments.ranks is None else parse_ranks(arguments.ranks)
     return DistributedCell(
         current().parts.cells,
@@ -227,7 +233,8 @@ class NbgpuMagics(Magics):
 
     @cell_magic
     def distributed(self, line: str, cell: str) -> None:
-        # IPython calls this in a terminal, and below another cell magic such as %%time.
+        """Run a cell on the ranks and wait for it without awaiting. IPython calls this in a terminal, and
+        below another cell magic such as %%time."""
         if _asks_for_help(line):
             print(_cell_arguments().format_help())  # noqa: T201 - the magic's output
             return
@@ -283,6 +290,7 @@ class NbgpuMagics(Magics):
 
     @line_magic
     def nbgpu(self, line: str) -> None:
+        """Run a command of `%nbgpu`; without one show the cluster's status."""
         command, *arguments = shlex.split(line) or ["status"]
         if command == "start":
             self._start(arguments)
@@ -393,6 +401,8 @@ class NbgpuMagics(Magics):
             print(f"its run: {cluster.run.folder.name}, {cluster.run.status}. nbgpu.current().run has it")  # noqa: T201
 
     def _start(self, arguments: list[str]) -> None:
+        """Start a cluster with the settings that the flags name, and name the clusters that earlier kernels
+        of this notebook have left running."""
         try:
             settings = flags.parse([ClusterConfig], arguments, prog="%nbgpu start")
         except SystemExit as end:
@@ -459,7 +469,8 @@ def _report_kept(kept: Sequence[registry.Footprint], before: str) -> None:
 
 
 def pulled(cluster: Cluster, arguments: Namespace) -> dict[str, Any]:
-    """The variables that `%pull` gives the notebook, by name."""
+    """Copy what `%pull` names from the ranks, and return the values by their names in the notebook.
+    UsageError for options that exclude each other."""
     wanted = list(dict.fromkeys(arguments.names))
     if arguments.ranks is not None and arguments.into is None:
         raise UsageError("%pull --ranks needs --into NAME, which gets the value of each rank")

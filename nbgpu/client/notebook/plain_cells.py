@@ -33,12 +33,14 @@ def _look(result: Any) -> None:
 
 
 def _report(error: NameError, cell: str) -> None:
+    """Print below a NameError that the ranks have the name, if they do, and how to run the cell there."""
     shell = get_ipython()
     try:
         ranks = current().ranks
     except NoClusterError:
         return
     assert shell is not None, "a cell has run"
+    # The hint looks for names in the cell's Python code, so magics are transformed first.
     text = shell.transform_cell(cell)
     if hint := missing.hint_for_plain_cell(error, text, shell.user_ns, ranks):
         print(hint, file=sys.stderr)  # noqa: T201 - the cell's output

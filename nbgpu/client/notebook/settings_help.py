@@ -184,6 +184,8 @@ def uninstall(shell: Any) -> None:
 
 
 def _complete(context: Any) -> Any:
+    """Complete the settings of the call that the cursor is in. This is a matcher of IPython's second
+    interface; once it finds something, IPython's own matchers are left out."""
     lines = context.full_text.split("\n")
     text = "\n".join([*lines[: context.cursor_line], context.text_until_cursor])
     shell = get_ipython()
@@ -299,6 +301,8 @@ def _value(name: str, variables: Mapping[str, Any]) -> Any:
 
 
 def _recipe_call(call: OpenCall, name: str) -> _Known:
+    """Return what may be given in a call whose first argument is a recipe: first the names of recipes; once
+    one is named, its settings and those of the call itself."""
     beside = {n: s for model in _RUNS_A_RECIPE[name] for n, s in _settings(model).items()}
     recipes = tuple(TRAIN_CONFIGS)
     recipe = call.first_text

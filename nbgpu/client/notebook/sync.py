@@ -66,6 +66,7 @@ def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _imports(cell: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the import statements of a cell that was run; none of text that is not Python."""
     if "import" not in cell:
         return
     try:

@@ -27,6 +27,7 @@ class CellStudy:
     """
 
     def __init__(self, plan: StudyPlan) -> None:
+        """Make a study without measurements, which prints as an empty table."""
         self.plan = plan
         self.folder = None
         """A cell's study is not kept."""
@@ -60,7 +61,8 @@ class CellStudy:
         return summarise(points, self._measured)
 
     def verdict(self, value: Any = None) -> str:
-        """Return what the study decides, in a line, as `Study.verdict` does."""
+        """Return in one line how fast that number of ranks is compared with the first one, or with None which
+        number is the fastest. Where the intervals do not decide it, the line says so."""
         return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:
@@ -102,7 +104,10 @@ class CellStudy:
             show()
 
     def _once(self, cluster: Cluster, code: str, repeat: int, point: int) -> Measured:
+        """Run the cell on the cluster's present ranks and time its `step()`. Return the time of each measured
+        step, in seconds, on the rank that was slowest in it."""
         config = self.plan.config
+        # The cell runs before each repeat, because ranks that came since the last one are empty.
         cluster.execute(code)
         found = cluster.apply(reference(Call.TIME_CELL), config.warm_up_steps, config.measured_steps)
         of_ranks = [found[rank] for rank in sorted(found)]

@@ -66,6 +66,7 @@ class Comparison:
         summary: Sequence[PointSummary | Gap],
         other_summary: Sequence[PointSummary | Gap],
     ) -> None:
+        """Find the points that both studies have measured, and note what else differs between the studies."""
         if plan.vary != other_plan.vary:
             raise ConfigError(
                 f"{name} varies {plan.vary}, and {other_name} varies {other_plan.vary}: they have no point in common"
@@ -77,6 +78,7 @@ class Comparison:
         ]
         """What differs in the settings and in what the studies were measured on, one sentence each. With
         nothing in it the ratios are of the code or of the day."""
+        # The text of a value is the key: a value need not be hashable, and True would equal 1.
         others = {repr(found.value): found for found in other_summary if isinstance(found, PointSummary)}
         self.points = [
             ComparedPoint(
@@ -85,6 +87,8 @@ class Comparison:
                 found.step_s,
                 others[repr(found.value)].step_s,
                 (
+                    # The least ratio is the lower end by the other's upper end, and the largest ratio is the
+                    # reverse.
                     found.step_between_s[0] / others[repr(found.value)].step_between_s[1],
                     found.step_between_s[1] / others[repr(found.value)].step_between_s[0],
                 ),
@@ -115,6 +119,8 @@ class Comparison:
         )
 
     def __str__(self) -> str:
+        """Return the table with a line for each common point, and below it what else differs between the
+        studies."""
         rows = [(self._vary, "a step, ms", "of the other, ms", "ratio", "from", "to", "")]
         rows += [
             (

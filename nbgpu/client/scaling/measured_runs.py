@@ -55,6 +55,12 @@ def read_finished(
 
 
 def _read_finished(folder: Path, repeat: int, point: StudyPoint, config: StudyConfig) -> Measured:
+    """Read the outcome of one repeat: why it failed, from its note, or its measured steps, from its run's
+    records.
+
+    Raises:
+        RunError: the note or the records cannot be used.
+    """
     fields = lines.load(folder / _NOTE)
     try:
         seconds, why_failed = float(fields["seconds"]), str(fields["why_failed"])
@@ -161,6 +167,7 @@ def _mean_step_with_overhead(
 
 
 def _losses(samples: Sequence[Sample], num_ranks: int) -> tuple[tuple[int, float], ...]:
+    """Return (step, mean loss over the ranks) for the steps whose loss all ranks have recorded."""
     by_step: dict[int, dict[int, float]] = {}
     for sample in samples:
         if "step_s" in sample.values and "loss" in sample.values:

@@ -127,6 +127,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _title(config: TrainConfig, num_ranks: int) -> str:
+    """Return the heading of a table of memory: the recipe, its batch and strategy, and the settings that
+    change what a step takes if they are not at their defaults."""
     title = f"{config.recipe}, batch_size={config.batch_size}, strategy={config.strategy}"
     if config.accumulate > 1:
         title += f", accumulate={config.accumulate}"

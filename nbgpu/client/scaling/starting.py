@@ -83,7 +83,11 @@ def begin(
     advice: str = "",
     promised: float = 0.0,
 ) -> Study:
-    """Start a new study, as `scaling` does; `advice` and `promised` are those of the plan."""
+    """Check the plan of a new study, make its folder, and start to measure. Returns at once.
+
+    `advice` is the advice that the study tries, empty for none; `promised` is the ratio of samples per second
+    that this advice predicted. Raises the errors of `scaling`.
+    """
     plan = replace(studies.plan(recipe, vary, values, settings), advice=advice, promised=promised)
     largest = max(plan.points(), key=lambda point: point.ranks)
     cluster = cluster_with(plan.point_cluster(largest.ranks))

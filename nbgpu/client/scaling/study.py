@@ -59,6 +59,8 @@ class Study:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        """Read the plan and the repeats that were measured from the folder. Nothing is measured before
+        `resume`."""
         self.folder = Path(folder).absolute()
         plan, environment = StudyPlan.read(self.folder)
         self.plan: StudyPlan = plan
@@ -81,6 +83,8 @@ class Study:
         self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
         """Why no engines could be started."""
+        # A study that is read from its folder is over until `resume`, and its report exists: there is nothing
+        # to do at this end.
         if not self._remaining():
             self._ending.complete("finished", lambda: None)
         else:
@@ -227,6 +231,8 @@ class Study:
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
+        """Return a sentence on the speed-up and the efficiency of a point; none if the study does not vary
+        the number of ranks, or the point is the one that the others are compared with."""
         summary = self.summary()[point.number]
         if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
             return []
@@ -343,6 +349,8 @@ class Study:
     # The methods below run in the study's thread.
 
     def _measure_all(self, claim: int) -> None:
+        """Measure the repeats that are left, one after the other; then stop the study's cluster, write the
+        table and end the study. `claim` is the file descriptor of the lock on the folder."""
         left = deque(self._remaining())
         failed: dict[int, str] = {}
         try:
@@ -372,6 +380,7 @@ class Study:
                 self._now = self._run = None
         atexit.unregister(self._abandon)
         self._write_table()
+        # The lock is released before the study counts as over, so that `resume` can take it at once.
         os.close(claim)
         self._ending.complete(self._final_status(), self._report)
 

@@ -84,6 +84,7 @@ def header_and_rows(
 
 
 def _header(plan: StudyPlan, with_size: bool) -> list[str]:
+    """Return the headings of the table; its columns depend on what the study varies."""
     columns = [plan.vary]
     if with_size:
         columns.append("parameters")
@@ -95,12 +96,15 @@ def _header(plan: StudyPlan, with_size: bool) -> list[str]:
 
 
 def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[str]:
+    """Return the cells of one point, in the columns of `_header`. A point without measurements says whether
+    it failed."""
     cells = [str(found.value)]
     if with_size:
         cells.append(f"{found.parameters:,}" if isinstance(found, PointSummary) else "")
     if plan.vary != RANKS:
         cells.append(str(found.ranks))
     if isinstance(found, Gap):
+        # The list below fills two cells itself, so two fewer are empty.
         empty = len(_header(plan, with_size)) - len(cells) - 2
         return [*cells, "", "failed" if found.why else "not yet", *[""] * empty]
     # Steps of one repeat are alike, and say nothing of how much repeats differ.

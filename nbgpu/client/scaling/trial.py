@@ -95,7 +95,8 @@ def _chosen(explanation: Explanation, number: int) -> Advice:
 
 
 def _promised(explanation: Explanation, advice: Advice, name: str) -> float:
-    """The samples per second with the advice by those without it, as they are where the validations and
-    checkpoints that it is not about are left out."""
+    """Return the predicted ratio of samples per second with the advice to those without it. The trial's runs
+    leave out the validations and checkpoints that the advice is not about, so their time is subtracted from
+    both steps."""
     between_s = sum(explanation.spent_s[what] for each, what in _BETWEEN.items() if each != name)
     return (explanation.step_s - between_s) / (advice.step_s - between_s)

@@ -50,7 +50,8 @@ def sweep(recipe: str | None = None, /, **settings: Any) -> Sweep:
 
 
 def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
-    """Plan a new sweep, check every trial, and start it; see `sweep`."""
+    """Plan a new sweep, check the settings of every trial against its devices, and start it. Raises the
+    errors of `sweep`."""
     plan = trials.plan(recipe, settings)
     clusters = _clusters(plan)
     plan = trials.checked(plan, _devices(clusters), _require_checkpoint_that_fits)
@@ -59,7 +60,8 @@ def begin(recipe: str, settings: Mapping[str, Any]) -> Sweep:
 
 
 def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
-    """Continue the trials of a sweep that are not finished, as `sweep` does."""
+    """Read the plan of a sweep from its folder, and start the trials that are not finished. Raises the errors
+    of `sweep`."""
     if not resume:
         raise ConfigError(
             "name a recipe: nbgpu.sweep('autoencoder', lr=[1e-4, 1e-3]), or resume=FOLDER of a sweep"

@@ -49,6 +49,8 @@ class Sweep:
     """
 
     def __init__(self, folder: Path, plan: trials.SweepPlan, clusters: Sequence[Cluster]) -> None:
+        """Lock the folder, read from it which trials are over, and start the thread that trains the
+        others."""
         self.folder = folder
         self.plan = plan
         self._claim = files.lock_folder(folder)

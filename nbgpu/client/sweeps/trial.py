@@ -84,6 +84,7 @@ class Trial:
         sort_by: str,
         goal: Literal["min", "max"],
     ) -> None:
+        """Make a trial that waits. `read_finished` adds what its earlier runs have recorded."""
         self.number = number
         self.settings = settings
         self.folder = sweep_folder / f"trial-{number:03d}"
@@ -161,7 +162,8 @@ class Trial:
         return sorted((p.parent for p in self.folder.glob(f"*/{names.SETTINGS}")), key=_made_ns)
 
     def metrics(self) -> pd.DataFrame:
-        """All numbers that the ranks recorded, as in `Run.metrics`. Steps that were repeated appear once."""
+        """Return a data frame of all numbers that the ranks recorded in the trial's runs, by rank and step.
+        Steps that were repeated appear once."""
         # pandas is imported here, because that takes a third of a second, which would slow every import of
         # this module.
         import pandas as pd
@@ -253,6 +255,8 @@ class Trial:
                     self._add_records(records)
 
     def _add_records(self, records: Iterable[Sample | Event]) -> None:
+        """Update the newest step, the time and the curves. A number becomes a point of its curve, as a mean,
+        once all ranks have recorded it."""
         for record in records:
             self._step = max(self._step, record.step)
             self.seconds = max(self.seconds, self._seconds_before + record.time_s - self._started_s)

@@ -61,6 +61,8 @@ class Reloading:
 
 
 def _messages(by_rank: dict[int, dict[str, str]]) -> list[str]:
+    """Return a line for each module that was reloaded or failed to; it names the ranks if they are not
+    all."""
     ranks_by_outcome: dict[tuple[str, str], list[int]] = {}
     for rank, outcomes in by_rank.items():
         for outcome in outcomes.items():

@@ -56,6 +56,8 @@ class Saved:
         return sum(file.size_bytes for rank in self.manifest.ranks for file in rank.files.values())
 
     def __str__(self) -> str:
+        """Return lines that say what was saved where, which variables differ between the ranks, and what was
+        refused."""
         own = [name for name in self.names if not self.manifest.is_equal_everywhere(name)]
         lines = [
             f"saved {_counted(self.names)} of {count_of_ranks(self.manifest.world_size)} in {self.folder} "
@@ -92,6 +94,8 @@ class Loaded:
         return list(dict.fromkeys(self.untrusted.values()))
 
     def __str__(self) -> str:
+        """Return lines that say what was loaded, what was left out and why, and which code was not
+        trusted."""
         lines = [
             f"loaded {_counted(self.names)} on {count_of_ranks(self.world_size)} from {self.folder}: {_listed(self.names)}"
         ]
@@ -244,6 +248,9 @@ def where_they_are(folder: Path) -> str:
 def _stage(
     ranks: Ranks, folder: Path, manifest: Manifest, wanted: Sequence[str], trust: bool
 ) -> dict[int, Any]:
+    """Have each rank read its variables without assigning them, and return the pending replies by rank. If
+    the number of ranks has changed, every rank reads those of rank 0: only variables that are equal on all
+    ranks are wanted then."""
     sent: dict[int, Any] = {}
     for rank in range(len(ranks)):
         saved_by = rank if manifest.world_size == len(ranks) else 0
