@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run the command that the arguments name, and return its exit code. An error of nbgpu becomes a
+    SystemExit with the error's message."""
     if arguments[:1] in (["--version"], ["-V"]):
         print(f"nbgpu {VERSION}")
         return 0

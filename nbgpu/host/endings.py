@@ -13,6 +13,7 @@ import psutil
 from nbgpu.machine import processes
 
 _OBITUARY_PATIENCE_S = 0.2
+"""How long to wait until the fork server has recorded the exit code of an engine that is gone."""
 _VMSTAT = Path("/proc/vmstat")
 
 

@@ -204,17 +204,22 @@ def _require_there(gpus: str, asked: int, num_there: int) -> None:
 def _worst_links(
     group: Sequence[HeldGpu], beside: Sequence[HeldGpu], costs: Mapping[frozenset[str], int]
 ) -> tuple[int, int]:
+    """Return the costs by which groups of GPUs are compared: that of the worst link, and then the sum."""
     pairs = combinations([*group, *beside], 2)
     found = [costs.get(frozenset((one.device.uuid, other.device.uuid)), 0) for one, other in pairs]
     return max(found, default=0), sum(found)
 
 
 def _least_memory(group: Sequence[HeldGpu]) -> tuple[int, int]:
+    """Return the least and the total free memory of a group in whole GiB, negative, so that `min` prefers
+    more."""
     free = [gpu.free_bytes >> 30 for gpu in group]
     return -min(free), -sum(free)
 
 
 def _too_few(asked: str, needed: int, held: Sequence[HeldGpu], can_wait: bool) -> str:
+    """Return the message of a NoFreeGpuError: how many GPUs are free, who has the others, and in the last
+    line what the person can do."""
     free = [gpu for gpu in held if gpu.holder.is_free]
     taken = [gpu for gpu in held if not gpu.holder.is_free]
     there = f"{len(held)} GPU{'s' if len(held) > 1 else ''}"

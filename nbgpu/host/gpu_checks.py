@@ -60,7 +60,10 @@ def gpus(torch: Mapping[str, Any] | None, uses: Mapping[str, str]) -> Iterator[F
 
 
 def _driver(torch: Mapping[str, Any] | None) -> Finding:
+    """Compare the CUDA version that the driver supports with the one that torch is built for. Only the major
+    numbers have to fit: a driver runs programs that were built for any minor version of its CUDA."""
     most = pynvml.nvmlSystemGetCudaDriverVersion()
+    # NVML writes CUDA 12.4 as 12040.
     driver_cuda = (most // 1000, most % 1000 // 10)
     text = f"{_text(pynvml.nvmlSystemGetDriverVersion())}, for CUDA {driver_cuda[0]}.{driver_cuda[1]} at most"
     if torch is None:
@@ -78,6 +81,7 @@ def _driver(torch: Mapping[str, Any] | None) -> Finding:
 def _gpu(
     index: int, handle: Any, torch: Mapping[str, Any] | None, uses: Mapping[str, str]
 ) -> Iterator[Finding]:
+    """Check one GPU: its compute mode, whether torch has kernels for it, and who has it."""
     name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     text = (

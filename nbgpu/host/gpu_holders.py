@@ -180,6 +180,8 @@ class Holders:
         return [] if person is None or person.is_this_user else [(GpuProcess(pid, None), person)]
 
     def _person(self, pid: int) -> _ProcessOwner | None:
+        """Return the owner of a process; None if the process has ended or cannot be seen from here. Owners
+        are remembered by pid and start time, because a pid may be given to another process."""
         try:
             process = psutil.Process(pid)
             key = (pid, process.create_time())

@@ -19,7 +19,8 @@ class ExitProbe(Protocol):
 
 
 class StackReader(Protocol):
-    """Asks ranks for their Python stacks, as `nbgpu.host.stacks.Stacks` does on its own host."""
+    """Asks ranks for the Python stacks of their main threads, on whatever host the ranks are. On this
+    process's own host it is `nbgpu.host.stacks.Stacks`."""
 
     def ask(self, pids: Iterable[int]) -> None: ...
 
@@ -39,7 +40,8 @@ class StackReader(Protocol):
 
 
 class Questions(Protocol):
-    """Takes the questions of ranks, as `nbgpu.host.questions.Listener` does on its own host."""
+    """Takes the questions that ranks ask through `input()`, on whatever host the ranks are. On this process's
+    own host it is `nbgpu.host.questions.Listener`."""
 
     def look(self, soon: bool = False) -> dict[int, Question]: ...
 
@@ -84,7 +86,7 @@ class Host(Protocol):
         """Tell ranks that a generation of their group is given up, and return at once."""
 
     def is_ending(self, pid: int) -> bool:
-        """Whether a process is on its way out."""
+        """Whether a process is exiting or has ended."""
 
     def glance(self, pid: int) -> ExitProbe:
         """Make an object for frequent looks at a process."""
@@ -96,13 +98,14 @@ class Host(Protocol):
         """The number of engines whose end is recorded."""
 
     def standstill(self, pid: int) -> str:
-        """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
+        """Return why something outside of a living process keeps it from running, such as SIGSTOP, with the
+        remedy; empty if nothing does."""
 
     def resident_bytes(self, pid: int) -> int | None:
         """The memory that a process has in RAM; None if it has ended."""
 
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
-        """The core time that each process has used and waited for; one that has ended is left out."""
+        """CPU time and wait for a core, by process; processes that have ended are left out."""
 
     def stacks(self) -> StackReader:
         """Make an object that asks ranks where they are. The caller closes it."""

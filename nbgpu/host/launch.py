@@ -60,7 +60,7 @@ class Launched:
 
     folder: Path
     children: dict[str, subprocess.Popen[bytes]]
-    """By their names in messages."""
+    """The two processes, by their names in messages."""
 
     def are_alive(self) -> bool:
         """Whether both processes run."""
@@ -106,6 +106,8 @@ def launch(folder: Path, environment: Mapping[str, str], ip: str = "") -> Launch
 
 
 def _start_both(launched: Launched, environment: Mapping[str, str], ip: str) -> None:
+    """Start the fork server, unless the ranks are on other hosts, and then the controller, which gets the
+    fork server's pid in order to watch it."""
     folder = launched.folder
     variables = _prepared(folder, environment)
     parent = _fork_server(folder, variables) if not ip else None
@@ -148,6 +150,7 @@ def _prepared(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fork_server(folder: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the fork server, which inherits a socket that listens already."""
     # The socket listens from now on: a request waits in it until the fork server has imported all that
     # it needs.
     with socket.socket(socket.AF_UNIX) as requests:

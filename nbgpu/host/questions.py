@@ -49,6 +49,7 @@ class Listener:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Bind the socket in the cluster's folder and listen, without blocking."""
         self._path = folder / Question.SOCKET
         self._path.unlink(missing_ok=True)  # a kernel that was killed leaves its socket behind
         self._socket = socket.socket(socket.AF_UNIX)

@@ -52,6 +52,7 @@ class ServedFolder:
     """
 
     def __init__(self, folder: str, cluster_folder: Path) -> None:
+        """Make the folder of the copy, which only the user can enter."""
         self.copy = copy_of(Path(folder), cluster_folder)
         self._sent: dict[str, _Sent] = {}
         self._checkpoints: dict[str, _Stamp] = {}
@@ -116,6 +117,7 @@ class ServedFolder:
             FileNotFoundError: the copy is gone.
         """
         begun_s = time.monotonic()
+        # The other side could not write all of these files, so they are sent again from where it has them.
         for path, size_bytes in have.items():
             if of_checkpoint := _CHECKPOINT.match(path):
                 self._checkpoints.pop(of_checkpoint.group(), None)
@@ -132,11 +134,13 @@ class ServedFolder:
             left_bytes -= num_bytes
             num_bytes_left += missing
         whole, gone = [], []
+        # The checkpoint that was being sent has been removed here meanwhile.
         if self._under_way and self._under_way not in checkpoints:
             gone.append(self._under_way)
             self._forget(self._under_way)
             self._under_way = ""
         if self._under_way:
+            # A checkpoint that was begun is completed before any newer one.
             checkpoints.sort(key=lambda name: name != self._under_way)
         for checkpoint in checkpoints:
             if left_bytes <= 0:

@@ -59,6 +59,8 @@ class Stacks:
                         self._ask(pid, folder / MainThreadState.socket_name(pid))
 
     def _ask(self, pid: int, path: Path) -> None:
+        """Connect to the socket of a rank. The connection is the question: the rank writes its answer and
+        closes."""
         wanted_cpu_s = _wanted_cpu_s(pid)
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
@@ -84,6 +86,8 @@ class Stacks:
         return answers
 
     def _receive(self, pid: int) -> MainThreadState | None:
+        """Read what has come of an answer. Return the answer once the rank has closed the connection, and
+        None before that and for a rank that has died."""
         request = self._open[pid]
         try:
             part = request.connection.recv(_ANSWER_BYTES)

@@ -30,7 +30,8 @@ _POLL_PERIOD_S = 0.05
 
 
 class ThisHost:
-    """Does what `Host` says, with direct calls.
+    """The host of this process. It reaches the cluster's processes by signals, by sockets in the cluster's
+    folder and through /proc; `Host` says what each method is for.
 
     Args:
         folder: the cluster's folder on this host.
@@ -104,7 +105,7 @@ class ThisHost:
                     sender.sendto(str(generation).encode(), str(short / GivenUp.socket_name(pid)))
 
     def is_ending(self, pid: int) -> bool:
-        """Whether a process is on its way out."""
+        """Whether a process is exiting or has ended."""
         return processes.is_ending(pid)
 
     def glance(self, pid: int) -> ProcessExitProbe:
@@ -120,7 +121,8 @@ class ThisHost:
         return sum(1 for _ in self._folder.glob("ended-*"))
 
     def standstill(self, pid: int) -> str:
-        """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
+        """Return why something outside of a living process keeps it from running, such as SIGSTOP, with the
+        remedy; empty if nothing does."""
         return processes.standstill(pid)
 
     def resident_bytes(self, pid: int) -> int | None:
@@ -128,7 +130,7 @@ class ThisHost:
         return processes.resident_bytes(pid)
 
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
-        """The core time that each process has used and waited for; one that has ended is left out."""
+        """CPU time and wait for a core, by process; processes that have ended are left out."""
         return {pid: used for pid in pids if (used := processes.core_use(pid)) is not None}
 
     def stacks(self) -> Stacks:

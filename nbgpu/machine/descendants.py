@@ -38,6 +38,8 @@ def of_this_process(without: Collection[int] = ()) -> list[psutil.Process]:
 
 
 def _below(process: psutil.Process, without: Collection[int]) -> list[psutil.Process]:
+    """Return the running descendants of a process, except for the processes in `without` and their
+    descendants."""
     found = process.children(recursive=True)
     if not without:
         return [child for child in found if _runs(child)]

@@ -119,6 +119,8 @@ def _parts(handle: Any, index: int) -> list[DriversGpu]:
 
 
 def _drivers_gpu(handle: Any, whole: Any, index: int, part: int | None) -> DriversGpu:
+    """Describe a GPU, or a part of a split one (MIG). NVML gives the compute capability and the PCI address
+    of a whole GPU only, so these are asked of `whole`."""
     device = Device(
         kind="cuda",
         name=_text(pynvml.nvmlDeviceGetName(handle)),
@@ -231,7 +233,7 @@ def rank_memory_bytes(config: ClusterConfig, device: Device, chosen: Sequence[De
     """The memory that a rank on this device may take: the limit, or its share of the device.
 
     Raises:
-        ConfigError: as `memory_limit_bytes`.
+        ConfigError: the limit is more than the device has.
     """
     num_sharing = sum(d.kind == device.kind and d.uuid == device.uuid for d in chosen)
     return memory_limit_bytes(config, device, chosen) or device.memory_bytes // num_sharing
@@ -241,7 +243,7 @@ def least_rank_memory_bytes(config: ClusterConfig, chosen: Sequence[Device]) -> 
     """The memory that each of the ranks on these devices may take, on the one with the least.
 
     Raises:
-        ConfigError: as `memory_limit_bytes`.
+        ConfigError: the limit is more than a device has.
     """
     return min(rank_memory_bytes(config, device, chosen) for device in chosen)
 

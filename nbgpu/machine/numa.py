@@ -85,7 +85,8 @@ def reason_against() -> str:
 
 
 def bindable() -> dict[str, str]:
-    """The cores of each NUMA node, as `cores_by_node`; empty where ranks are not to be bound."""
+    """The cores of each NUMA node that has some, as Linux lists them, by the node's number; empty where ranks
+    are not to be bound (`reason_against`)."""
     return {} if reason_against() else cores_by_node()
 
 

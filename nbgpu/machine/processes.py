@@ -28,6 +28,7 @@ _CGROUPS = "/sys/fs/cgroup"
 _EXITING, _SIGNALED = 0x4, 0x400
 """PF_EXITING and PF_SIGNALED of the kernel's include/linux/sched.h."""
 _NUM_FIELDS_TO_FLAGS = 7
+"""The number of fields of /proc/PID/stat from the state (the third) up to the flags (the ninth)."""
 
 _StatBuffer = ctypes.c_char * _STAT_BYTES
 
@@ -67,10 +68,11 @@ class ProcessId(NamedTuple):
         state, *fields = _stat(pid)
         if state in _ENDED:
             raise ProcessLookupError(f"process {pid} has ended")
+        # This is field 22 of /proc/PID/stat, the start in clock ticks since the boot.
         return cls(pid, int(fields[18]))
 
     def alive(self) -> bool:
-        """Whether this very process runs. A zombie does not."""
+        """Whether the process with this pid and start time runs; a zombie counts as ended."""
         try:
             return self.of(self.pid) == self
         except ProcessLookupError:
@@ -108,7 +110,8 @@ class EngineProcess(NamedTuple):
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process is exiting, which takes a while where the host is busy or the process was large."""
+    """Whether a process is exiting or has ended. Exiting takes a while on a busy host, and for a large
+    process."""
     try:
         return _says_ending(_stat(pid))
     except ProcessLookupError:
@@ -127,8 +130,7 @@ class ProcessExitProbe:
             self._file = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY)
 
     def is_ending(self) -> bool:
-        """The same as the function `is_ending`, for the process that had the pid when this object was
-        made."""
+        """Whether the process that had the pid when this object was made is exiting or has ended."""
         if self._file is None:
             return True
         try:
@@ -143,8 +145,9 @@ class ProcessExitProbe:
 
 
 def _pread(file: int) -> bytes:
-    """The same as os.pread from the beginning of a file, but with the GIL held. The call takes 5 us, and the
-    thread that sends a kernel's output would keep the caller waiting for twenty times as long."""
+    """Read a file from its beginning with the GIL held, which os.pread would release. The call takes 5 us,
+    and the thread that sends a kernel's output would keep the caller waiting for the GIL for twenty times as
+    long."""
     buffer = _StatBuffer()
     num = _libc.pread(file, buffer, _STAT_BYTES, 0)
     if num < 0:
@@ -174,8 +177,8 @@ def standstill(pid: int) -> str:
 
 
 def waits_in_the_system(pid: int) -> bool:
-    """Whether the main thread of a process is in an uninterruptible wait of the system, such as for a
-    disk."""
+    """Whether the main thread of a process is in an uninterruptible wait of the kernel (state D), such as for
+    a disk."""
     try:
         return _stat(pid)[0] == _UNINTERRUPTIBLE
     except ProcessLookupError:
@@ -214,6 +217,7 @@ def wait_status(pid: int) -> int | None:
         fields = _stat(pid)
     except ProcessLookupError:
         return None
+    # This is field 52 of /proc/PID/stat, the exit status in the form that waitpid returns.
     return int(fields[49]) if fields[0] in _ENDED else None
 
 
@@ -264,7 +268,8 @@ def resident_bytes(pid: int) -> int | None:
 
 
 class CoreUse(NamedTuple):
-    """The time that all threads of a process have had on the host's cores since they began."""
+    """The CPU time of all running threads of a process, in seconds, and how long they have waited for a
+    core."""
 
     had_s: float
     waited_s: float
@@ -287,7 +292,8 @@ def core_use(pid: int) -> CoreUse | None:
 
 
 def main_thread_core_use() -> CoreUse | None:
-    """The same of this process's main thread alone; None where the kernel does not count it."""
+    """The CPU time of this process's main thread, and how long it has waited for a core; None where the
+    kernel does not count this."""
     try:
         had, waited, _ = Path("/proc/self/schedstat").read_text().split()
     except (OSError, ValueError):

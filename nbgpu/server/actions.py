@@ -42,7 +42,7 @@ def command_run(cluster_id: str, run_name: str, command: str) -> str:
 
 
 def end(cluster_id: str, state: str) -> str:
-    """End a cluster, as `nbgpu stop` does, and return a line that says what was ended.
+    """End the processes of a cluster and remove its entry and folder; return a line that says what was ended.
 
     Args:
         cluster_id: the cluster's id.
@@ -83,6 +83,8 @@ def _find(cluster_id: str) -> AnyEntry:
 
 
 def _run_of(entry: AnyEntry, run_name: str) -> RunView:
+    """Return the run of a cluster with its present state. RunError if the cluster has another run by now, or
+    if the run's folder is gone."""
     if entry.run is None or entry.run.name != run_name:
         raise RunError(f"cluster {entry.id} has no run {run_name}: it may have begun another one")
     try:

@@ -64,11 +64,13 @@ class Reading:
         return told
 
     def _rest_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Put off the end of the thread and the use of the driver, because somebody has just looked."""
         if self._rest is not None:
             self._rest.cancel()
         self._rest = loop.call_later(_REST_AFTER_S, self._rest_now)
 
     def _rest_now(self) -> None:
+        """Close the connections and the driver on the thread that uses them, and end the thread."""
         self._newest.clear()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -87,7 +89,8 @@ class _Api(APIHandler):
         self.finish(json.dumps({"message": str(error)}))
 
     async def carry_out(self, work: Callable[..., str], *arguments: str) -> None:
-        """Do something on a thread, and answer with its sentence or with the reason why not."""
+        """Call `work` on a thread, and answer with the sentence that it returns, or with the error that it
+        raises."""
         try:
             sentence = await asyncio.to_thread(work, *arguments)
         except NbgpuError as error:
@@ -97,7 +100,7 @@ class _Api(APIHandler):
         self.finish(json.dumps({"message": sentence}))
 
     def field(self, name: str) -> str:
-        """A text in the JSON that was sent."""
+        """Return a text from the JSON of the request; status 400 if it is missing."""
         value = (self.get_json_body() or {}).get(name)
         if not isinstance(value, str):
             raise web.HTTPError(400, f"{name} is missing")
@@ -113,6 +116,8 @@ class OverviewHandler(_Api):
     @web.authenticated
     @authorized
     async def get(self) -> None:
+        """Answer with the overview, in which each cluster also has its kernel and notebook of this server. An
+        error is answered as an overview with a problem."""
         try:
             told = await self._reading.read(self.get_query_argument("devices", "0") == "1")
         except Exception as error:
@@ -170,6 +175,8 @@ class ReportHandler(JupyterHandler):
     @web.authenticated
     @authorized
     async def get(self, cluster_id: str, run_name: str) -> None:
+        """Answer with the report of a run, under a policy that lets it run its own scripts and fetch nothing;
+        status 404 if there is none."""
         from nbgpu.server import actions
 
         try:

@@ -63,6 +63,8 @@ class RanksWatch:
         return {rank: self._place(rank) for rank in self.pids}
 
     def _place(self, rank: int) -> RankActivity:
+        """Return what one rank is doing, and for how long. A rank that does not answer is described by why it
+        is silent."""
         if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
             return RankActivity(
                 instead=self._lookout.silence(rank), stands_still=self._lookout.stands_still(rank)
@@ -127,6 +129,7 @@ class Overview:
         return self._cards.read().as_json()
 
     def _describe(self, entry: AnyEntry) -> dict[str, Any]:
+        """Return one cluster as JSON: its notebook, its ranks with what each is doing, and its run."""
         names = entry.device_names()
         run = self._run(entry, len(names))
         places = self._look(entry)
@@ -151,6 +154,8 @@ class Overview:
         }
 
     def _run(self, entry: AnyEntry, num_ranks: int) -> RunView | None:
+        """Return the present run of a cluster, read up to now; None if it has none, or its folder is gone.
+        The view is kept between two looks, so that only new records are read."""
         known = self._runs.get(entry.id)
         if entry.run is None:
             return None
@@ -163,6 +168,8 @@ class Overview:
         return known
 
     def _look(self, entry: AnyEntry) -> Mapping[int, RankActivity]:
+        """Ask the ranks of a cluster what they are doing. Their connections are kept until the ranks'
+        processes change."""
         # What the ranks of another version would answer is not known here.
         if not isinstance(entry, Entry) or not entry.engines:
             return {}

@@ -93,6 +93,7 @@ class FollowedPanel:
         slot: str,
         take_button_away: Callable[[], None],
     ) -> None:
+        """Make the panel without starting its thread; `start` does so once the widget is displayed."""
         self._followed = followed
         self._view = view
         self._widget = widget
@@ -154,6 +155,8 @@ class FollowedPanel:
         return bundle(self._followed, self._view, self._picture)
 
     def _end(self, _: Any) -> None:
+        """Draw the last state, and replace the live output with the table and the chart that stay. `on_end`
+        calls this."""
         self._ended.set()
         self._thread.join()
         self._take_button_away()
@@ -172,6 +175,7 @@ class FollowedPanel:
                 self._widget.send({"type": "end"})
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        """Answer a message of the page; `live_text.py` lists them."""
         with self._lock:
             widget = self._widget
             if widget is None:

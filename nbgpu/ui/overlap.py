@@ -59,6 +59,7 @@ class OverlapView:
     """
 
     def __init__(self, times: StepTimes, link: Link) -> None:
+        """Make the sliders, and draw the first picture for the given link."""
         self._times = times
         self.drawn = model.overlap(times, link, max(2, times.world_size))
         self.name = w.Dropdown(
@@ -91,6 +92,8 @@ class OverlapView:
         self._draw(link)
 
     def _follow(self, change: Any) -> None:
+        """Draw the picture for a slider that was moved. A named link moves the two sliders of rate and
+        latency, and these set the name to the person's own link when they leave it."""
         if self._is_setting:
             return
         if change["owner"] is self.name and change["new"] in PRESETS:
@@ -124,6 +127,7 @@ class OverlapView:
             math.log10(self.rate.value * 1e6 / _BITS / link.bytes_per_s),
             math.log10(self.latency.value / 1e6 / link.latency_s),
         )
+        # Rounding moves a slider by half of a step at most; the rest is for errors of floating point.
         return all(abs(step) <= 0.51 * _STEP for step in steps)
 
     def _own_link(self) -> Link:
@@ -164,6 +168,7 @@ def _page(drawn: Overlap, picture: str) -> str:
 
 
 def _computing(drawn: Overlap, x: Any) -> Iterator[str]:
+    """Yield the bars of what each rank computes, with the wait for the exchange."""
     yield f'<text x="{_LEFT - 8}" y="{_TOP + 12}" text-anchor="end">each rank</text>'
     for kind, begin_s, end_s in (
         ("forward", 0.0, drawn.backward_at_s),
@@ -176,6 +181,8 @@ def _computing(drawn: Overlap, x: Any) -> Iterator[str]:
 
 
 def _sending(drawn: Overlap, lanes: int, x: Any) -> Iterator[str]:
+    """Yield the bars of the buckets, on a lane each, and a dashed line from the time at which a bucket is
+    ready to the time at which it is sent."""
     for index, (bucket, (begin_s, end_s)) in enumerate(zip(drawn.buckets, drawn.sent_s, strict=True)):
         # More buckets than there is room for take turns on the lanes.
         top = _TOP + (index % lanes + 1) * _LANE
@@ -196,6 +203,7 @@ def _sending(drawn: Overlap, lanes: int, x: Any) -> Iterator[str]:
 
 
 def _axis(ticks: list[float], height: int, x: Any) -> Iterator[str]:
+    """Yield the lines and labels of the axis of time, in milliseconds."""
     base = height - _AXIS + 6
     for at_s in ticks:
         yield (
@@ -212,6 +220,7 @@ def _bar(kind: str, left: float, right: float, top: int) -> str:
 
 
 def _legend() -> str:
+    """Return the meaning of the colours, as HTML."""
     words = {
         "forward": "forward",
         "backward": "backward",
@@ -237,6 +246,7 @@ def _ticks(longest_s: float) -> list[float]:
 def _log_slider(
     description: str, value: float, low: float, high: float, readout: str, tooltip: str
 ) -> w.FloatLogSlider:
+    """Make a slider over powers of ten from 10^low to 10^high, with the value moved into these bounds."""
     slider = w.FloatLogSlider(
         value=min(10**high, max(10**low, value)),
         min=low,

@@ -43,6 +43,8 @@ def follow(followed: Followed, console: Console, lines: Callable[[], list[str]],
 def _wait(
     followed: Followed, console: Console, show: Callable[[], None], period_s: float, stopping: str
 ) -> None:
+    """Show the state in each period until all is over. The first Ctrl-C stops the work, and the second is
+    raised."""
     is_stopping = False
     due_s = time.monotonic()
     while not followed.over:

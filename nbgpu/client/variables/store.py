@@ -22,7 +22,8 @@ class VariableStore:
         self._runs = runs
 
     def pull(self, name: str | Sequence[str], rank: int, ranks: Sequence[int] | Literal["all"] | None) -> Any:
-        """See `Cluster.pull`."""
+        """Copy a variable, or several as a dict by name, from one rank; with `ranks` from several ranks, as a
+        dict by rank."""
         chosen = self._state.checked_ranks([rank] if ranks is None else None if ranks == "all" else ranks)
         self._runs.refuse_during_run()
         names = [name] if isinstance(name, str) else list(name)
@@ -31,19 +32,22 @@ class VariableStore:
         return by_rank if ranks is not None else by_rank[rank]
 
     def push(self, ranks: Sequence[int] | None, values: Mapping[str, Any]) -> None:
-        """See `Cluster.push`."""
+        """Copy values of the notebook to the ranks. What pushed functions lack on the ranks becomes news,
+        which the next magic or cell prints."""
         chosen = self._state.checked_ranks(ranks)
         self._runs.refuse_during_run()
         self._state.news += transfer.push(self._state.ranks, chosen, values)
         self._state.history.note_pushed(values)
 
     def save(self, folder: str | Path, names: Sequence[str] = ()) -> Saved:
-        """See `Cluster.save`."""
+        """Write variables of all ranks into a folder, after the group was restored if it was broken."""
         self._runs.make_ready()
         return saving.save(self._state.ranks, self._state.serve(Path(folder), in_parent=True), names)
 
     def save_before_the_end(self, folder: str | Path, reason: str) -> str:
-        """See `Cluster.save_before_the_end`."""
+        """Save all variables because the ranks are about to end, and have the next cell say where they are.
+        An error becomes part of the sentence that is returned, because no cell is there that could raise
+        it."""
         try:
             self.save(folder)
             sentence = f"{reason}: {saving.where_they_are(Path(folder))}"
@@ -55,7 +59,8 @@ class VariableStore:
         return sentence
 
     def load(self, folder: str | Path, names: Sequence[str], trust: bool) -> Loaded:
-        """See `Cluster.load`."""
+        """Give the ranks the variables of a folder, and note the folder, so that a rank that is replaced can
+        be told where its variables are."""
         self._runs.make_ready()
         loaded = saving.load(self._state.ranks, Path(folder), self._state.serve, names, trust)
         self._state.history.note_loaded(loaded.folder)

@@ -120,6 +120,7 @@ class VariableTable:
         return str(self)
 
     def _repr_html_(self) -> str:
+        """Return the table as HTML, without the columns that are empty for every variable."""
         lines = self._cells()
         if not lines:
             return html.escape(str(self))

@@ -173,6 +173,7 @@ def _ranks_without_name(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> d
 
 
 def _remedy(name: str) -> str:
+    """Return the magic that brings a name of the notebook to the ranks, by whether the name was imported."""
     variables = vars(sys.modules["__main__"])
     if name not in variables:
         return f"define {name} first"
@@ -191,9 +192,9 @@ def is_local(value: Any) -> bool:
 
 @uninterrupted()
 def answers(ranks: Ranks, send: Callable[[], Mapping[int, Reply]]) -> dict[int, Any]:
-    """Send something to ranks and return their answers, by rank.
+    """Send a call to ranks with `send`, and return their answers by rank.
 
-    A Stop while it is being sent waits until all ranks have it. Those that were sent it first would otherwise
+    A Stop during the sending is raised once all ranks have the call: otherwise the ranks that have it would
     go on with nobody to interrupt them.
     """
     sent = send()

@@ -68,7 +68,7 @@ class DeviceReading:
     power_limit_w: float | None = None
     processes: tuple[GpuProcess, ...] = ()
     neighbours: str = ""
-    """The nearest other GPUs in words; see `links.neighbours`."""
+    """The nearest other GPUs in words, such as 'NVLink to GPUs 1 and 2'; empty where none is near."""
     problem: str = ""
     """Why the GPU could not be read, in NVML's words; empty where it could."""
 
@@ -92,6 +92,7 @@ class DeviceMonitor:
     persistence mode its start takes a second."""
 
     def __init__(self) -> None:
+        """Make a monitor that has not started NVML; the first reading does."""
         self._has_driver = False
         self._started_s = 0.0
         self._is_in_trouble = False
@@ -135,7 +136,7 @@ class DeviceMonitor:
         return costs({uuid: pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in whole})
 
     def _start(self) -> bool:
-        """Start NVML where it is not; whether there is a driver to ask.
+        """Start NVML if it is not started; return whether the host has a driver.
 
         Raises:
             pynvml.NVMLError: there is a driver, and it cannot be used.
@@ -152,6 +153,8 @@ class DeviceMonitor:
         return True
 
     def _gpus(self) -> tuple[tuple[DeviceReading, ...], int, str]:
+        """Return the readings of all GPUs in the driver's order, the number of hidden GPUs, and what hides
+        them. GPUs that cannot be read are among them, with the reason."""
         # The GPUs are listed each time, because an administrator may split one while the monitor runs.
         listed = listed_by_driver()
         uuids = tuple(gpu.device.uuid for gpu in listed.gpus)
@@ -172,6 +175,8 @@ class DeviceMonitor:
         return DeviceReading(device, problem=gpu.problem)
 
     def _gpu(self, gpu: DriversGpu) -> DeviceReading:
+        """Read one GPU, or one part of a split GPU. Temperature and power are those of the whole GPU; what is
+        not reported is None."""
         device, part = gpu.device, gpu.part
         whole_name = "" if part is None else gpu.whole_name
         # Processes reach no other part and no other GPU from a part.
@@ -206,6 +211,8 @@ class DeviceMonitor:
             )
 
     def _cpu(self) -> DeviceReading:
+        """Read the memory and the load of the host's processor. The load is the busy share since the last
+        reading."""
         memory = psutil.virtual_memory()
         before, self._cpu_times_s = self._cpu_times_s, _cpu_times_s()
         busy_percent = None

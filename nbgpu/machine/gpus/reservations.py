@@ -30,7 +30,8 @@ class Reservations:
         _all.add(self)
 
     def hold(self, uuids: Collection[str]) -> bool:
-        """Reserve exactly these GPUs; whether all could be. One that another process has stays with that."""
+        """Reserve exactly these GPUs and release all others; return whether all could be reserved. A GPU that
+        another process has reserved stays with that process."""
         for uuid in self._sockets.keys() - set(uuids):
             self._release(uuid)
         is_complete = True

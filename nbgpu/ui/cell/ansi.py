@@ -28,6 +28,8 @@ class _Style:
 
     @property
     def css(self) -> str:
+        """The style as CSS. Inverse text exchanges its two colours, or takes those of the page where it has
+        none."""
         color, background = self.color, self.background
         if self.inverse:
             color, background = background or "var(--nbgpu-page)", color or "var(--nbgpu-ink)"
@@ -49,6 +51,8 @@ def to_html(text: str) -> str:
 
 
 def _spans(text: str) -> Iterator[str]:
+    """Yield the text between the control sequences, each piece in the style that the sequences before it set.
+    Sequences that set no style, such as those that move the cursor, have an empty first group."""
     style = _Style()
     at = 0
     for control in _CONTROL.finditer(text):
@@ -65,6 +69,8 @@ def _span(text: str, style: _Style) -> str:
 
 
 def _changed(style: _Style, codes: list[int]) -> _Style:
+    """Return the style after the codes of one sequence ("SGR" in ECMA-48). Codes 38 and 48 take the numbers
+    of their colour off the front of the list; codes that are not known change nothing."""
     while codes:
         code = codes.pop(0)
         match code:
@@ -83,6 +89,7 @@ def _changed(style: _Style, codes: list[int]) -> _Style:
             case 48:
                 style = replace(style, background=_any_color(codes))
             case _ if 30 <= code <= 37 or 90 <= code <= 97:
+                # Codes from 90 on are the bright colours, the second row of `_COLORS`.
                 style = replace(style, color=_COLORS[code - 30 if code < 90 else code - 82])
             case _ if 40 <= code <= 47 or 100 <= code <= 107:
                 style = replace(style, background=_COLORS[code - 40 if code < 100 else code - 92])

@@ -56,6 +56,7 @@ class LiveText:
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
+        """Make the widget and display it, with empty text."""
         self._ranks = ranks
         self._lock = threading.RLock()
         self._blocks: list[Block] = []
@@ -73,6 +74,7 @@ class LiveText:
         self._widget.on_msg(self._on_page_message)
         self._cell = RunningCell()
         self._shown_mono_s = time.monotonic()
+        # This comes last: the page may answer on another thread as soon as the widget is displayed.
         display_in(self._slot, self._widget, text="")
 
     def add(self, blocks: Sequence[Block]) -> None:
@@ -141,6 +143,8 @@ class LiveText:
         self._widget.close()
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        """Answer a message of the page; the module's docstring lists them. While a cell runs this is called
+        on a subshell's thread."""
         with self._lock:
             match content.get("type"):
                 case "ready":

@@ -118,6 +118,7 @@ def joins(before: Block, block: Block) -> bool:
 
 
 def _choice(name: str, value: str, chosen: str) -> str:
+    """Return the radio button for one rank, or for all ranks, with its label."""
     color = "" if value == ALL else f' style="--nbgpu-rank:{rank_color(int(value))}"'
     named = "all ranks" if value == ALL else f"rank {value}"
     checked = " checked" if value == chosen else ""

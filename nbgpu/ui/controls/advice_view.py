@@ -33,6 +33,7 @@ class AdviceView:
     """
 
     def __init__(self, say_error: Callable[[NbgpuError], None]) -> None:
+        """Make the part without sentences; `explain` fills it."""
         self._say_error = say_error
         self._tries: list[w.Button] = []
         self._study: Study | None = None
@@ -82,6 +83,8 @@ class AdviceView:
         return is_over and (self._study is None or self._study.over)
 
     def _advice(self, number: int, advice: Advice) -> w.Widget:
+        """Return the row of one advice: its sentence, and a button that tries the advice if it is about a
+        setting."""
         if not advice.settings:
             return _text(advice.text)
         button = w.Button(
@@ -95,6 +98,7 @@ class AdviceView:
         return w.HBox([button, _text(advice.text)], layout={"align_items": "center"})
 
     def _try(self, number: int) -> None:
+        """Start the study that tries an advice, and draw it on a thread until the study ends."""
         run = self._run
         if run is None or not self._is_free:
             return

@@ -76,6 +76,7 @@ class _Controls:
     is running."""
 
     def __init__(self, recipe: str, cluster: Cluster | None, preset: str = "") -> None:
+        """Make the panel's widgets; `display` shows them."""
         self._cluster = cluster
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -169,6 +170,7 @@ class _Controls:
         return button
 
     def _buttons(self) -> list[w.Button]:
+        """Return the buttons in the order in which the page shows them."""
         return [
             self._start,
             self._pause,
@@ -236,12 +238,15 @@ class _Controls:
         devices: dict[str, Any],
         can_cancel: bool,
     ) -> None:
+        """Do the work of `_begin`, on its thread: start the cluster if none runs, and then call `work`.
+        Errors are shown, because nobody would see them on a thread."""
         try:
             cluster = self._existing_cluster()
             if cluster is None:
                 cluster = clusters.Cluster(**devices)
             if not cluster.running:
                 cluster.start(tell=self._say, stop=self._cancel)
+            # From here on Stop belongs to the run and no longer to the wait for hosts.
             if not can_cancel:
                 with self._lock:
                     was_stopped = self._cancel is not None and self._cancel.is_set()
@@ -272,6 +277,8 @@ class _Controls:
         self._say_page(found._repr_html_())
 
     def _show(self, run: Run) -> None:
+        """Show a run below the settings, in place of the one before: its plan, its live panel and its
+        pictures."""
         clear_head(self._slot)
         update_display(
             {"text/plain": ""}, raw=True, display_id=self._slot, metadata=slot_metadata(self._slot)
@@ -421,7 +428,7 @@ class _Controls:
         self._said.value = said(text, is_error)
 
     def _say_page(self, page: str) -> None:
-        """Show what prints as HTML, such as a plan."""
+        """Show HTML in place of the message, such as a plan."""
         self._said.value = f'<div role="status" style="line-height:1.4;overflow-x:auto">{page}</div>'
 
     def _say_error(self, error: NbgpuError) -> None:

@@ -26,7 +26,7 @@ class CopyButtons(anywidget.AnyWidget):
     """The reason why there is nothing to copy; empty where there is."""
 
     def offer(self, form: SettingsForm, cluster: ClusterConfig, is_started: bool) -> None:
-        """Make the texts for what stands in the form.
+        """Make the code and the command for the values in the form.
 
         Raises:
             ConfigError: the settings are not valid.

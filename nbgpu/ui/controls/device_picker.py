@@ -37,6 +37,8 @@ class DevicePicker(anywidget.AnyWidget):
     """The UUIDs of the chosen GPUs, in the driver's order."""
 
     def __init__(self) -> None:
+        """Ask for the first reading, and wait for it a moment, so that the page gets the cards with the
+        widget."""
         super().__init__()
         self._read: HostDevices | None = None
         # Messages from the page and readings come on different threads.
@@ -53,7 +55,7 @@ class DevicePicker(anywidget.AnyWidget):
         return self._read
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the reading under way; whether it has come."""
+        """Wait for the reading under way; return whether it has come."""
         return self._reader.wait(timeout_s)
 
     def _on_message(self, _: Any, content: Any, __: Any) -> None:

@@ -25,6 +25,7 @@ class DeviceControls:
     """The controls of the devices: GPUs to use, the number of CPU ranks, or the hosts that have them."""
 
     def __init__(self) -> None:
+        """Make the cards and the fields, and let the fields follow the launcher that is chosen."""
         self.of_devices = {
             name: Field(ClusterConfig, name)
             for group, name, _ in control_fields(ClusterConfig)
@@ -53,8 +54,8 @@ class DeviceControls:
             field.layout.display = "" if self.hosts.counts(name) else "none"
 
     def show_cluster(self, note: str, is_elsewhere: bool) -> None:
-        """Show a sentence about the cluster that is in use, empty for none, and the cards of this host unless
-        its ranks are on others."""
+        """Show a sentence about the cluster that is in use, empty for none, and hide the cards of this host
+        if that cluster has its ranks on other hosts."""
         self._note.value = f'<div style="line-height:1.4">{html.escape(note)}</div>'
         self._cluster_is_elsewhere = is_elsewhere
         self._show_what_counts()

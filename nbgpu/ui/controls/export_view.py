@@ -31,6 +31,7 @@ class ExportView:
     the format has no place for."""
 
     def __init__(self) -> None:
+        """Make the form, which is hidden until `open`."""
         self._run: Run | None = None
         self._format = Choice("For", {str(name): _WORDS.get(name, name) for name in FORMATS}, FORMATS[0])
         self._format.meaning = "the program that starts the training there"
@@ -90,6 +91,8 @@ class ExportView:
         self._said.value = ""
 
     def _export(self) -> None:
+        """Write the files with the values that the person has changed, and say where they are; or say which
+        fields are not valid."""
         if self._run is None:
             return
         shown = self._shown()

@@ -34,7 +34,7 @@ class Control(anywidget.AnyWidget):
     kind = traitlets.Enum(["text", "choice", "switch"]).tag(sync=True)
     """The kind of control: a text box, a list of choices, or a check box."""
     label = traitlets.Unicode().tag(sync=True)
-    """What the page calls it."""
+    """The text beside the control."""
     name = traitlets.Unicode().tag(sync=True)
     """The name in code; empty where there is none."""
     unit = traitlets.Unicode().tag(sync=True)
@@ -46,11 +46,11 @@ class Control(anywidget.AnyWidget):
     choice_labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """What the page shows in place of the choices; left out: themselves."""
     meaning = traitlets.Unicode().tag(sync=True)
-    """The meaning of the control, with the bounds of its value."""
+    """What the setting does, with the bounds of its value."""
     standard = traitlets.Unicode().tag(sync=True)
-    """The value that it has where nobody changes it, as text."""
+    """The default as text."""
     changed = traitlets.Bool(False).tag(sync=True)
-    """Whether the person has changed it, so that the page marks it and offers to reset it."""
+    """Whether the value differs from the default, so that the page marks it and offers to reset it."""
     origin = traitlets.Unicode().tag(sync=True)
     """The field that has moved the default from its usual value, in words; empty where none has."""
     idle = traitlets.Bool(False).tag(sync=True)
@@ -85,15 +85,16 @@ class Control(anywidget.AnyWidget):
 
 
 class Choice(Control):
-    """A list from which one thing is chosen that is no setting.
+    """A list of choices for a value that is no setting, such as which recipe the panel shows.
 
     Args:
-        label: what the page calls it.
-        choices: the choices by value, each with the text that is shown.
-        value: the one that is chosen.
+        label: the text beside the list.
+        choices: the text that is shown, by value.
+        value: the value that is chosen at first.
     """
 
     def __init__(self, label: str, choices: Mapping[str, str], value: str) -> None:
+        """Make the list with one value chosen."""
         super().__init__(
             kind="choice",
             label=label,
@@ -118,6 +119,8 @@ class Field(Control):
     """
 
     def __init__(self, model: type[BaseModel], name: str) -> None:
+        """Make the control that fits the setting's type, with the default as its value. A setting that takes
+        only some values becomes a list, and a bool becomes a check box."""
         self._model = model
         self._read: dict[str, Any] = {}
         """By text: its value, or the error of one that is not valid."""
@@ -155,10 +158,10 @@ class Field(Control):
         return value
 
     def parsed(self, text: str) -> Any:
-        """Return what this text would be as the setting's value; nothing is shown.
+        """Return the setting's value that a text stands for; the page shows no error.
 
         Raises:
-            ConfigError: as `read`.
+            ConfigError: the text is not a value of this setting, or is out of bounds.
         """
         # All fields are read whenever something changes, and most of them have not.
         if text not in self._read:

@@ -44,6 +44,7 @@ class SettingsForm:
         on_change: Callable[[str], None],
         on_draft: Callable[[], None],
     ) -> None:
+        """Make a field for each setting that has a control, and show the defaults in them."""
         self._lock = lock
         self.recipe = recipe
         self.preset = preset
@@ -53,10 +54,12 @@ class SettingsForm:
         self._of_run: dict[str, Any] = {}
         """The settings of the run to resume, where they are not the defaults."""
         self._followed: tuple[Any, ...] = ()
-        """What has determined them."""
+        """The texts of `resume` and `run_name`, and the panel's own defaults, for which `_of_run` was
+        read."""
         self._touched: dict[str, None] = {}
         """The settings that the person has changed, the last one last. The others have their defaults beside
         these."""
+        # This raises the ConfigError of a preset or a recipe's file before any widget is made.
         train_config(recipe, **self._beside)
         self.fields = {name: Field(self.model, name) for _, name, _ in control_fields(self.model)}
         self._on_change = on_change
@@ -122,7 +125,8 @@ class SettingsForm:
         return {n: v for n, v in values.items() if n != "resume" and (n in beyond or v != present[n])}
 
     def suit(self, has_gpus: bool) -> None:
-        """Let mixed precision be what the devices can do, by default, where the ranks have GPUs."""
+        """Make amp="auto" the default where the ranks have GPUs, unless the preset or the recipe itself
+        decides."""
         of_preset = presets.read(self.recipe, self.preset).values if self.preset else {}
         takes_auto = "amp" in self.fields and "amp" not in of_preset and not conditions(self.model, "amp")
         own_defaults = {"amp": "auto"} if has_gpus and takes_auto else {}
@@ -136,6 +140,8 @@ class SettingsForm:
         return [name for name, field in self.fields.items() if field.changed]
 
     def _take(self, name: str, _: Any) -> None:
+        """Note that the person has changed a setting, as the newest change, and show the defaults that depend
+        on it. A setting that cannot be given together with this one gets its default back."""
         with self._lock:
             if not self._showing:
                 for other in self._rivals.get(name, ()):
@@ -197,12 +203,13 @@ class SettingsForm:
             self._showing = False
 
     def _origins(self, present: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-        """By the name of a setting whose default is not the usual one, which field has moved it, in words."""
+        """By name of each setting whose default has moved: a text that names the field that has moved it."""
         usual = settings_beside(self.recipe, self._beside)
         moved = [name for name in self.fields if name not in values and present[name] != usual[name]]
         origins: dict[str, str] = {}
         for decisive in values if moved else ():
             others = {name: value for name, value in values.items() if name != decisive}
+            # A change is the origin if the default would be another one without it.
             without = settings_beside(self.recipe, {**self._beside, **others})
             origins |= {
                 name: f"from {self.fields[decisive].label}"
@@ -213,13 +220,15 @@ class SettingsForm:
 
     @property
     def _pairs(self) -> list[tuple[str, str]]:
-        """Pairs of fields of which the first one, where it is given, takes the place of the second."""
+        """Pairs of fields: a value of the first takes the place of the second (`REPLACES` of the settings'
+        classes)."""
         pairs = [pair for known in self.model.__mro__ for pair in vars(known).get("REPLACES", {}).items()]
         return [pair for pair in pairs if set(pair) <= self.fields.keys()]
 
     @property
     def _rivals(self) -> dict[str, list[str]]:
-        """By the name of a field those of which one is in charge with it."""
+        """By field: the fields that cannot be given together with it, because one takes the place of the
+        other."""
         rivals: dict[str, list[str]] = {}
         for first, second in self._pairs:
             rivals.setdefault(first, []).append(second)
@@ -256,8 +265,8 @@ class SettingsForm:
             self.reset(name)
 
     def take_over(self, earlier: SettingsForm) -> None:
-        """Keep what the person has changed in another form, as far as this recipe has the same settings and
-        takes the same values."""
+        """Take the values that the person has changed in the form of another recipe, if this recipe has the
+        setting and accepts the value."""
         self._showing = True
         try:
             for name in earlier._touched:
@@ -291,8 +300,11 @@ class SettingsForm:
         field.problem = why
 
     def judge(self, devices: Sequence[Device]) -> TrainConfig | None:
-        """Mark what is wrong with what is typed so far, and return the settings of a run with it on these
-        devices; None where something is wrong."""
+        """Check what is typed so far, and show each problem beside its field.
+
+        Returns:
+            The settings of a run on these devices; None where a value is not valid.
+        """
         drafts, problems = _parsed(self.fields, lambda field: field.draft)
         typed = [
             name for name, field in self.fields.items() if field.draft != field.value or name in self._touched
@@ -317,8 +329,8 @@ class SettingsForm:
         return None if problems else config
 
     def _field_of(self, line: str, typed: Sequence[str]) -> str | None:
-        """The field at which to say this: of those that it names the one that was changed last, or the
-        first; None where it names none."""
+        """Return the field beside which a line of an error is shown: of the settings that the line names, the
+        one that the person changed last, or else the first. None if it names no field."""
         named = [name for name in _NAMED.findall(line) if name in self.fields]
         unfinished = [name for name in typed if self.fields[name].draft != self.fields[name].value]
         latest = [*unfinished, *reversed(self._touched)]
@@ -338,13 +350,16 @@ def read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def read_drafts(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The same for what is typed so far; nothing is shown."""
+    """(the values of the valid fields, the problems of the others), each by name, of what is typed so far.
+    The page shows none of the problems."""
     return _parsed(fields, lambda field: field.draft)
 
 
 def _parsed(
     fields: Mapping[str, Field], text_of: Callable[[Field], str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the values of the valid texts, the problems of the others), each by name. `text_of` returns the text
+    of a field: what is typed so far, or the value."""
     values, bad = {}, {}
     for name, field in fields.items():
         try:

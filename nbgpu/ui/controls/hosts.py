@@ -14,12 +14,12 @@ from nbgpu.ui.controls.fields import Field
 
 _GROUP = "Hosts"
 _DECIDING = ("launcher", "on_host_lost")
-"""The settings beside which others count."""
+"""The settings that decide whether other settings apply."""
 _ANY_COMPUTE_CAPABILITY = 100.0
 
 
 class HostControls:
-    """The fields of the launcher and of its hosts. Those that count with the chosen launcher are shown."""
+    """The fields of the launcher and of its hosts. Only those that apply to the chosen launcher are shown."""
 
     def __init__(self) -> None:
         named = [name for group, name, _ in control_fields(ClusterConfig) if group == _GROUP]
@@ -36,7 +36,7 @@ class HostControls:
         return LAUNCHERS[self.fields["launcher"].value].IS_LOCAL
 
     def counts(self, name: str) -> bool:
-        """Whether a setting counts with the chosen launcher, and beside what is chosen of the others."""
+        """Whether the setting applies to the chosen launcher and to the other current values."""
         if name == "save_before_time_limit":
             return time_limit.may_come(self.fields["launcher"].value)
         decisive = [each for each in conditions(ClusterConfig, name) if each.name in _DECIDING]

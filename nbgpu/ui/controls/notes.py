@@ -46,7 +46,8 @@ def global_batch(config: TrainConfig, num_ranks: int) -> str:
 
 
 def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tuple[str, str]:
-    """What stands below the fields of the number of steps and of epochs: what follows from the other one.
+    """Return the notes below the fields of the number of steps and of epochs: each follows from the other
+    one.
 
     Args:
         config: the settings as a run on these ranks takes them.
@@ -67,11 +68,10 @@ def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tup
 
 
 class MemoryNote:
-    """Says below a field whether the data fit into the host's memory, and below those of the run's length how
-    long it is.
+    """Shows below a field whether the data fit into the host's memory, and below the fields of steps and
+    epochs how long the run is.
 
-    Files are looked at on a thread, one look after another, and only where what was asked for last is not
-    known yet.
+    Files are read on a thread, one folder after another, and only if the newest request is not answered yet.
 
     Args:
         field: the field of `cache_rate`.
@@ -81,17 +81,20 @@ class MemoryNote:
     def __init__(
         self, field: Field, say_length: Callable[[TrainConfig, DecodedData | None, int], None]
     ) -> None:
+        """Make a note that is empty until the first call of `say`."""
         self._field = field
         self._say_length = say_length
         self._lock = threading.Lock()
         self._known: dict[Any, DecodedData | str] = {}
-        """By what decides: the data, or why nothing is known of them."""
+        """By key (`_key`): the sizes of the data, or why they are not known."""
         self._asked: tuple[Any, TrainConfig, int, int | None] | None = None
-        """What is to be said: the key, the settings, the number of ranks and what limits their memory."""
+        """The newest request: the key, the settings, the number of ranks, and the limit of their memory in
+        bytes."""
         self._looking: threading.Thread | None = None
 
     def say(self, config: TrainConfig, num_ranks: int, limit_bytes: int | None) -> None:
-        """Say it for a run with these settings on so many ranks; at once where the settings alone say it.
+        """Show the note for a run with these settings: at once if the settings alone determine the data, else
+        once a thread has read the files.
 
         Args:
             config: the settings.
@@ -112,22 +115,24 @@ class MemoryNote:
                 self._looking.start()
 
     def is_about(self, names: Set[str]) -> bool:
-        """Whether it depends on one of these settings."""
+        """Whether the note depends on one of these settings."""
         return not names.isdisjoint({*_DECIDE, self._field.name})
 
     def clear(self) -> None:
-        """Say nothing, because the settings are not valid."""
+        """Remove the note, because the settings are not valid."""
         with self._lock:
             self._asked = None
             self._write("")
 
     def wait(self) -> None:
-        """Wait until everything is said."""
+        """Wait until the thread has answered the newest request."""
         looking = self._looking
         if looking is not None:
             looking.join()
 
     def _look(self) -> None:
+        """Read the files of the newest request until no request is left without an answer; runs on the
+        thread."""
         while True:
             with self._lock:
                 if self._asked is None or self._asked[0] in self._known:
@@ -141,7 +146,7 @@ class MemoryNote:
                     self._show()
 
     def _show(self) -> None:
-        """Say what is known; `_lock` is held."""
+        """Show the answer to the newest request; `_lock` is held."""
         assert self._asked is not None
         key, config, num_ranks, limit_bytes = self._asked
         data = self._known[key]
@@ -159,6 +164,8 @@ class MemoryNote:
 
 
 def _key(config: TrainConfig) -> Any:
+    """Return the values that the sizes of the data depend on, and the time at which the file or folder
+    changed."""
     path = Path(config.data).expanduser()
     changed_ns = 0
     if config.data not in config.WITHOUT_FILES:

@@ -60,6 +60,7 @@ class SettingsArea:
         on_change: Callable[[str], None],
         on_other_settings: Callable[[], None],
     ) -> None:
+        """Make the widgets of all settings, and show the fields of the recipe."""
         self._lock = lock
         self._existing_cluster = existing_cluster
         self._on_change = on_change
@@ -76,7 +77,7 @@ class SettingsArea:
         self._last = w.Button(description="As the last run")
         self._last.on_click(lambda _: self._take_last())
         self._wrong = w.HTML(layout={"display": "none"})
-        """What is wrong with settings that have no field."""
+        """A message about settings that have no field."""
         self._first = grid([], fills=True)
         self.tabs = w.Tab()
         first = w.VBox([self.devices.box, self._first])
@@ -147,12 +148,13 @@ class SettingsArea:
         return self.devices.fields | self.form.fields
 
     def bad(self) -> dict[str, str]:
-        """Why fields have no valid value, by name; those of the cluster count only where it is not there."""
+        """By name, why fields have no valid value. Those of the cluster are checked only if there is no
+        cluster yet."""
         of_devices = {} if self._existing_cluster() else self.devices.counting
         return read(of_devices)[1] | self.form.read()[1]
 
     def checked(self) -> tuple[dict[str, Any], TrainConfig]:
-        """(the settings of a new cluster, those of the run); no field is bad.
+        """Return the settings of a new cluster, and those of the run. Call this when `bad` is empty.
 
         Raises:
             ConfigError: values do not go together, with a line for each.
@@ -182,7 +184,8 @@ class SettingsArea:
         field.focus()
 
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
-        """Let the person change what may be changed now: during a run, what steers it."""
+        """Enable the controls that may be changed now: all of them between runs, and during a run those that
+        steer it."""
         for name, field in self.form.fields.items():
             field.disabled = name in self.form.fixed or (
                 is_busy and not (is_running and name in self.steerable)
@@ -255,7 +258,8 @@ class SettingsArea:
     # ---- what follows from the settings ----
 
     def judge(self) -> None:
-        """Mark what is wrong with what is typed so far, and say what follows from it."""
+        """Check what is typed so far, show each problem beside its field, and update the notes, the buttons
+        and the texts to copy."""
         with self._lock:
             cluster, chosen = self._present_cluster()
             self.form.suit(has_gpus=any(device.kind == "cuda" for device in chosen))
@@ -291,7 +295,7 @@ class SettingsArea:
                 self._copy.refuse(str(error))
 
     def _say_length(self, config: TrainConfig, data: DecodedData | None, num_ranks: int) -> None:
-        """Say at the number of steps and of epochs what follows from the other one."""
+        """Write below the fields of steps and epochs what follows for each from the other one."""
         for name, words in zip(("steps", "epochs"), length(config, data, num_ranks), strict=True):
             if name in self.fields:
                 self.fields[name].note = words

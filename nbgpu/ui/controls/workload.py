@@ -23,6 +23,7 @@ class WorkloadChoice:
     """
 
     def __init__(self, recipe: str, preset: str, on_choice: Callable[[str, str], None]) -> None:
+        """Make both lists, with the present recipe and preset chosen."""
         self._on_choice = on_choice
         self._present = recipe, preset
         self._showing = False
@@ -34,6 +35,8 @@ class WorkloadChoice:
         self.preset.observe(self._choose, "value")
 
     def _choose(self, _: Any) -> None:
+        """Pass a new choice on; a preset that the new recipe does not have is dropped. If the recipe cannot
+        be used, the choice stays with a message, and the settings stay those of the recipe before."""
         if self._showing:
             return
         recipe, preset = self.recipe.value, self.preset.value
@@ -59,6 +62,7 @@ class WorkloadChoice:
         self._explain()
 
     def _explain(self) -> None:
+        """Show the summary of the recipe, and the description and the source of the preset."""
         recipe, preset = self._present
         self.recipe.meaning = f"What is trained: {flags.summary(settings_of(recipe))}"
         self.preset.meaning = "Values that take the place of defaults, such as those of a guide"

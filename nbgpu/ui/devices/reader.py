@@ -9,7 +9,7 @@ from collections.abc import Callable
 from nbgpu.client.host.device_cards import DeviceCards, HostDevices
 
 LATE_S = 5.0
-"""A reading that takes longer than this is told of: a driver in trouble may not answer for minutes."""
+"""Readings that take longer than this are reported: a driver in trouble may not answer for minutes."""
 _LEAST_PERIOD_S = 0.7
 """The least time from one reading to the next, because several views of one panel ask for the same."""
 
@@ -24,6 +24,7 @@ class DeviceReader:
     """
 
     def __init__(self, show: Callable[[HostDevices], None], complain: Callable[[str], None]) -> None:
+        """Make a reader that has no thread and has not opened the driver."""
         self._show = show
         self._complain = complain
         self._cards = DeviceCards()
@@ -54,7 +55,7 @@ class DeviceReader:
             )
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the reading under way; whether it has come."""
+        """Wait for the reading under way; return whether it has come."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
@@ -68,6 +69,8 @@ class DeviceReader:
                 self._cards.close()
 
     def _read(self, pause_s: float) -> None:
+        """Make one reading, on a thread of its own, and show it; an error is shown, too. `pause_s` keeps
+        readings apart."""
         try:
             time.sleep(pause_s)
             devices = self._cards.read()
@@ -80,5 +83,6 @@ class DeviceReader:
         finally:
             with self._lock:
                 self._thread = None
+                # `rest` could not close the driver while this thread was using it.
                 if self._is_to_rest:
                     self._cards.close()

@@ -42,7 +42,7 @@ def cards(devices: HostDevices) -> RenderableType:
 
 
 def rows(devices: HostDevices, num_lines: int) -> RenderableType:
-    """Every device in one line, as far as there are lines, and above the devices of one name that name."""
+    """Return one line for each device, as many as fit, grouped under the model name."""
     title_width = max(len(card.title) for card in devices.cards)
     lines: list[RenderableType] = []
     for name, members in groupby(devices.cards, key=lambda card: card.group or card.name):
@@ -73,6 +73,7 @@ class Screen:
 
 
 def _card(card: DeviceCard) -> RenderableType:
+    """Return the card of one device: its title and holder, its bars, and a sentence about a device in use."""
     title = Text.assemble((card.title, "bold"), "  ", "" if card.group else card.name)
     load = None if card.utilization_percent is None else card.utilization_percent / 100
     parts: list[RenderableType] = [
@@ -88,6 +89,7 @@ def _card(card: DeviceCard) -> RenderableType:
 
 
 def _row(card: DeviceCard, title_width: int) -> Table:
+    """Return one device as a line, with the same columns as all other lines."""
     row = Table.grid(padding=(0, 1))
     row.add_column(width=title_width + _INDENT, no_wrap=True)
     row.add_column(width=_MEMORY_BAR)
@@ -142,6 +144,7 @@ class _Flow:
     parts: list[RenderableType]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay the parts out from left to right, and begin a new line where a part does not fit any more."""
         lines: list[list[RenderableType]] = []
         left = 0
         for part in self.parts:

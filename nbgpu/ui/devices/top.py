@@ -89,6 +89,7 @@ class _State:
 def _shown(console: Console, state: _State, reader: DeviceReader) -> Literal["quit", "suspend"]:
     """Show the devices until a key ends that."""
     suspended: list[int] = []
+    # Ctrl-Z is only noted here: the terminal has to be restored before the process stops.
     before = signal.signal(signal.SIGTSTP, lambda number, _: suspended.append(number))
     try:
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -110,7 +111,8 @@ def _shown(console: Console, state: _State, reader: DeviceReader) -> Literal["qu
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str | None]]:
-    """A function that waits so many seconds for keys, and gives None when the terminal is gone."""
+    """Give a function that waits up to so many seconds for keys. It returns their text, '' if none was
+    pressed, and None once the terminal is gone. Where stdin is not a terminal there are no keys."""
     fd = sys.stdin.fileno()
     if not os.isatty(fd):
 
@@ -136,7 +138,7 @@ def _keys() -> Iterator[Callable[[float], str | None]]:
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """Lets `timeout 10 nbgpu top` leave the terminal as it was."""
+    """End with SystemExit on SIGTERM, so that the terminal is restored, as after `timeout 10 nbgpu top`."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

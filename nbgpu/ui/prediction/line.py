@@ -31,6 +31,8 @@ def begin(title: str) -> Callable[[Progress], None]:
 
 
 def _bundle(title: str, progress: Progress) -> dict[str, Any]:
+    """Return the progress as HTML with a bar, and as plain text. A total that is not known yet gives a bar
+    that only shows activity."""
     words = in_words(progress)
     share = f' value="{progress.num_done}" max="{progress.num_samples}"' if progress.num_samples else ""
     return {

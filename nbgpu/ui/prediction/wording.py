@@ -6,7 +6,7 @@ from nbgpu.run_folder.predictions import Progress
 
 
 def in_words(progress: Progress) -> str:
-    """Return how far a prediction is."""
+    """Return how many samples of a prediction are done, how many have failed, and the newest one."""
     if progress.num_samples is None:
         return "looking at the data"
     if not progress.num_samples:

@@ -92,6 +92,8 @@ def _curve(rank: int | None, label: str, series: Series, style: str, scale: floa
 
 
 def _raw_and_smoothed(rank: int, series: Series, max_points: int = MAX_POINTS) -> list[Curve]:
+    """Return two curves of a series: the raw one, which carries the smoothed values for the text at the
+    pointer, and the smoothed one."""
     average = Series(series.times_s, series.steps, smoothed(series.values))
     raw = _curve(rank, f"rank {rank}", series.thinned(max_points, over_time=False), "raw")
     beside = dict(zip(average.steps, average.values, strict=True))
@@ -323,6 +325,7 @@ def _mark_color(mark: Event) -> str:
 
 
 def _mark_line(mark: Event, suffix: str) -> dict[str, Any]:
+    """Return a vertical line at the step of an event, as a shape of Plotly's layout."""
     return {
         "type": "line",
         "xref": f"x{suffix}",
@@ -336,6 +339,8 @@ def _mark_line(mark: Event, suffix: str) -> dict[str, Any]:
 
 
 def _mark_symbol(mark: Event, suffix: str) -> dict[str, Any]:
+    """Return the symbol of an event at the upper end of its line, as an annotation with the event's text at
+    the pointer."""
     name = mark.text if mark.kind == "state" else mark.kind
     return {
         "text": _SYMBOLS.get(name, "●"),
@@ -371,6 +376,7 @@ def pictures(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
 
 
 def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str:
+    """Draw one chart with matplotlib, and return it as an SVG element for pages that cannot draw Plotly."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     figure.patch.set_alpha(0)
     axes: Axes = figure.add_subplot()

@@ -54,6 +54,8 @@ def bundle(run: Reportable, history: History, handle: str = "") -> dict[str, Any
 
 
 def html(run: Reportable, history: History, handle: str = "") -> str:
+    """Return the head as HTML: title and state, progress, error, result, values, ranks, events, and the links
+    back to the run."""
     info, state = run.info, run.status
     statuses = run.statuses()
     now = run_progress.progress(info, state, statuses)
@@ -91,7 +93,7 @@ def html(run: Reportable, history: History, handle: str = "") -> str:
 
 
 def text(run: Reportable, history: History) -> str:
-    """The same as plain text."""
+    """Return the state, the error, the result and the folder of a run as plain text."""
     parts = [wording.summary(run.info, run.status, run.statuses(), history), why_failed(run)]
     if history.result is not None:
         parts.append(result_view.text(history.result.detail))
@@ -164,6 +166,7 @@ def _format_at_step(value: float, step: int) -> str:
 
 
 def _ranks(run: Reportable) -> str:
+    """Return a table with the device, state, step, loss and memory of each rank."""
     statuses = run.statuses()
     rows = []
     for status in statuses[:MAX_RANKS]:
@@ -198,6 +201,8 @@ def notebook_folder() -> Path:
 
 
 def _way_back(run: Reportable, handle: str, has_numbers: bool) -> str:
+    """Return the links to the run's files, and the code and commands with which a person gets back to the
+    run. Links are relative to the notebook's folder, because a Jupyter server resolves them from there."""
     here = Path(os.path.relpath(run.folder, notebook_folder())).as_posix()
     over = run.status in FINAL_STATES
     shown = [("report", names.REPORT)] if over else []

@@ -78,6 +78,8 @@ class Series:
     values: list[float] = field(default_factory=list)
 
     def append(self, time_s: float, step: int, value: float) -> None:
+        """Append a point. A step that was recorded before drops the points from there on, and a full series
+        is thinned to half of its capacity."""
         if self.steps and step < self.steps[-1]:
             self._forget_from(step)
         self.times_s.append(time_s)
@@ -144,6 +146,7 @@ class History:
     """All series and marks of one run."""
 
     def __init__(self) -> None:
+        """Make an empty history, which `add` fills."""
         self.series: dict[SeriesKey, Series] = {}
         self.marks: list[Event] = []
         self.result: Event | None = None
@@ -175,6 +178,8 @@ class History:
         return by_rank
 
     def _is_worth_a_mark(self, event: Event) -> bool:
+        """Return whether an event gets a mark in the charts. A result, pictures or a profile are kept as the
+        newest of their kind in place of that."""
         # `Reader.damage` names all damaged lines in a sentence, and the others are for `Run.timeline`.
         if event.kind in (DAMAGE, TIMELINE, CLOCKS):
             return False

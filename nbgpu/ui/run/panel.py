@@ -88,6 +88,7 @@ class Follower:
     def __init__(
         self, run: Run, period_s: float, feed: Feed, after: Callable[[], None] = lambda: None
     ) -> None:
+        """Make the thread; `start` begins to follow the run."""
         self.history = History()
         self.lock = threading.RLock()
         """Held while the history grows and new records are passed on, because another thread that sends the
@@ -166,6 +167,7 @@ class Panel(anywidget.AnyWidget):
         on_state: Callable[[str], None] = lambda state: None,
         on_gone: Callable[[], None] = lambda: None,
     ) -> None:
+        """Make the widget; `follow` begins to update it once it is displayed."""
         self._run = run
         self._on_state = on_state
         self._on_gone = on_gone
@@ -209,9 +211,12 @@ class Panel(anywidget.AnyWidget):
     # Messages to the page.
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        """Send the page what is new, and at times everything. The follower calls this five times a second,
+        and for the last time when the run is over, which leaves the still picture in the notebook."""
         if self._gone:
             return
         self._ticks += 1
+        # The first head is written after one second, and then one in each period.
         if not last and self._ticks % round(HEAD_PERIOD_S / TICK_S) == round(1 / TICK_S):
             self._put(_head(self._run, self._follower.history, self.slot))
         state = self._run.status
@@ -239,6 +244,8 @@ class Panel(anywidget.AnyWidget):
         return True
 
     def _send_delta(self, new: dict[SeriesKey, Series], marks: list[Event], status_due: bool) -> None:
+        """Send new points and marks, the names of series that are new, and at `status_due` the states of the
+        ranks. Nothing is sent if nothing is new."""
         num_known = len(self._ids)
         buffers = encode(new, self._ids, self._points_for(new))
         content: dict[str, Any] = {"type": "delta"}
@@ -275,6 +282,8 @@ class Panel(anywidget.AnyWidget):
         return max(POINTS_PER_TICK, math.ceil(self._points_of_whole() * min(share, 1.0)))
 
     def _send_snapshot(self) -> None:
+        """Send all that a page needs to draw the run from nothing: the ranks, the thinned series, the marks
+        and the states."""
         info = self._run.info
         self._num_chips = len(info.devices)
         buffers = encode(self._follower.history.series, self._ids, self._points_of_whole())
@@ -305,6 +314,8 @@ class Panel(anywidget.AnyWidget):
         )
 
     def _status(self) -> dict[str, Any]:
+        """Return the state of the run and of each rank, with its progress and warnings, for a message to the
+        page."""
         state = self._run.status
         info = self._run.info
         statuses = self._run.statuses()
@@ -352,6 +363,7 @@ class Panel(anywidget.AnyWidget):
     # Messages from the page. ipywidgets calls this on the thread of a subshell while a cell is running.
 
     def _on_page_message(self, _: Any, content: dict[str, Any], buffers: list[bytes]) -> None:
+        """Answer a message of the page; the module's docstring lists them."""
         match content.get("type"):
             case "ready":
                 with self._lock:
@@ -437,6 +449,8 @@ class _TextLine:
         self._follower.start()
 
     def _tell(self, new: dict[SeriesKey, Series], marks: list[Event], last: bool) -> None:
+        """Show the run in a few lines of text, and now and then its curves; at the end leave the outputs that
+        stay."""
         history = self._follower.history
         self._on_state(self._run.status)
         if last:

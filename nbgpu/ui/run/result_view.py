@@ -32,7 +32,7 @@ def html(result: Mapping[str, Any]) -> str:
 
 
 def text(result: Mapping[str, Any], width: int | None = None) -> str:
-    """The same as plain text, with the names of the pictures; tables that are wider than `width` are
+    """Return a result as plain text, with the names of the pictures. Tables that are wider than `width` are
     turned."""
     parts = [str(result["note"])] if result.get("note") else []
     for name, value in result.items():

@@ -76,7 +76,7 @@ def history_of(run: Reportable) -> History:
 
 
 def summary(run: Reportable, history: History) -> str:
-    """One line about the progress of a run; see `wording.summary`."""
+    """Return one line about the progress of a run, with the losses of its history."""
     return wording.summary(run.info, run.status, run.statuses(), history)
 
 

@@ -32,6 +32,8 @@ class StoredRun:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the settings, the outcomes of the ranks and the records' statuses from the folder. If the run
+        is over and was cut off, complete its metrics.csv."""
         self.folder = folder.absolute()
         _, self.config = runs.read_settings(folder)
         try:
@@ -43,6 +45,7 @@ class StoredRun:
             ) from None
         self.reader = Reader(folder, self.info.world_size, live=False)
         outcomes = {rank: runs.outcome(folder, rank) for rank in range(self.info.world_size)}
+        # The rank that failed first is the cause; the others failed or were freed because of it.
         failed_s = {event.rank: event.time_s for event in self.reader.events() if event.kind == "failure"}
         self.failures: Sequence[RankFailure] = sorted(
             (outcome for outcome in outcomes.values() if isinstance(outcome, RankFailure)),

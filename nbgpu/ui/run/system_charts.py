@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 _FILE = Path(__file__).with_name("system_charts.json")
 LINES: list[dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
-"""What the page gets."""
+"""The charts as the page gets them."""
 
 
 @dataclass(frozen=True)

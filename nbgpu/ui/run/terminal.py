@@ -55,10 +55,13 @@ def follow(run: Run, console: Console, printed: Sequence[str] = ()) -> None:
 
 
 def _wait(run: Run, screen: _Screen, draw: Any) -> None:
+    """Draw the run until it is over. The first Ctrl-C stops the run with a checkpoint, and the second is
+    raised."""
     is_stopping = False
     next_line_s = time.monotonic() + LINE_PERIOD_S
     while True:
         try:
+            # This is read first, so that the last round shows what was recorded up to the end.
             over = run.over
             screen.tell_news()
             draw()
@@ -80,6 +83,7 @@ class _Screen:
     """The state of a run on the screen, and the part of it that has been printed."""
 
     def __init__(self, run: Run, console: Console, printed: Sequence[str]) -> None:
+        """Note what has been printed already, so that no sentence appears twice."""
         self.console = console
         self._run = run
         self._known_of_data = set(printed)

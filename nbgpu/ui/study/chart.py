@@ -46,7 +46,7 @@ class StudyChart:
     parts_title: str
     x_title: str
     parts_x_title: str
-    """Of the parts of a step."""
+    """The title of the x axis below the parts of a step."""
     y_title: str
     x: Sequence[Any]
     """The values of the points that were measured: numbers, or their names; the numbers of parameters where
@@ -110,7 +110,8 @@ def chart(study: Studied) -> StudyChart:
 
 
 def _spread(x: Sequence[float]) -> float:
-    """How many times the least value the largest is; 1 where that says nothing, as with a value of 0."""
+    """Return the ratio of the largest to the least value; 1 if the least is not above 0, where it says
+    nothing."""
     return max(x) / min(x) if x and min(x) > 0 else 1.0
 
 

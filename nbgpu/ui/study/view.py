@@ -17,7 +17,7 @@ from nbgpu.ui.study.chart import Studied, StudyChart
 from nbgpu.ui.study.chart import chart as chart
 
 _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
-"""Those of a timeline."""
+"""The colours of the same parts in a timeline."""
 _MEASURED = RANK_COLORS[0]
 _TITLE_WIDTH = 56
 """In characters; a longer title would reach over the other chart."""
@@ -35,9 +35,11 @@ def svg(study: Studied) -> str:
 
 
 def _draw_measured(drawn: StudyChart) -> str:
+    """Draw the measured values with their intervals, and the ideal ones as a dotted line."""
     figure, axes = _new_figure()
     if drawn.ideal:
         axes.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
+    # matplotlib takes distances from the point, and refuses those below zero that rounding may give.
     below = [max(0.0, y - low) for y, (low, _) in zip(drawn.y, drawn.between, strict=True)]
     above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
     # Between names there is nothing that a line could show.
@@ -74,6 +76,7 @@ def _draw_measured(drawn: StudyChart) -> str:
 
 
 def _draw_parts(drawn: StudyChart) -> str:
+    """Draw the parts of a step as stacked bars, one bar for each point."""
     figure, axes = _new_figure()
     places = list(range(len(drawn.x)))
     reached = [0.0] * len(places)

@@ -28,6 +28,8 @@ def write_report(sweep: Sweep) -> Path:
 
 
 def report_html(sweep: Sweep) -> str:
+    """Return the report as one page: the trials, their curves, the failures, and the settings that all
+    share."""
     headline = sweep.describe()
     trials = table_html(columns(sweep), rows(sweep, sweep.ranking()))
     body = [

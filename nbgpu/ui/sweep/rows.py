@@ -37,6 +37,7 @@ def rows(sweep: Sweep, trials: Sequence[Trial]) -> list[TrialRow]:
 
 
 def _row(trial: Trial, is_best: bool) -> TrialRow:
+    """Return the row of one trial, in the columns of `columns`."""
     step, total, loss, best = trial.step, trial.total_steps, trial.loss, trial.best
     cells = [
         str(trial.number),

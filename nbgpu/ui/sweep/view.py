@@ -141,6 +141,7 @@ def page(sweep: Sweep, picture: str) -> str:
 
 
 def table_html(header: Sequence[str], shown: Sequence[TrialRow]) -> str:
+    """Return the table of the trials as HTML. The error of a failed trial is in a row of its own below it."""
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in header)
     body = []
     for row in shown:
