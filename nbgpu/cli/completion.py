@@ -106,6 +106,7 @@ def _choices() -> dict[str, tuple[str, ...]]:
 
 
 def _bash() -> str:
+    """Return the script for bash: a `case` with the words for each command, recipe and flag."""
     flags: dict[str, Sequence[str]] = {
         f"{command} {recipe}": [*flags_of(command, recipe), *_HELP]
         for command in WITH_RECIPE

@@ -88,6 +88,7 @@ def _console() -> CommandConsole:
 
 
 def stop(arguments: list[str]) -> None:
+    """End the named clusters, or all, or without arguments those whose notebook is gone."""
     names = [name for name in arguments if not name.startswith("-")]
     if (unknown := set(arguments) - {*names, "--all"}) or (names and "--all" in arguments):
         wrong = f"{', '.join(sorted(unknown))} is not a flag. " if unknown else ""

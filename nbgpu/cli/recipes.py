@@ -15,6 +15,7 @@ from nbgpu.text.console import CommandConsole
 
 
 def new(arguments: list[str]) -> None:
+    """Write a recipe of the person's own to start from, and print how to train it."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError("usage: nbgpu new NAME, such as my_recipe: writes my_recipe.py into this folder")
     path = own_file.create(arguments[0])

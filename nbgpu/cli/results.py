@@ -114,6 +114,7 @@ def result(arguments: list[str]) -> None:
 
 
 def report(arguments: list[str]) -> None:
+    """Write the report of a run into its folder, and print the path."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise UsageError(
             "usage: nbgpu report RUN_FOLDER, such as nbgpu_runs/20260101-120000-autoencoder-1f2e"

@@ -56,6 +56,8 @@ _FIRST = (
 
 
 def train(arguments: list[str]) -> None:
+    """Train a recipe on a cluster of its own, after all settings, files and checkpoints were checked that can
+    be checked without ranks."""
     general_help(
         "train", arguments, [TrainFlags, ClusterConfig, TrainConfig], hidden=("recipe",), first=_FIRST
     )
@@ -76,6 +78,7 @@ def train(arguments: list[str]) -> None:
     of_cluster = {name: values.pop(name) for name in ClusterConfig.model_fields}
     # A bad value, a checkpoint that does not fit, and bad data are reported before any engine starts.
     given = {name: values[name] for name in flags.given(rest, values)}
+    # `together` reports the errors of both at once.
     cluster, config = together(
         lambda: cluster_of(cluster, rest, of_cluster), lambda: train_config(recipe, **{**before, **given})
     )

@@ -213,6 +213,8 @@ class ClusterConfig(Settings):
     @field_validator("launcher_options", mode="before")
     @classmethod
     def _join_options(cls, value: Any) -> Any:
+        """Turn a mapping of options into the text that the setting holds. True stands for an option without a
+        value, and False leaves the option out."""
         if not isinstance(value, Mapping):
             return value
         options = [
@@ -231,6 +233,8 @@ class ClusterConfig(Settings):
     @field_validator("memory_limit", mode="before")
     @classmethod
     def _check_amount(cls, value: Any) -> Any:
+        """Accept a number as its text, and refuse a limit in which no rank could start, such as one without
+        its unit."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str) and value:

@@ -1,12 +1,13 @@
-"""Which settings count, and which defaults they have, only beside certain values of another one: the momentum
-of SGD counts only with SGD, and a learning rate for generated data is none for a person's own.
+"""Conditional settings: which settings count, and which defaults they have, depending on another setting. The
+momentum of SGD counts only with SGD, and a learning rate for generated data is no default for a person's own.
 
-A class of settings declares the first in `ONLY_WITH`. A setting that has been changed and does not count is
-refused, with the condition in words; the same words stand beside its meaning in the docs, in `--help` and in
-the controls. So nobody changes a number and waits for an effect that it cannot have.
+A class of settings declares in `ONLY_WITH` which of its settings count on a condition. A setting that has
+been changed and does not count is refused, with the condition in words; the same words stand beside its
+meaning in the docs, in `--help` and in the controls. So nobody changes a number and waits for an effect that
+it cannot have.
 
-It declares the second in `DEFAULTS_WITH`, and in `REPLACES` which setting takes the place of which. A value
-that was given always wins over a default, also where it equals another default of the setting.
+The class declares conditional defaults in `DEFAULTS_WITH`, and in `REPLACES` which setting takes the place of
+which. A value that was given always wins over a default, also where it equals another default of the setting.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ class Condition:
 
 
 def one_of(name: str, *values: Any) -> Condition:
-    """The setting has one of these values."""
+    """Return the condition that a setting has one of these values."""
     return Condition(name, lambda value: value in values, f"{name}={' or '.join(map(repr, values))}")
 
 
 def none_of(name: str, *values: Any) -> Condition:
-    """The setting has none of these values."""
+    """Return the condition that a setting has none of these values."""
     return Condition(
         name, lambda value: value not in values, f"{name} other than {' or '.join(map(repr, values))}"
     )
 
 
 def given(name: str) -> Condition:
-    """The setting is switched on: neither 0 nor False, nor left out."""
+    """Return the condition that a setting is switched on: neither 0 nor False, nor left out."""
     return Condition(name, bool, name)
 
 
 def left_out(name: str) -> Condition:
-    """The setting is switched off: 0, False, or left out."""
+    """Return the condition that a setting is switched off: 0, False, or left out."""
     return Condition(name, lambda value: not value, f"no {name}")
 
 
 def widest(name: str, width: int) -> Condition:
-    """One of the setting's numbers is at least so large."""
+    """Return the condition that one of a setting's numbers is at least so large."""
     return Condition(name, lambda values: max(values, default=0) >= width, f"{width} or more among {name}")
 
 
 def names_one_of(name: str, *parts: str) -> Condition:
-    """One of the setting's values contains one of these names."""
+    """Return the condition that one of a setting's values contains one of these names."""
     return Condition(
         name,
         lambda values: any(part in value for value in values for part in parts),
@@ -88,7 +89,7 @@ Rules = tuple[Rule, ...]
 
 
 def only(condition: Condition, *names: str) -> Rule:
-    """The settings of these names count only where the condition holds."""
+    """Return the rule that the settings of these names count only where the condition holds."""
     return Rule(condition, names)
 
 
@@ -104,7 +105,7 @@ DefaultRules = tuple[OtherDefaults, ...]
 
 
 def defaults(condition: Condition, **values: Any) -> OtherDefaults:
-    """The settings of these names have these defaults where the condition holds."""
+    """Return the rule that the settings of these names have these defaults where the condition holds."""
     return OtherDefaults(condition, values)
 
 
@@ -250,7 +251,7 @@ def in_place_of_defaults(
 
 
 def _stands_in_the_way(model: type[BaseModel], name: str, value: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a setting that is given would not count beside this value of another one."""
+    """Whether a value of one setting keeps a setting that is given from counting."""
     replaced = {
         own: other for known in model.__mro__ for own, other in vars(known).get("REPLACES", {}).items()
     }

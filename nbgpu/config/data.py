@@ -113,6 +113,7 @@ class DataSettings(Settings):
         return "smart" if self.replace_rate > 0 else "cache"
 
     def problems(self) -> Iterator[str]:
+        """Yield values of the dataset, its cache and its parts that do not go together."""
         if self.val_fraction + self.test_fraction >= 1:
             yield (
                 f"val_fraction={self.val_fraction:g} and test_fraction={self.test_fraction:g} leave nothing to train on"
@@ -133,6 +134,7 @@ class DataSettings(Settings):
         yield from self._problems_of_workers()
 
     def _problems_of_workers(self) -> Iterator[str]:
+        """Yield values of the worker processes that do not go with the dataset or with the GPU."""
         if self.persistent_workers == "on" and self.dataset_kind == "smart":
             yield (
                 "persistent_workers='on' does not go with SmartCacheDataset: workers that stay would go on with the "

@@ -158,6 +158,6 @@ class HostsSettings(LauncherSettings):
 LAUNCHERS: dict[str, type[LauncherSettings]] = {
     settings.NAME: settings for settings in (LocalSettings, SshSettings, SlurmSettings, HostsSettings)
 }
-"""In the order in which the docs and the controls name them."""
+"""The class of settings by the launcher's name, in the order in which the docs and the controls list them."""
 OPTIONAL = ("nodes", "hosts", "launcher_options", "setup", "ipython_profile")
 """The settings of a cluster that count with some launchers on other hosts and not with others."""

@@ -198,6 +198,12 @@ def _comments(text: str) -> Mapping[int, str]:
 
 
 def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Setting:
+    """Return the setting that a line of the class's body declares. The value is read as a literal, because
+    the file is not run.
+
+    Raises:
+        ValueError: the line is no setting: the type is another one, or the value is no literal or missing.
+    """
     line = ast.unparse(node)
     how = (
         "A setting is an int, float, str, bool or Literal[...] with a plain value, such as `hidden: int = 64`; leave the "
@@ -215,6 +221,8 @@ def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Se
 
 
 def _annotation(node: ast.expr) -> Any:
+    """Return the type that an annotation stands for: int, float, str, bool, Literal, or a union of these with
+    `|`. Any other annotation is a ValueError."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         first, *rest = _alternatives(node)
         joined = _annotation(first)

@@ -204,6 +204,8 @@ class Settings(BaseModel):
         return self
 
     def _without_effect(self) -> Iterator[str]:
+        """Yield a sentence for each setting that differs from its default and does not count beside the
+        others."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         for name, condition in without_effect(type(self), values):
             decides = values[condition.name]
@@ -367,6 +369,7 @@ def _parsed(field: FieldInfo, text: str) -> Any:
 
 
 def _read(kind: Any, text: str) -> Any:
+    """Parse a text as a value of one type; ValueError with the reason if it is none."""
     if kind is int:
         return _whole_number(text)
     if kind is float:
@@ -386,6 +389,7 @@ def _read(kind: Any, text: str) -> Any:
 
 
 def _whole_number(text: str) -> int:
+    """Parse a whole number, also one that is written as '1e3' or '2.0'."""
     try:
         return int(text)
     except ValueError:
@@ -393,6 +397,7 @@ def _whole_number(text: str) -> int:
     try:
         number = float(text)
     except ValueError:
+        # Any number that is not whole leads to the error below.
         number = 0.5
     if not number.is_integer():
         raise ValueError(f"{text.strip()!r} is not a whole number")
@@ -400,6 +405,8 @@ def _whole_number(text: str) -> int:
 
 
 def _number(text: str) -> float:
+    """Parse a number. The error names the same number with a decimal point if the text has a decimal
+    comma."""
     try:
         return float(text)
     except ValueError:

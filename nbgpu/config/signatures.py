@@ -43,6 +43,7 @@ def type_of(field: FieldInfo) -> str:
 
 
 def _written(kind: Any) -> str:
+    """Return a type as Python code for a signature. A tuple is written as a Sequence."""
     if kind is NoneType:
         return "None"
     if get_origin(kind) in (Union, UnionType):

@@ -93,6 +93,7 @@ def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
 
 
 def _odd_rows(tables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each table and each row that the file may not have."""
     for table, rows in tables.items():
         if table not in _TABLES:
             yield f"[{table}] is no table of this file.{did_you_mean(table, _TABLES)} It may have [defaults] and [limits]"

@@ -131,6 +131,7 @@ class OptimizerSettings(Settings):
     """validations in a row without a better loss before the learning rate is multiplied by lr_decay"""
 
     def problems(self) -> Iterator[str]:
+        """Yield values of the learning rate that do not go together."""
         if self.min_lr > self.lr:
             yield f"min_lr={self.min_lr} must not be above lr={self.lr}"
         if self.lr_scaling != "none" and self.lr_batch_size is None:
@@ -330,6 +331,7 @@ class LogSettings(Settings):
         return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
     def problems(self) -> Iterator[str]:
+        """Yield what goes wrong with the profiled steps, and loggers that would have no numbers to show."""
         asked_for = [name for name in ("tensorboard", "wandb") if getattr(self, name) not in (False, "off")]
         if asked_for and not self.telemetry:
             yield f"telemetry=False records nothing that {' and '.join(asked_for)} could show; set telemetry=True"
@@ -403,6 +405,7 @@ class TrainConfig(
         return tuple(name for name in self.FROM_DATA if not getattr(self, name))
 
     def problems(self) -> Iterator[str]:
+        """Yield values from different groups of settings that do not go together."""
         if self.epochs is None and (self.warmup_steps or 0) >= self.steps:
             yield f"warmup_steps={self.warmup_steps} must be smaller than steps={self.steps}"
         if self.epochs is not None and (self.warmup_epochs or 0) >= self.epochs:

@@ -98,6 +98,11 @@ def export_path(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
 
 
 def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
+    """Write the files of a program in one format into its folder; a file that exists is never overwritten.
+
+    Raises:
+        RunError: the folder has one of the files, or cannot be written.
+    """
     folder = Path(settings.out or made.name).expanduser().absolute()
     starting, command = _START[kind]
     files = {starting: filled(starting, made, settings), **(made.files if kind in _IN_FOLDER else {})}

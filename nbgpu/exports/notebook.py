@@ -142,6 +142,8 @@ def _part(cell: _Cell) -> str:
 
 
 def _cells(path: Path) -> Iterator[_Cell]:
+    """Yield the code cells of a notebook, numbered as a person counts them; ConfigError if the file is no
+    notebook."""
     try:
         notebook = json.loads(path.read_text())
         sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in notebook["cells"]]
@@ -155,6 +157,8 @@ def _cells(path: Path) -> Iterator[_Cell]:
 
 
 def _cell(number: int, source: str) -> _Cell:
+    """Parse one cell: find its magic, take the ranks from the magic's options, and remove what a script
+    cannot have. What is removed is named in the cell's notes."""
     lines = source.splitlines()
     at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), None)
     first = "" if at is None else lines[at]

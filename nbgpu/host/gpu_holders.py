@@ -88,7 +88,7 @@ class _ProcessOwner:
     words: str
     """Such as 'user ada', in a card's head."""
     sentence: str
-    """The same within a sentence."""
+    """The owner within a sentence, with the process where it can be seen: 'your process 12 (python)'."""
     is_this_user: bool
     since_s: float | None = None
     """When the process began; None for one that cannot be seen."""

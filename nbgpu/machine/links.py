@@ -89,7 +89,7 @@ PRESETS: dict[str, Link] = {
         _ethernet("25GbE", 25e9, "802.3by"),
     )
 }
-"""By name. The rates are those of the wire: what NCCL or gloo get is less."""
+"""The links by name. The rates are those of the wire: NCCL and gloo reach less."""
 
 
 def parse_link(text: str) -> Link:

@@ -32,7 +32,7 @@ class JoinFile:
     interface: str
     """The interface of the notebook's host at which the controller listens."""
     working_folder: str = ""
-    """The notebook's, in which the ranks are where a host has it."""
+    """The notebook's working folder. The ranks work in the same folder if their host has it."""
 
     def as_json(self) -> str:
         """The content of the file."""
@@ -67,10 +67,10 @@ class HostDescription:
     """The interface through which it reaches the controller."""
     address: str
     folder: str
-    """The cluster's folder there."""
+    """The cluster's folder on that host."""
     meeting_file: str
     versions: Mapping[str, str | None]
-    """Of Python and of the packages that must be the same on all hosts."""
+    """The versions of Python and of the packages that must be the same on all hosts."""
     num_cores: int
     numa_nodes: Mapping[str, str]
     """What `machine.numa.bindable` returned there."""

@@ -38,7 +38,7 @@ class Ask(bytes, Enum):
     GET = b"get"
     """Patience in ms, then keys; waits until all are there and gives their values."""
     WAIT = b"wait"
-    """The same without the values."""
+    """Patience in ms, then keys; waits until all are there and gives no values."""
     ADD = b"add"
     """A key and a whole number; gives the sum."""
     APPEND = b"append"
@@ -84,7 +84,7 @@ class MeetingPlace:
     """Such as 'tcp://127.0.0.1:40001'."""
     server_public_key: str
     public_key: str
-    """Of the ranks, which share one pair of keys."""
+    """The public key of the ranks, which share one pair of keys."""
     secret_key: str
 
     def as_json(self) -> str:

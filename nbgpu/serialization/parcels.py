@@ -73,6 +73,8 @@ class Packing:
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        """Pickle the values, and assign each block of bytes its position behind the pickle. The bytes
+        themselves are copied by `write` or `to_bytes`."""
         stream, contents = io.BytesIO(), _Contents()
         try:
             _Pickler(stream, contents).dump(dict(values))
@@ -231,6 +233,8 @@ class _Pickler(pickle.Pickler):
             self._is_plain = tensors.is_plain
 
     def reducer_override(self, value: Any) -> Any:
+        """Lay arrays and tensors aside, and refer to functions and classes of cells by name. For every other
+        value NotImplemented has pickle go on as usual."""
         if self._numpy is not None and type(value) is self._numpy.ndarray:
             return NotImplemented if value.dtype.hasobject or not value.itemsize else self._array(value)
         if self._torch is not None and isinstance(value, self._torch.Tensor) and self._is_plain(value):
@@ -246,6 +250,8 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def _array(self, array: Any) -> Any:
+        """Lay the bytes of an array aside, and return the call that builds the array on them. An array that
+        is contiguous in C or Fortran order is sent as it lies in memory; any other is copied in C order."""
         order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
         source: Source
         if array.flags.forc:

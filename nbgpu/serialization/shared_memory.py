@@ -70,6 +70,8 @@ def opened(where: Address) -> Iterator[int | None]:
 
 
 def _open(where: Address) -> int | None:
+    """Open another process's memory through its entry in /proc; None if the process is on another host, or if
+    the memory is gone."""
     if where.boot != _boot():
         return None
     path = Path(f"/proc/{where.pid}/fd/{where.descriptor}")

@@ -105,6 +105,7 @@ def in_storage(form: TensorForm, storage: torch.UntypedStorage | None, device: t
 
 
 def _form(tensor: torch.Tensor, block: int, offset: int, stride: Sequence[int]) -> TensorForm:
+    """Describe a tensor that begins at an offset of a block, in elements, and has these strides there."""
     return TensorForm(
         block,
         str(tensor.dtype).removeprefix("torch."),

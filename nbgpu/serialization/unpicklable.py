@@ -120,6 +120,8 @@ def described(
     seen: set[int] = set()
 
     def look(path: str, value: Any, depth: int = 0) -> None:
+        """Add a line for each innermost part of a value that cannot travel, or for the value itself if its
+        parts can."""
         if len(lines) > _MAX_LINES or id(value) in seen:
             return
         error = refusal(value)
@@ -145,6 +147,8 @@ def path_to(name: str, values: Mapping[str, Any]) -> str:
     seen: set[int] = set()
 
     def look(path: str, value: Any, depth: int = 0) -> str | None:
+        """Return the path to the first part of a value that is the class or function, or an instance of the
+        class."""
         for candidate in (value, type(value)):
             if (getattr(candidate, "__module__", ""), getattr(candidate, "__qualname__", "")) == (
                 "__main__",
@@ -171,6 +175,7 @@ def _kind(value: Any) -> str:
 
 
 def _reason(value: Any, error: Exception, instead: str) -> str:
+    """Return why a value cannot travel: the reason known for its class, or that of the error."""
     if isinstance(error, Explained):
         return str(error)
     for base in type(value).__mro__:
@@ -217,12 +222,15 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object that pickle would send: the arguments and the state of its
+    `__reduce_ex__`."""
     try:
         reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 - this is why the value cannot be pickled, and the caller has the error
         return
     if isinstance(reduced, str):
         return
+    # `reduced` has the callable, its arguments and perhaps the state.
     arguments, state = (*reduced[1:3], None)[:2]
     for index, part in enumerate(arguments):
         if not isinstance(part, type):

@@ -27,6 +27,8 @@ def wrapped(text: str, width: int | None) -> str:
 
 
 def _parts(line: str, width: int) -> list[str]:
+    """Break a line at the width. The lines after the first begin below the line's own column of text if it
+    has one, and else below its beginning."""
     if len(line) <= width:
         return [line]
     label = _LABEL.match(line)

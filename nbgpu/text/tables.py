@@ -31,6 +31,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = (), width: in
 
 
 def _turned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the table as blocks of lines, one block for each row; cells that are empty are left out."""
     (first, *headings), *others = rows
     widest = max(map(len, headings), default=0)
     lines = []
