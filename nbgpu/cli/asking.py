@@ -1,4 +1,5 @@
-"""What several commands ask alike: recipes, the files of settings, and flags that are read first."""
+"""Arguments that several commands have: recipes, files of settings, and flags that are read before the
+others."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def added_settings(recipe: str) -> list[str]:
 
 
 def no_recipe(arguments: Sequence[str], usage: str) -> UsageError:
-    """The error where a recipe should stand first."""
+    """Return the error for a command line without a recipe at its beginning."""
     named = ""
     if arguments and not arguments[0].startswith("-"):
         named = f"{arguments[0]!r} is not a recipe.{did_you_mean(arguments[0], TRAIN_CONFIGS)} "
@@ -85,8 +86,8 @@ def take_value(arguments: list[str], flag: str, what: str) -> tuple[list[str], s
 
 
 def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, dict[str, Any]]:
-    """(the settings of the cluster, what is asked for of the training) by `--config` and `--preset`, which
-    are read before the other flags."""
+    """Return the settings of the cluster and of the training that `--config` and `--preset` give. These two
+    flags are read before all others, whose defaults they determine."""
     presets = flags.values_of(arguments, "preset")
     if None in presets or len(presets) > 1:
         raise ConfigError("--preset needs one name, such as demo; `nbgpu recipes` lists them")
@@ -99,8 +100,8 @@ def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, 
 
 
 def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[str, Any]) -> ClusterConfig:
-    """The settings of the cluster: those that are asked for before the flags, and those of the flags. What is
-    left out has the site's default, or its own.
+    """Return the settings of the cluster: those of `asked_before`, with the values of the flags in their
+    place. Settings that are in neither have the site's default, or their own.
 
     Raises:
         ConfigError: a value is not valid.
@@ -110,8 +111,8 @@ def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[
 
 
 def defaults_of(recipe: str, before: Mapping[str, Any], arguments: Sequence[str]) -> dict[str, Any]:
-    """The defaults of the training's flags beside what is asked for before them, and beside those among them
-    that decide about defaults."""
+    """Return the defaults of the training's flags. They depend on what `asked_before` returned, and on those
+    flags that decide about the defaults of others."""
     decide = {name: flags.values_of(arguments, name) for name in deciding(settings_of(recipe))}
     return settings_beside(
         recipe, {**before, **{name: values[-1] for name, values in decide.items() if values and values[-1]}}
@@ -143,7 +144,7 @@ def _from_file(arguments: Sequence[str], recipe: str) -> tuple[ClusterConfig, Tr
 
 
 def _file(arguments: Sequence[str], name: str) -> Path | None:
-    """The file that a flag names; it is read before the other flags."""
+    """Return the file that a flag names, before the flags are parsed as a whole."""
     files, flag = flags.values_of(arguments, name), f"--{name.replace('_', '-')}"
     if None in files:
         raise ConfigError(

@@ -18,7 +18,7 @@ class Command:
     """One command and where its function is."""
 
     usage: str
-    """What stands after `nbgpu`, beginning with the command's name."""
+    """The command line after `nbgpu`, beginning with the command's name."""
     what: str
     module: str
     examples: tuple[tuple[str, str], ...] = ()
@@ -200,7 +200,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 
 def overview() -> str:
-    """What `nbgpu` alone prints; no line has more than 80 columns."""
+    """Return the text that `nbgpu` alone prints; no line has more than 80 columns."""
     lines = ["nbgpu runs cells and training on several GPUs, from JupyterLab or a terminal."]
     for title, commands in GROUPS.items():
         lines += ["", title, *(f"  nbgpu {command.usage:<22} {command.what}" for command in commands)]

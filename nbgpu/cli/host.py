@@ -25,7 +25,7 @@ from nbgpu.ui.devices import top as devices_now
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print the findings as they come. Returns the exit code, which is 1 if something does not work."""
+    """Print each finding when its check is done. Return the exit code, which is 1 if a check has failed."""
     if any(word.split("=")[0] == "--launcher" for word in arguments):
         return _doctor_of_hosts(arguments)
     rest, runs_dir = take_value(arguments, "--runs-dir", "a folder, such as nbgpu_runs")

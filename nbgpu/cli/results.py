@@ -1,4 +1,4 @@
-"""What is made of runs, files and structures: `predict`, `result`, `report`, `export`, `convert`,
+"""Commands on runs, files and structures: `predict`, `result`, `report`, `export`, `convert`,
 `characterize`."""
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ FIRST = "00_first_run.ipynb"
 
 
 def folder() -> Path:
-    """Where the notebooks are: in an installed package inside it, in a checkout beside it."""
+    """Return the folder of the notebooks, which is inside an installed package and beside it in a
+    checkout."""
     inside = PACKAGE / "notebooks"
     return inside if inside.is_dir() else PACKAGE.parent / "notebooks"
 

@@ -28,11 +28,11 @@ from nbgpu.config import site_file
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of a setting for another one to count.
+    """A condition on one setting, on which another setting counts.
 
     Args:
         name: the setting that decides.
-        holds: whether the other one counts, by the value of this one.
+        holds: whether the other setting counts, by the value of this one.
         words: the condition as it stands after 'only with'.
     """
 
@@ -116,7 +116,8 @@ def conditions(model: type[BaseModel], name: str) -> tuple[Condition, ...]:
 
 
 def meaning(model: type[BaseModel], name: str) -> str:
-    """The description of a setting, with the conditions for it to count."""
+    """Return the description of a setting, with its conditional defaults and the conditions on which it
+    counts."""
     parts = [
         f"{_in_words(rule.values[name])} by default with {rule.condition.words}"
         for rule in _default_rules(model)
@@ -127,7 +128,8 @@ def meaning(model: type[BaseModel], name: str) -> str:
 
 
 def description(model: type[BaseModel], name: str) -> str:
-    """What a setting is for: the text below its field in the class, or the field's own `description`."""
+    """Return the meaning of a setting: the text below its field in the class, or the field's own
+    `description`."""
     if text := model.model_fields[name].description:
         return text
     for base in model.__mro__:
@@ -172,7 +174,8 @@ def without_effect(model: type[BaseModel], values: Mapping[str, Any]) -> Iterato
 
 
 def defaults_beside(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The default of every setting beside these values of others; a setting that is missing has its own."""
+    """Return the default of every setting, given these values of others. Where a value that decides about
+    defaults is missing, the deciding setting's own default counts."""
     present = {name: field.default for name, field in model.model_fields.items()}
     for rule in _default_rules(model):
         if _holds(rule.condition, values.get(rule.condition.name, present[rule.condition.name])):
@@ -217,11 +220,11 @@ def deciding(model: type[BaseModel]) -> set[str]:
 def in_place_of_defaults(
     model: type[BaseModel], given: Mapping[str, Any], preset: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The values that take the place of the fields' own defaults, for settings that are not given.
+    """Return the values that take the place of the fields' own defaults, for settings that are not given.
 
-    They are those of `DEFAULTS_WITH` and, before these, those of a preset. Left out are values beside which
-    a given setting would not count, such as a number of epochs beside a given number of steps, and values
-    that do not count themselves.
+    They come from `DEFAULTS_WITH` and, with priority, from a preset. Two kinds of values are left out: those
+    with which a given setting would not count, such as a number of epochs beside a given number of steps, and
+    those that do not count themselves.
 
     Args:
         model: the class of the settings.

@@ -29,7 +29,7 @@ from nbgpu.config.training import (
 )
 
 WANTED = ("--help", "-h", "--help-all")
-"""What a person types for the page."""
+"""The words with which a person asks for the page."""
 
 _WIDEST = 100
 _FLAG_WIDTH = 26
@@ -49,7 +49,7 @@ _KINDS: Mapping[Any, str] = {int: "INT", float: "NUMBER", str: "TEXT"}
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag as a person reads of it."""
+    """One flag on the page."""
 
     usage: str
     """'--batch-size INT', '--keep, --no-keep'."""
@@ -158,7 +158,7 @@ def show(
 
 
 def _indented(command: str, what: str, width: int) -> Iterator[tuple[str, str]]:
-    """A command, and below it what it does: lines of (what is emphasized, what follows it)."""
+    """Yield a command and, below it and indented, its effect, as lines of (emphasized text, plain text)."""
     yield f"  {command}", ""
     indent = " " * 6
     for line in textwrap.wrap(what, width, initial_indent=indent, subsequent_indent=indent):
@@ -166,7 +166,8 @@ def _indented(command: str, what: str, width: int) -> Iterator[tuple[str, str]]:
 
 
 def _two_columns(usage: str, meaning: str, width: int) -> Iterator[tuple[str, str]]:
-    """A flag with its meaning beside it, or below it where the flag is too long for its column."""
+    """Yield a flag with its meaning beside it, or below it if the flag is too long for its column, as lines
+    of (emphasized text, plain text)."""
     column = _FLAG_WIDTH + 3
     lines = textwrap.wrap(meaning, width - column, break_long_words=False)
     if len(usage) <= _FLAG_WIDTH and lines:

@@ -47,7 +47,7 @@ class RecipeFile:
     methods: frozenset[str] = frozenset()
     """The names of the methods in the body of the class."""
     why_losses_differ: str = ""
-    """Why the loss of a validation is not comparable with that of a step; empty where it is."""
+    """A sentence why the loss of a validation is not comparable with the loss of a step; empty if it is."""
 
 
 def is_file(recipe: str) -> bool:

@@ -22,9 +22,9 @@ class Preset:
     name: str
     description: str
     source: str
-    """Where the numbers come from."""
+    """The guide or paper that the numbers come from."""
     values: Mapping[str, Any]
-    """By the names of the settings."""
+    """The values, by the names of the settings."""
 
 
 def names(recipe: str) -> list[str]:

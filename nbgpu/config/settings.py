@@ -1,4 +1,4 @@
-"""What all settings have in common: how they are declared, checked and described."""
+"""The base of all settings: their declaration, checks and descriptions."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def several() -> Any:
 
 
 def read_from(*words: str, several: bool = False) -> Any:
-    """Mark a text field that names what is read: a file or folder, with `several` some separated by commas.
-    `words`, and '' for none, are no paths."""
+    """Mark a text field that names a file or folder to read, with `several` some separated by commas. The
+    `words`, and '', are values that name no path."""
     return {"read_from": {"words": ["", *words], "several": several}}
 
 
@@ -160,7 +160,8 @@ class Settings(BaseModel):
 
     @property
     def beyond_defaults(self) -> dict[str, Any]:
-        """The values that differ from the present defaults, from which the same settings can be made."""
+        """The values that differ from the defaults that hold beside the others. The same settings can be made
+        from them."""
         values = self.model_dump()
         present = defaults_beside(type(self), values)
         return {name: value for name, value in values.items() if value != present[name]}
@@ -170,7 +171,8 @@ class Settings(BaseModel):
         return type(self).checked(**{**self.model_dump(), **values})
 
     def counting(self, **values: Any) -> Self:
-        """These settings with some values replaced, and what does not count beside those at its default."""
+        """Return these settings with some values replaced. Settings that no longer count beside these values
+        get their defaults, repeatedly, because their defaults may decide about further settings."""
         merged = {**self.model_dump(), **values}
         while idle := [name for name, _ in without_effect(type(self), merged) if name not in values]:
             present = defaults_beside(type(self), merged)
@@ -450,12 +452,13 @@ def label_of(model: type[BaseModel], name: str) -> str:
 
 
 def unit_of(model: type[BaseModel], name: str) -> str:
-    """What a setting's number counts or measures; empty for a share, a word and the like."""
+    """Return the unit that a setting's number counts or measures; empty for a share, a word and the like."""
     return _word(model, name, "unit")
 
 
 def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> str:
-    """What the field, or the one that it replaces, says in `control(...)`; empty where none does."""
+    """Return the label or the unit that `control(...)` of the field has, or of the same field in a base
+    class; empty if none has it."""
     for base in model.__mro__:
         field = getattr(base, "model_fields", {}).get(name)
         extra = getattr(field, "json_schema_extra", None)

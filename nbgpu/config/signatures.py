@@ -86,7 +86,7 @@ def parameter(model: type[BaseModel], name: str, several: str = "") -> str:
 
 
 def help_for(model: type[BaseModel], name: str) -> str:
-    """What a setting means, with its bounds."""
+    """Return the meaning of a setting, with its bounds."""
     field = model.model_fields[name]
     allowed = "" if choices_of(field) else bounds(field)
     return f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)

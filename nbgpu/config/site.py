@@ -1,4 +1,4 @@
-"""What an administrator may set for all users of a host: defaults of some settings, and limits.
+"""The defaults and limits that an administrator may set for all users of a host.
 
 A file has the tables [defaults] and [limits]. A default counts where a person has not given the setting. A
 limit cannot be given by a person, and what exceeds it is refused. It is an agreement among people who share a
@@ -26,8 +26,8 @@ _TABLES = {"defaults": _DEFAULTS, "limits": (GPUS_PER_PERSON,)}
 
 
 def most_gpus() -> int | None:
-    """How many GPUs one person may have on this host; None for any number. Within a Slurm job the limits of
-    Slurm count."""
+    """Return the largest number of GPUs that one person may have on this host; None for any number. Within a
+    Slurm job Slurm's own limits count instead."""
     return None if os.environ.get("SLURM_JOB_ID") else site_file.read().limits.get(GPUS_PER_PERSON)
 
 
@@ -58,7 +58,7 @@ def in_words(site: SiteFile) -> str:
 
 
 def _checked(path: Path, tables: Mapping[str, Any]) -> SiteFile:
-    """The values of a file as the settings have them.
+    """Return the defaults and limits of a file, converted to the types of the settings.
 
     Raises:
         ConfigError: with a line for each bad row.

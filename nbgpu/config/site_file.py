@@ -24,14 +24,14 @@ USUAL = Path("/etc/nbgpu/defaults.toml")
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What the file says."""
+    """The content of the file."""
 
     path: Path | None = None
     """The file; None where there is none."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The values of settings, by name."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What a person may not exceed, by name."""
+    """The limits of each person, by name."""
 
 
 check: Callable[[Path, Mapping[str, Any]], SiteFile] | None = None
@@ -52,7 +52,7 @@ def ignored() -> Iterator[None]:
 
 
 def read() -> SiteFile:
-    """What the file of this host says. It is read again when it has changed.
+    """Return the content of this host's file, which is read again when it has changed.
 
     Raises:
         ConfigError: the file cannot be read, or has bad rows; with a line for each.

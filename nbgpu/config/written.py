@@ -65,8 +65,8 @@ def read_toml(path: Path, **overrides: Any) -> tuple[ClusterConfig, TrainConfig]
 
 
 def differing(recipe: str, preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings that are needed for the same run: those that differ from their defaults beside the
-    others.
+    """Return those of the given settings that are needed for the same run: the ones that differ from their
+    defaults beside the others.
 
     Args:
         recipe, preset: the recipe, and the name of values that take the place of defaults; '' for none.

@@ -39,7 +39,7 @@ class Exported:
     next: str
     """The command that starts it, in that folder."""
     notes: Sequence[str] = ()
-    """What a person has to know: what does not carry over, and paths that must be there."""
+    """Sentences that a person has to know: parts that do not carry over, and paths that must exist."""
 
     def __str__(self) -> str:
         listed = ", ".join(self.files)
@@ -55,7 +55,8 @@ def of_run(run_folder: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the settings of a run.
 
     Raises:
-        ConfigError: the folder is no run's, or something cannot be exported so; every mistake is named.
+        ConfigError: the folder is no run's, or the run cannot be exported in this format; every mistake is
+            named.
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)
@@ -78,7 +79,8 @@ def export_notebook(path: Path, to: str, values: Mapping[str, Any]) -> Exported:
     """Export the distributed cells of a notebook, as a script.
 
     Raises:
-        ConfigError: the file is no notebook, it has no distributed cell, or something cannot be exported so.
+        ConfigError: the file is no notebook, it has no distributed cell, or it cannot be exported in this
+            format.
         RunError: the files cannot be written, or are there already.
     """
     kind, settings = checked(to, values)

@@ -1,4 +1,5 @@
-"""What an export starts on every rank: a run's settings, or a script made of a notebook."""
+"""The program that an export starts on every rank: the training of a run's settings, or a script made of a
+notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from nbgpu.exports.settings import ExportConfig
 from nbgpu.text.ranks import count_of_ranks
 
 IN_CONTAINER = "/run/nbgpu"
-"""Where a container finds the program's files."""
+"""The folder of the program's files in a container."""
 RUNS_IN_CONTAINER = "/runs"
 
 
@@ -26,17 +27,17 @@ class Program:
     """A program for torchrun, and where it runs."""
 
     title: str
-    """Its name for people."""
+    """The name of the program for people."""
     name: str
     """The job's name."""
     files: Mapping[str, str]
     """The texts of its files, by name."""
     arguments: Sequence[str]
-    """What stands after torchrun's own options; a name of `files` is one in the job's folder."""
+    """The command line after torchrun's own options; a name of `files` is one in the job's folder."""
     ranks_per_node: int
     gpus_per_node: int
     notes: Sequence[str] = ()
-    """What a person has to know or to do, in a sentence each."""
+    """Sentences that tell a person about consequences and steps that remain."""
 
     @property
     def file_name(self) -> str:

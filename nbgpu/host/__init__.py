@@ -1,2 +1,2 @@
-"""What is done to a cluster's processes on the host where they run, and the checks of that host. The client
+"""Operations on a cluster's processes on the host where they run, and the checks of that host. The client
 reaches the processes through one protocol, `Host`."""

@@ -1,4 +1,4 @@
-"""How engines of this host have ended, and what the processes of a cluster last wrote."""
+"""The exit statuses of engines on this host, and the ends of the logs of a cluster's processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NUM_LINES = 20
 
 
 class ExitStatus(NamedTuple):
-    """How a process ended."""
+    """The end of a process."""
 
     code: int | None
-    """Its exit code, which is negative for a signal; None if it is not known."""
+    """The exit code, which is negative for a signal; None if it is not known."""
     killer: str = ""
     """If SIGKILL ended it: the probable sender, as a part of a sentence that follows the signal's name."""
 
@@ -43,10 +43,10 @@ class Endings:
         self._folder = folder
         self._num_oom_kills = _num_oom_kills() if from_start else None
         self._guesses: dict[int, str] = {}
-        """By process that SIGKILL ended."""
+        """A guess at the sender of SIGKILL, by the pid of the process that it ended."""
 
     def of(self, pid: int) -> ExitStatus | None:
-        """How an engine ended; None while it lives."""
+        """Return the exit status of an engine; None while it lives."""
         if not processes.is_ending(pid):
             return None
         code = self._exit_code(pid)

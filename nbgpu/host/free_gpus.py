@@ -43,7 +43,7 @@ class HeldGpu:
         return self.device.memory_bytes - (self.reading.used_bytes or 0)
 
     def describe(self) -> str:
-        """Who has it and what memory is left, in words."""
+        """Return who has the GPU, and how much of its memory is left, in words."""
         left = f"{in_words(self.free_bytes)} of {in_words(self.device.memory_bytes)} left"
         return f"{self.device.label()}: {self.holder.in_detail}; {left}"
 
@@ -153,11 +153,11 @@ class GpuChooser:
         raise NoFreeGpuError(_too_few(asked, needed, held, can_wait))
 
     def best(self, gpus: Sequence[HeldGpu], number: int, beside: Sequence[HeldGpu] = ()) -> list[HeldGpu]:
-        """So many of these GPUs, in the driver's order: those that are linked best, and among these those
-        with the most free memory.
+        """Return so many of these GPUs, in the driver's order: those with the best links, and among these
+        those with the most free memory.
 
         Args:
-            gpus: those to choose from.
+            gpus: the GPUs to choose from.
             number: how many; at most as many as there are.
             beside: GPUs that are chosen already, and to which the others should have good links.
         """
@@ -176,8 +176,8 @@ class GpuChooser:
 
 
 def assumed(gpus: str, ranks: int | None) -> tuple[Device, ...]:
-    """The device of every rank for a plan that starts nothing: free GPUs where the number of ranks depends on
-    that, and otherwise such as there are, whoever has them.
+    """Return the device of every rank for a plan that starts nothing. Free GPUs are looked for only if the
+    number of ranks depends on them; otherwise the host's GPUs are taken, whoever has them.
 
     Raises:
         ConfigError: a GPU is named that is not there, or there are fewer than are asked for.

@@ -63,7 +63,7 @@ class ClusterEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a GPU."""
+    """The holder of a GPU, as cards and messages describe it."""
 
     state: State
     words: str
@@ -71,7 +71,7 @@ class Holder:
     why: str = ""
     """A sentence about a GPU that is not free, with what to do."""
     in_detail: str = ""
-    """Who has a GPU that is not free, since when, and with how much memory, in words."""
+    """The holder of a GPU that is not free, with the time since when and the memory."""
     are_others: bool = False
     """Whether other people are, or may be, among those who have it."""
 
@@ -86,7 +86,7 @@ class _ProcessOwner:
     """The owner of a process, as cards and messages describe it."""
 
     words: str
-    """Such as 'user ada', in a card's head."""
+    """The owner in the head of a card, such as 'user ada'."""
     sentence: str
     """The owner within a sentence, with the process where it can be seen: 'your process 12 (python)'."""
     is_this_user: bool
@@ -99,7 +99,7 @@ class Holders:
 
     def __init__(self) -> None:
         self._people: dict[tuple[int, float], _ProcessOwner | None] = {}
-        """By pid and start; None for a process that cannot be seen from here."""
+        """The owner of each process, by pid and start; None for a process that cannot be seen from here."""
 
     def of(
         self, reading: DeviceReading, clusters: Sequence[ClusterEntry], reserved_by: int | None = None

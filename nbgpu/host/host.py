@@ -89,10 +89,10 @@ class Host(Protocol):
         """Whether a process is exiting or has ended."""
 
     def glance(self, pid: int) -> ExitProbe:
-        """Make an object for frequent looks at a process."""
+        """Make an object that tells repeatedly and fast whether a process is exiting."""
 
     def how_ended(self, pid: int) -> ExitStatus | None:
-        """How an engine ended; None while it lives."""
+        """Return the exit status of an engine; None while it lives."""
 
     def num_ended(self) -> int:
         """The number of engines whose end is recorded."""
@@ -114,4 +114,4 @@ class Host(Protocol):
         """Begin to take the ranks' questions, and return the object that has them. The caller closes it."""
 
     def log_tail(self, whose: Whose = "engines") -> str:
-        """The last lines of a log, as sentences for an error message."""
+        """Return the last lines of a log, as sentences for an error message."""

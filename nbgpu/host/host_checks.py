@@ -34,7 +34,7 @@ class Finding:
     verdict: Verdict
     text: str
     fix: str = ""
-    """What to do about it; empty where nothing needs to be done."""
+    """The remedy, in words; empty if nothing needs to be done."""
 
 
 def ok(check: str, text: str) -> Finding:

@@ -19,7 +19,7 @@ _BEST = "best.json"
 _TAKEN_BACK = re.compile(r"rank\d+\.outcome\.json|metrics\.csv|epochs\.jsonl")
 """Files that ranks remove when they begin again. The notebook's host needs none, or makes them again."""
 _OF_THIS_HOST = re.compile(r"rank\d+\.endpoint\.json|.*\.unfinished|.*\.tmp")
-"""Names of sockets of this host, and of what is not complete."""
+"""Names of files that hold addresses of sockets on this host, and of files that are still being written."""
 _OF_LINES = ".jsonl"
 _TAIL_BYTES = 256
 """So many of the last bytes that were sent tell a file that has grown from one that was written again."""
@@ -29,7 +29,7 @@ _Stamp = tuple[int, int, int]
 
 @dataclass
 class _Sent:
-    """How much of a file the notebook's host has."""
+    """The part of a file that the notebook's host has."""
 
     offset_bytes: int = 0
     tail: bytes = b""
@@ -250,7 +250,8 @@ class ServedFolder:
 
     @staticmethod
     def _has_grown(name: str, descriptor: int, sent: _Sent, stamp: _Stamp) -> bool:
-        """Whether what was sent of a file still is its beginning, as far as its last bytes tell."""
+        """Whether a file still begins with what was sent of it. Only the last bytes that were sent are
+        compared, and the inode and size."""
         inode, size_bytes, _ = stamp
         if inode != sent.inode or size_bytes < sent.offset_bytes:
             return False

@@ -119,8 +119,8 @@ class Stacks:
         return processes.waits_in_the_system(pid)
 
     def standstill(self, pid: int) -> str:
-        """Return why something outside of the process keeps it from going on, and the remedy, in words; empty
-        if nothing does."""
+        """Return why something outside of the process keeps it from running, such as SIGSTOP, with the
+        remedy; empty if nothing does."""
         return processes.standstill(pid)
 
     def cell_line(self, pid: int) -> int | None:
@@ -155,8 +155,8 @@ class Stacks:
 
 
 def _wanted_cpu_s(pid: int) -> float:
-    """The core time that a process has had, and for which it has waited: on a busy host a process that
-    computes may have next to none."""
+    """Return the CPU time of a process plus its wait for a core, in seconds. On a busy host a process that
+    computes may have next to no CPU time."""
     times = psutil.Process(pid).cpu_times()
     use = processes.core_use(pid)
     return float(times.user + times.system) + (use.waited_s if use is not None else 0.0)

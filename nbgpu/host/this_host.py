@@ -109,11 +109,11 @@ class ThisHost:
         return processes.is_ending(pid)
 
     def glance(self, pid: int) -> ProcessExitProbe:
-        """Make an object for frequent looks at a process."""
+        """Make an object that tells repeatedly and fast whether a process is exiting."""
         return ProcessExitProbe(pid)
 
     def how_ended(self, pid: int) -> ExitStatus | None:
-        """How an engine ended; None while it lives."""
+        """Return the exit status of an engine; None while it lives."""
         return self._endings.of(pid)
 
     def num_ended(self) -> int:
@@ -142,12 +142,14 @@ class ThisHost:
         return Listener(self._folder)
 
     def log_tail(self, whose: Whose = "engines") -> str:
-        """The last lines of a log, as sentences for an error message."""
+        """Return the last lines of a log, as sentences for an error message."""
         return endings.log_tail(self._folder, whose)
 
 
 @contextmanager
 def _fork_server(folder: Path) -> Iterator[socket.socket]:
+    """Connect to the fork server for the block. It answers when it has finished its imports, so the timeout
+    is long."""
     with socket.socket(socket.AF_UNIX) as fork_server:
         fork_server.settimeout(_PATIENCE_S)
         with short_path(folder) as short:
@@ -156,7 +158,8 @@ def _fork_server(folder: Path) -> Iterator[socket.socket]:
 
 
 def _received(fork_server: socket.socket) -> bytes:
-    """The answer of the fork server; TimeoutError if it takes too long."""
+    """Return the answer of the fork server. The wait lets an interrupt through; TimeoutError if the answer
+    takes too long."""
     give_up_s = time.monotonic() + _PATIENCE_S
     while not select.select([fork_server], [], [], _POLL_PERIOD_S)[0]:
         take_interrupt()

@@ -1,4 +1,4 @@
-"""What the control groups of this process leave it of the host: the time of the cores, and memory.
+"""The CPU time and memory that the control groups of this process allow.
 
 A container has its limits there, in either version of control groups. Kernel documentation: "Control Group
 v2", and "CFS Bandwidth Control" for the first version.
@@ -17,8 +17,8 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""The files of the limit and of what is used, and the name of the pages of files in memory.stat, in either
-version of control groups."""
+"""For the second and the first version of control groups: the file of the limit, the file of the memory in
+use, and the name in memory.stat of the file pages that the kernel can drop."""
 _NO_LIMIT = 2**60
 """The first version has a larger number for no limit."""
 

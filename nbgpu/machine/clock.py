@@ -30,11 +30,11 @@ def boot_id() -> str:
 
 
 def clock_id() -> str:
-    """Return what identifies the monotonic clock of this process: two processes with the same id read the
-    same clock.
+    """Return an id of the monotonic clock of this process: two processes with the same id read the same
+    clock.
 
-    Linux has one such clock since the start of the host. A container may have another zero of it, in a time
-    namespace of its own.
+    Linux has one such clock since the start of the host. A container with a time namespace of its own may
+    have another zero.
     """
     try:
         namespace = str(Path("/proc/self/ns/time").readlink())

@@ -21,10 +21,10 @@ _KILL_PATIENCE_S = 5.0
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of each of its descendants whose own parent ends, as init is of all
-    others.
+    """Become the parent of every descendant whose own parent ends (man 2 PR_SET_CHILD_SUBREAPER); otherwise
+    it would become a child of init.
 
-    A program that detaches itself, such as a daemon, can still be found then (man 2 PR_SET_CHILD_SUBREAPER).
+    A program that detaches itself, such as a daemon, can still be found then.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):

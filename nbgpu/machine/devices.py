@@ -57,14 +57,14 @@ class UnreadableGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpusOfDriver:
-    """What the driver lists, less what `CUDA_VISIBLE_DEVICES` or Slurm hides."""
+    """The devices that the driver lists, without those that `CUDA_VISIBLE_DEVICES` or Slurm hides."""
 
     gpus: tuple[DriversGpu, ...]
     unreadable: tuple[UnreadableGpu, ...]
     num_hidden: int
     """The number of GPUs, or parts of them, that are hidden."""
     hidden_by: str = ""
-    """What hides them, for messages."""
+    """The variable or job that hides them, for messages."""
 
 
 def inventory() -> tuple[Device, ...]:
@@ -150,9 +150,8 @@ def _is_split(handle: Any) -> bool:
 
 
 def choose(gpus: str, ranks: int | None) -> tuple[Device, ...]:
-    """The device of every rank, in order of rank.
-
-    Which GPUs are free is not looked at here: for 'auto' and 'free:N' see `nbgpu.host.free_gpus`.
+    """Return the device of every rank, in order of rank, for settings that do not depend on which GPUs are
+    free. For 'auto' and 'free:N' `nbgpu.host.free_gpus` chooses.
 
     Args:
         gpus: 'all', 'none', or GPUs by index or UUID (its beginning is enough), separated by commas.

@@ -28,8 +28,8 @@ _RUN_MODULE = (
     "sys.path.insert(place, {folder!r}); "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-"""Does the same as `python -m`, with the very nbgpu that runs here. That may be a checkout in the working
-folder which is not installed, or which differs from the installed one."""
+"""The program that runs a module as `python -m` would, with the nbgpu that runs here on the search path. That
+may be a checkout in the working folder which is not installed, or which differs from the installed one."""
 
 
 def command(module: str, *arguments: str) -> list[str]:

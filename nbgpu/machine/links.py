@@ -36,7 +36,7 @@ class Link:
     bytes_per_s: float
     """The rate of one direction while the other one carries as much. 1 Gbit/s is 125e6."""
     source: str
-    """Where the numbers come from."""
+    """The standard or datasheet that the numbers come from."""
 
     def seconds(self, num_bytes: float) -> float:
         """The time that one message needs."""

@@ -69,9 +69,10 @@ def cores_by_node() -> dict[str, str]:
 
 
 def reason_against() -> str:
-    """Why no rank is bound to a part of this process's cores, in words; empty where ranks may be bound.
+    """Return why no rank is bound to a part of this process's cores; empty if ranks may be bound.
 
-    Someone who has given this process fewer cores than the host has, or places for its threads, has decided.
+    A person or a scheduler who has given this process fewer cores than the host has, or places for its
+    threads, has decided already.
     """
     nodes = cores_by_node()
     if len(nodes) < 2:

@@ -161,8 +161,8 @@ def _says_ending(fields: list[str]) -> bool:
 
 
 def standstill(pid: int) -> str:
-    """Why a living process does nothing at all, and how to let it go on, in words; empty where nothing holds
-    it."""
+    """Return why something outside of a living process keeps it from running, and how to let it go on; empty
+    if nothing does."""
     try:
         state = _stat(pid)[0]
     except ProcessLookupError:
@@ -247,7 +247,8 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def has_open(pid: int, beginning: str) -> bool:
-    """Whether a process has a file open whose path begins like this, as far as this user may know."""
+    """Whether a process has a file open whose path begins like this. False also if this user may not see its
+    files."""
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:

@@ -30,7 +30,7 @@ class OwnJob:
     """Slurm's name of the node on which this process runs; empty where it is on none of the job's, as with
     salloc on a login node."""
     gpus_per_node: int | None = None
-    """How many GPUs of this node the job has; None where Slurm has not said so to this process."""
+    """The number of GPUs of this node that the job has; None if Slurm has not told this process."""
     end_s: float | None = None
     """When its time is up, in seconds since the epoch, as it was when the job began; None where this Slurm
     does not say so."""
@@ -66,9 +66,9 @@ class Restriction:
     """Which of the host's GPUs this process may use."""
 
     names: str
-    """As `CUDA_VISIBLE_DEVICES` has them."""
+    """The GPUs in the form of `CUDA_VISIBLE_DEVICES`."""
     by: str
-    """What says so, for messages: 'CUDA_VISIBLE_DEVICES=0,1'."""
+    """The source of the restriction, for messages: 'CUDA_VISIBLE_DEVICES=0,1'."""
 
 
 def restriction(num_gpus: int) -> Restriction | None:

@@ -90,7 +90,8 @@ def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transpo
 
 
 def _obstacle_to_nccl(chosen: Sequence[Device]) -> str:
-    """Why these devices cannot have NCCL, to complete a sentence that begins with it; empty where they can.
+    """Return why these devices cannot use NCCL, as the end of a sentence that begins with NCCL; empty if they
+    can.
 
     Several ranks on one GPU, and parts of a GPU (MIG), are an experiment of newer versions of NCCL, which the
     person has to switch on.

@@ -1,12 +1,12 @@
-"""How the processes of a cluster watch each other and end together.
+"""Lets the processes of a cluster watch each other and end together.
 
 The engines, their parent and the controller do so: engines that outlive their notebook would hold the GPUs'
 memory, and nothing would free it. Processes are watched through descriptors that can be read once a process
 has ended.
 
-They are pidfds where there are any. Elsewhere each process that is watched holds a named pipe in its
-cluster's folder open, and those that watch it see the pipe close, which the kernel does however the process
-ends. A process whose code closes that pipe counts as ended.
+The descriptors are pidfds where the kernel has them. Elsewhere each process that is watched holds a named
+pipe in its cluster's folder open, and those that watch it see the pipe close, which the kernel does however
+the process ends. A process whose code closes that pipe counts as ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nbgpu.protocol.cluster_processes import KEPT
 _held: set[int] = set()
 """This process's ends of the pipes through which others watch it."""
 _shown: dict[Path, int] = {}
-"""Those of named pipes, by folder."""
+"""The ends of the named pipes among these, by folder."""
 
 
 _POLL_S = 0.1

@@ -1,4 +1,4 @@
-"""What `nbgpu characterize` and the process that measures for it say to each other."""
+"""The messages between `nbgpu characterize` and the process that measures for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hosts that dial in by themselves and the notebook's side know each other."""
+"""The types by which hosts that dial in and the notebook's side know each other."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ class JoinedHost:
     description: Mapping[str, Any]
     """The fields of its `HostDescription`."""
     clock_ahead_s: float = 0.0
-    """How far its clock is ahead of the notebook's host's, as its ranks were told."""
+    """The seconds by which the host's clock is ahead of the clock of the notebook's host; its ranks correct
+    theirs by this."""
 
 
 @dataclass(frozen=True)
 class HostDescription:
-    """What a host says of itself when it has dialled in."""
+    """The facts about a host that it sends when it has dialled in."""
 
     name: str
     interface: str
@@ -73,8 +74,8 @@ class HostDescription:
     """The versions of Python and of the packages that must be the same on all hosts."""
     num_cores: int
     numa_nodes: Mapping[str, str]
-    """What `machine.numa.bindable` returned there."""
+    """The cores of the host's NUMA nodes to which ranks may be bound (`machine.numa.bindable`)."""
     devices: tuple[Mapping[str, Any], ...]
-    """The fields of the device of each of its ranks."""
+    """The device of each rank of the host, as the fields of `Device`."""
     problem: str = ""
-    """Why the cluster's settings cannot be honoured there, in words; empty if they can."""
+    """A reason why the host cannot honour the cluster's settings; empty if it can."""

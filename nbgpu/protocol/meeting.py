@@ -21,7 +21,8 @@ MAX_VALUE_BYTES = 16 * 2**20
 MAX_STORED_BYTES = 256 * 2**20
 """The most that all generations together may hold."""
 OVERHEAD_BYTES = 256
-"""What a stored value takes beside its bytes, so that many small ones count too."""
+"""The memory that counts for a stored value beside its bytes, so that many small values reach the limit,
+too."""
 MAX_WAITING = 65_536
 """The most requests that may wait for a key at the same time."""
 
@@ -67,7 +68,7 @@ class Said(bytes, Enum):
     """The first frame of an answer."""
 
     DONE = b"done"
-    """What was asked for follows."""
+    """The request was carried out; its result follows."""
     LATER = b"later"
     """Not all keys are there yet."""
     GIVEN_UP = b"given-up"
@@ -78,7 +79,7 @@ class Said(bytes, Enum):
 
 @dataclass(frozen=True)
 class MeetingPlace:
-    """Where the server is, and the keys of CurveZMQ without which it answers nobody."""
+    """The address of the server, and the keys of CurveZMQ without which it answers nobody."""
 
     address: str
     """Such as 'tcp://127.0.0.1:40001'."""

@@ -187,7 +187,7 @@ the KeyboardInterrupt and gone on, or it is importing a part of torch. Empty whe
 
 @dataclass(frozen=True, slots=True)
 class MainThreadState:
-    """What a rank's main thread is doing at one moment."""
+    """The position and the activity of a rank's main thread at one moment."""
 
     doing: Literal["idle", "cell", "call", "run"]
     """Whether the rank is between cells, in a cell, in a function that `Cluster.apply` sent, or in a training
@@ -258,7 +258,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class CellOptions:
-    """What the notebook sends a rank with the code of a cell."""
+    """Options that the notebook sends a rank with the code of a cell."""
 
     METADATA: ClassVar[str] = "nbgpu"
     """The key of the options in the metadata of the request."""
@@ -290,7 +290,7 @@ GIVEN_NAMES = ("rank", "local_rank", "world_size", "device", "torch", "dist")
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What a cell or a call left broken on a rank, to be mended before the next one. It is sent with the
+    """Damage that a cell or a call left on a rank, to be repaired before the next one. It is sent with the
     reply."""
 
     METADATA: ClassVar[str] = "nbgpu_remains"
@@ -323,12 +323,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What the data, the memory or a checkpoint have decided of settings that were left out; the content of
-    `chosen.json` in a run's folder."""
+    """Values that the data, the memory or a checkpoint have decided for settings that were left out; the
+    content of `chosen.json` in a run's folder."""
 
     values: dict[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    """What was chosen and why, in a sentence each."""
+    """Sentences that name each choice and its reason."""
 
     def with_more(self, other: Chosen) -> Chosen:
         """Both choices together."""
@@ -347,7 +347,7 @@ class EpochSpan:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a reader needs to know about a training run; the content of `run_info.json` in its folder."""
+    """The facts about a training run that a reader of its folder needs; the content of `run_info.json`."""
 
     run_id: str
     recipe: str
@@ -466,7 +466,7 @@ class Definition:
     """The source of a function or a class that was defined in a cell of the notebook."""
 
     name: str
-    """The variable that holds it."""
+    """The variable that holds the function or the class."""
     defines: str
     """The name in the source. It differs from `name` where the variable is a second name for the same
     object."""

@@ -26,14 +26,14 @@ class Piece(NamedTuple):
     path: str
     """The file, relative to the folder."""
     offset_bytes: int
-    """Where the piece begins. The first one replaces the file."""
+    """The position of the piece in the file. A piece at 0 replaces the file."""
     content: bytes
     is_last: bool
     """Whether the file ended there when the piece was read."""
 
 
 class Changes(NamedTuple):
-    """What a host has that the notebook's host does not have yet."""
+    """Files and checkpoints of a host that the notebook's host does not have yet, and those that are gone."""
 
     pieces: list[Piece]
     whole: list[str]

@@ -46,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Parcel:
-    """What the receiver must know in addition to the bytes."""
+    """The description of a parcel that the receiver needs in addition to the bytes."""
 
     names: tuple[str, ...]
     pickle: Span

@@ -1,7 +1,7 @@
-"""How tensors travel in a parcel: their memory once, however many tensors look at it.
+"""The form in which tensors travel in a parcel: their memory once, however many tensors view it.
 
-The one module for both sides that needs torch. The notebook's kernel loads it when a tensor travels, and only
-then.
+This is the one module of both sides that needs torch. The notebook's kernel loads it only when a tensor
+travels.
 """
 
 from __future__ import annotations

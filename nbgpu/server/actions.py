@@ -1,4 +1,5 @@
-"""What a person may do to a cluster from JupyterLab's sidebar: pause and stop its run, and end it."""
+"""The actions of JupyterLab's sidebar on a cluster: pause, resume and stop its run, show the report, and end
+the cluster."""
 
 from __future__ import annotations
 

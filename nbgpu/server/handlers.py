@@ -25,8 +25,10 @@ from nbgpu.errors import NbgpuError
 _RESOURCE = "nbgpu"
 """The name under which an authorizer of the server knows these addresses."""
 _REST_AFTER_S = 20.0
+"""Seconds without a request after which the thread ends and the driver is closed."""
 _FRESH_S = 0.4
-"""Several pages that look at one moment get one answer."""
+"""A reading that is younger than this is the answer to further requests, so that several pages cost one
+reading."""
 _REPORT_POLICY = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """A report may draw its charts. It may fetch nothing, and has nothing of the server's own origin."""
 

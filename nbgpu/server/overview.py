@@ -32,11 +32,11 @@ _log = logging.getLogger("nbgpu.server")
 
 
 class RanksWatch:
-    """Asks the ranks of one cluster where they are, each time that somebody looks.
+    """Asks the ranks of one cluster for their activity, each time that somebody looks.
 
-    The ranks answer on sockets in the cluster's folder, as they do to their own notebook, which is not asked.
-    What is not known here is whether a rank without work has finished a cell that others are still in: such a
-    rank is idle.
+    The ranks answer on sockets in the cluster's folder, as they do to their own notebook, which takes no
+    part. A rank without work counts as idle, because only the notebook knows whether other ranks are still in
+    a cell that this rank has finished.
 
     Args:
         folder: the cluster's folder.
@@ -51,7 +51,7 @@ class RanksWatch:
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
 
     def look(self) -> dict[int, RankActivity]:
-        """What each rank is doing, by rank. This takes at most a third of a second."""
+        """Return the activity of each rank, by rank. This takes at most a third of a second."""
         # Where the folder is gone, so are the ranks.
         self._lookout.ask()
         self._lookout.collect(_PATIENCE_S)
@@ -85,7 +85,7 @@ class Overview:
     def __init__(self) -> None:
         self._cards: DeviceCards | None = None
         self._ranks: dict[str, RanksWatch] = {}
-        """By the cluster's id."""
+        """The watch of each cluster's ranks, by the cluster's id."""
         self._runs: dict[str, RunView] = {}
         """The newest run of each cluster, by the cluster's id."""
 
@@ -194,7 +194,7 @@ class Overview:
 def _rank_in_words(
     rank: int, entry: AnyEntry, run: RunView | None, places: Mapping[int, RankActivity]
 ) -> dict[str, Any]:
-    """What a rank does, as words and as a sign."""
+    """Return the activity of a rank as words, and as one of the signs that the sidebar draws."""
     is_in_run = run is not None and not run.is_over
     process = entry.engines.get(rank)
     if process is None and isinstance(entry, Entry) and entry.hosts:

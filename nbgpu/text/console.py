@@ -48,8 +48,8 @@ def _parts(line: str, width: int) -> list[str]:
 
 
 class CommandConsole(Console):
-    """A console whose reader may stop reading, as `head` does: that reaches the caller as BrokenPipeError,
-    where rich would end the process with 1, as after a failure."""
+    """A console that raises BrokenPipeError when its reader stops reading, as `head` does. rich itself would
+    end the process with code 1, which stands for a failure."""
 
     def on_broken_pipe(self) -> Any:
         """Let nothing more be written, and pass the error on."""

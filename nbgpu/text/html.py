@@ -29,7 +29,7 @@ def as_html(text: str) -> str:
 
 
 def shown_as_html(self: object) -> str:
-    """What a class that prints as text takes as its `_repr_html_`."""
+    """Return the text of an object as HTML; a class that prints as text takes this as its `_repr_html_`."""
     return as_html(str(self))
 
 

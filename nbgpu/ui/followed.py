@@ -49,7 +49,7 @@ class Followed(Protocol):
 
 
 class View(Protocol):
-    """How a sweep or a study is shown: the functions of a module."""
+    """The functions that show a sweep, or a study; a module implements them."""
 
     def chart(self, followed: Any) -> Any:
         """Return what the chart shows; a new picture is drawn where this differs from the last."""
@@ -78,8 +78,8 @@ class FollowedPanel:
     """Follows a sweep or a study on a thread of its own.
 
     Args:
-        followed: what is shown.
-        view: how.
+        followed: the sweep or the study.
+        view: the functions that show it.
         widget: the widget in the page; None for an output that is replaced.
         slot: the display_id of the output that gets the picture at the end.
         take_button_away: called at the end.
@@ -196,13 +196,13 @@ class FollowedPanel:
 
 
 def show(followed: Followed, view: View, instead: str, tooltip: str) -> None:
-    """Display a live panel, or the table and chart of what is over.
+    """Display a live panel, or the table and the chart of a sweep or a study that is over.
 
     Args:
-        followed: what is shown.
-        view: how.
-        instead: what a script can call in place of the panel.
-        tooltip: what the Stop button does.
+        followed: the sweep or the study.
+        view: the functions that show it.
+        instead: the calls that a script can use in place of the panel.
+        tooltip: the effect of the Stop button.
 
     Raises:
         RunError: there is no IPython to display anything.

@@ -22,7 +22,7 @@ _RANKS = [2**power for power in range(1, 11)]
 _BUCKETS_MB = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _OWN = "as below"
 _STEP = 0.02
-"""Of the sliders of a link: a fiftieth of a factor of ten."""
+"""The step of a slider of the link, in powers of ten: a fiftieth of a factor of ten."""
 _MEASURED = 0.0
 """The size of buckets that stands for those that were measured."""
 _WIDTH, _LEFT, _TOP, _LANE, _AXIS = 640, 80, 26, 18, 34

@@ -26,7 +26,7 @@ def head_of(slot: str) -> str:
 
 
 def open_head(slot: str) -> None:
-    """Display the place for the head above an output: an empty bundle, of which a page shows nothing."""
+    """Display an empty output above another one, in whose place the head of a run appears later."""
     display({}, metadata=slot_metadata(head_of(slot)), raw=True, display_id=head_of(slot))
 
 

@@ -21,13 +21,14 @@ _PERIOD_S = 0.5
 
 
 def follow(followed: Followed, console: Console, lines: Callable[[], list[str]], stopping: str) -> None:
-    """Show the table until all is over. Ctrl-C stops it, and a second one leaves at once.
+    """Show the table of a sweep or a study until that is over. The first Ctrl-C stops the work, and a second
+    one leaves at once.
 
     Args:
-        followed: what is shown.
-        console: where.
+        followed: the sweep or the study.
+        console: the terminal, or a file, which gets one line from time to time.
         lines: returns the present table.
-        stopping: what a Ctrl-C begins, in words.
+        stopping: a sentence about the effect of the first Ctrl-C.
     """
 
     def view() -> Text:

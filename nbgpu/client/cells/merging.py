@@ -56,7 +56,7 @@ class _Queue:
 
     @property
     def hold_s(self) -> float:
-        """How long the items wait for other ranks."""
+        """The time, in seconds, for which an item waits for other ranks to print the same."""
         waits_longer = self.ended and any(kind == _DISPLAY for kind, _ in self.items)
         return DISPLAY_HOLD_S if waits_longer else HOLD_S
 

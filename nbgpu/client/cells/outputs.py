@@ -31,7 +31,7 @@ _UPDATE_PERIOD_S = 0.1
 _QUIET_S = 1.0
 """After this time in which nothing came after a cell, a line that is not complete is shown, too."""
 _OUTPUT_PATIENCE_S = 5.0
-"""How long nothing may come of output that is under way."""
+"""The longest time without a further message while output of a rank is still missing."""
 _CHARS_PER_LINE = 100
 """A cell may show this many characters for each line of its limit."""
 
@@ -433,12 +433,12 @@ def _publish(block: Block) -> None:
 
 
 class Transcript:
-    """Files to which the lines of each rank are appended.
+    """Files that get the lines of a cell that prints more than is shown, one file for each rank.
 
     They are in the folder of the runs, in a subfolder that only the user can enter.
 
     Args:
-        ranks: the ranks, each of which gets a file.
+        ranks: the ranks, each with a file of its own.
         shown: the text of the ranks so far.
     """
 
@@ -495,11 +495,11 @@ class Transcript:
 
 
 class LateOutput:
-    """Shows messages that come once their cell is over, below that cell.
+    """Shows messages that come after the end of their cell, below that cell.
 
-    As in a plain kernel they are shown at once, also while another cell runs. So a thread shows them, and
-    lives as long as something comes. Make the object while the cell runs: ipykernel knows from the context
-    below which cell it shows something; before version 6.29 it is the cell that runs.
+    As in a plain kernel they are shown at once, also while another cell runs. So a thread shows them, which
+    lives as long as messages come. Make the object while the cell runs: ipykernel finds the cell below which
+    it shows an output in the context (contextvars); before version 6.29 that is always the running cell.
 
     Args:
         max_lines: the number of lines to show, as in `CellOutput`.
@@ -510,7 +510,7 @@ class LateOutput:
         self._context = copy_context()
         self._lock = threading.Lock()
         self._arrivals: Arrivals | None = None
-        """What has come; None while nothing is shown."""
+        """The messages that have come; None while no thread shows any."""
 
     def show(self, rank: int, ranks: Collection[int], message: Message) -> None:
         """Show a message that one of the ranks has sent after its cell; start the thread if none shows

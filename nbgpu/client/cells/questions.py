@@ -12,6 +12,7 @@ from nbgpu.client.ipykernel.stdin import Page, can_ask_without_waiting
 from nbgpu.host.host import Questions
 from nbgpu.protocol.records import Question
 
+# The character of Ctrl-D, which a rank takes as the end of the input.
 _END_OF_INPUT = "\x04"
 
 

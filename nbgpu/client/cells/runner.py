@@ -16,7 +16,7 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import CellOptions
 
 _OUTPUT_PATIENCE_S = 5.0
-"""How long nothing may come of output that is under way."""
+"""The longest time without a further message while output of a rank is still missing."""
 
 _R = TypeVar("_R", bound=Reply)
 """A rank's pending reply."""

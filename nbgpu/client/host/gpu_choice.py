@@ -21,7 +21,7 @@ from nbgpu.protocol.records import Device
 _LOOK_PERIOD_S = 2.0
 _MAX_TRIES = 20
 _STAYS_TRUE_S = 2.0
-"""For how long a choice is taken without another look at the driver, which may take a second to start."""
+"""For this time a choice of GPUs counts as valid without asking the driver, whose start may take a second."""
 
 
 def gpus_of(chosen: Sequence[Device]) -> list[str]:
@@ -78,8 +78,8 @@ class Taking:
     Args:
         config: the cluster's settings.
         chosen: the devices that were chosen when the cluster was made; they are taken if nobody has them.
-        chosen_mono_s: when that was.
-        tell: a function that shows a line about what is waited for.
+        chosen_mono_s: the time of that choice, by the monotonic clock.
+        tell: a function that shows a line about the GPUs that are waited for.
         stop: an event that ends the wait.
     """
 
@@ -151,7 +151,7 @@ class Taking:
             self._chooser.close()
 
     def _reserved(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-        """The devices for the cluster, of which the GPUs are reserved."""
+        """Return the devices for the cluster, with their GPUs reserved for this process."""
         for _ in range(_MAX_TRIES):
             chosen = self._choose(clusters) if self._config.takes_free_gpus else self._wanted
             # Named GPUs may be shared with whoever has reserved them.
@@ -176,7 +176,7 @@ class Taking:
         return _chosen(self._chooser, self._config, clusters)
 
     def _show(self, why: str) -> None:
-        """Say what is waited for, and again when that changes."""
+        """Print who has the GPUs that the cluster waits for, and again when that changes."""
         # The last line of the error is advice on what else to do, which this wait makes needless.
         who = "\n".join(why.splitlines()[:-1])
         # The memory that is left changes all the time.

@@ -126,9 +126,10 @@ class Entry(Footprint):
     hosts: tuple[JoinedHost, ...] = ()
     """The hosts of the cluster; empty where the ranks are on this one."""
     most_ranks: int | None = None
-    """How many ranks the person wants on these hosts at most; None for one on each device."""
+    """The largest number of ranks that the person wants on these hosts; None for one on each device."""
     launched: dict[str, Any] = {}
-    """What the launcher of the hosts has to know to end them."""
+    """The launcher's own data about the hosts that it started, with which a launcher in another process can
+    end them."""
 
     def gpus(self) -> list[str]:
         return list(dict.fromkeys(d.uuid for d in self.devices if d.kind == "cuda"))

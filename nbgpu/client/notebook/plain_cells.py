@@ -1,4 +1,4 @@
-"""A plain cell that uses what is on the ranks: a sentence below its NameError.
+"""Adds a hint below the NameError of a plain cell if the ranks have the name that the cell lacks.
 
 A cell that does not fail costs one comparison.
 """

@@ -44,7 +44,7 @@ _RUNS_A_RECIPE: Mapping[str, tuple[type[BaseModel], ...]] = {
 """The calls whose first argument is a recipe, by name, and the settings that they take beside its own."""
 _OF_A_CLUSTER = ("train", "plan", "find_batch_size")
 _BEFORE_ALL = 1000
-"""A priority above those of IPython's own matchers, which need not look when this one has found something."""
+"""A priority above those of IPython's own matchers, which are not asked once this one has found a setting."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class OpenCall:
     """A call whose closing bracket is behind the cursor, or not typed yet."""
 
     callee: str
-    """What is called, such as 'cluster.train' or 'nbgpu.current().train'."""
+    """The text of the called expression, such as 'cluster.train' or 'nbgpu.current().train'."""
     arguments: tuple[str, ...]
     """The text of the arguments before the one that the cursor is in."""
     typed: str
@@ -152,7 +152,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class _Known:
-    """What may be given in a call."""
+    """The arguments that a call takes: settings by name, and texts for some of the others."""
 
     callee: str
     settings: Mapping[str, _Setting]

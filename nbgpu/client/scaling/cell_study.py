@@ -33,9 +33,9 @@ class CellStudy:
         """A cell's study is not kept."""
         self._measured: list[Measured] = []
         self._samples: dict[int, float] = {}
-        """What all ranks worked on in one step, by number of ranks."""
+        """The samples, or pieces of work, of all ranks in one step, by number of ranks."""
         self.now = ""
-        """What is measured at this moment; empty at the end."""
+        """The repeat that is measured at this moment, in words; empty at the end."""
 
     def __str__(self) -> str:
         summary = self.summary()
@@ -125,7 +125,7 @@ class CellStudy:
 def prepared(
     cluster: Cluster, ranks: Sequence[int], mode: Mode, repeats: int, num_steps: int, num_warm_ups: int
 ) -> CellStudy:
-    """Check what is asked for, and make a study that has measured nothing yet.
+    """Check the arguments, and make a study that has measured nothing yet.
 
     Raises:
         ConfigError: a number of ranks, of repeats or of steps is not valid.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _VARIES_ALWAYS = ("load",)
-"""What of the environment differs between any two studies and says nothing by itself."""
+"""Parts of the environment that differ between any two studies and explain no difference between them."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Comparison:
             *_differences(_settings(plan), _settings(other_plan)),
             *_differences(environment, other_environment, _VARIES_ALWAYS),
         ]
-        """What differs in the settings and in what the studies were measured on, one sentence each. With
-        nothing in it the ratios are of the code or of the day."""
+        """Differences between the settings and the environments of the studies, one sentence each. If there
+        are none, a ratio is due to the code or to the day."""
         # The text of a value is the key: a value need not be hashable, and True would equal 1.
         others = {repr(found.value): found for found in other_summary if isinstance(found, PointSummary)}
         self.points = [

@@ -65,24 +65,24 @@ class Study:
         plan, environment = StudyPlan.read(self.folder)
         self.plan: StudyPlan = plan
         self.environment: Mapping[str, Any] = environment
-        """What the study was first measured on."""
+        """The hosts, devices and versions on which the study was first measured."""
         self.points: Sequence[StudyPoint] = plan.points()
         self._lock = threading.Lock()
         self._measured: dict[tuple[int, int], Measured] = measured_runs.read_finished(
             self.folder, self.points, plan.config
         )
-        """By repeat and point."""
+        """The measured repeats, by repeat and point."""
         self._run: Run | None = None
         self._now: tuple[int, StudyPoint] | None = None
         """The repeat and the point that is measured now."""
         self._now_begun_s = 0.0
         self._awaited = ""
-        """What the start of engines waits for; empty while none are started."""
+        """The reason for which the start of engines waits, such as a queue; empty while none are started."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
         self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
-        """Why no engines could be started."""
+        """The error because no engines could be started; None if they could."""
         # A study that is read from its folder is over until `resume`, and its report exists: there is nothing
         # to do at this end.
         if not self._remaining():
@@ -121,7 +121,7 @@ class Study:
 
     @property
     def error(self) -> NbgpuError | None:
-        """Why the study could not go on; None where it could."""
+        """The error that ended the study; None if there was none."""
         return self._lost
 
     def describe(self) -> str:
@@ -172,7 +172,7 @@ class Study:
             return [repeat for _, repeat in sorted(self._measured.items())]
 
     def summary(self) -> list[PointSummary | Gap]:
-        """The points with medians and intervals, in order; gaps for those of which nothing was measured."""
+        """The points with medians and intervals, in order; a Gap for each point without a measured repeat."""
         points = [(point.value, point.ranks, point.samples_per_step) for point in self.points]
         return summarise(points, self.measured())
 

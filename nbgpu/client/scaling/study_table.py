@@ -30,7 +30,7 @@ PARTS = {
 
 
 def heading(plan: StudyPlan) -> str:
-    """What the study shows, in one line."""
+    """Return the title of the study: its subject, what it varies, and the kind of scaling."""
     if plan.vary == RANKS:
         what = {
             "strong": "strong scaling: the same samples for each step, shared out over the ranks",
@@ -47,7 +47,8 @@ def _simulated(plan: StudyPlan) -> str:
 def law_lines(
     plan: StudyPlan, measured: Sequence[Measured], summary: Sequence[PointSummary | Gap]
 ) -> list[str]:
-    """What the laws of scaling make of the times; empty where one rank was not measured, or nothing else."""
+    """Return what Amdahl's or Gustafson's law, fitted to the times, gives as the serial fraction of a step.
+    Nothing is returned unless one rank and another number of ranks were measured."""
     if plan.vary != RANKS:
         return []
     seconds: dict[int, list[float]] = {}
@@ -125,14 +126,16 @@ def _row(plan: StudyPlan, found: PointSummary | Gap, with_size: bool) -> list[st
 
 
 def notes(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """What a reader of the table has to know, in a line for each point of which there is something to say."""
+    """Return sentences that a reader of the table needs, one for each point with a remark, and for advice
+    that was tried."""
     said = [(found.value, remarks(plan, found)) for found in summary]
     remarks_of_points = [f"{plan.vary} = {value}: {text}" for value, text in said if text]
     return [*_kept_promise(plan, summary), *remarks_of_points]
 
 
 def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> list[str]:
-    """What an advice that was tried has promised and brought; empty where none was tried."""
+    """Return a sentence that compares the promised gain of the advice with the measured one; none if the
+    study tries no advice."""
     if not plan.advice:
         return []
     with_it = summary[-1]
@@ -147,7 +150,8 @@ def _kept_promise(plan: StudyPlan, summary: Sequence[PointSummary | Gap]) -> lis
 
 
 def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
-    """What a reader of the point's numbers has to know."""
+    """Return what qualifies the numbers of a point: missing or failed repeats, differences between repeats,
+    and doubt."""
     if isinstance(found, Gap):
         return f"not measured: {found.why}" if found.why else ""
     said = []
@@ -169,7 +173,8 @@ def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
 
 
 def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) -> str:
-    """What is decided of a point, or with None of all points (`performance.verdicts`)."""
+    """Return which point is the fastest, or with a value how fast its point is compared with the first
+    one."""
     if value is None:
         return verdicts.fastest(summary, plan.vary)
     return verdicts.point_verdict(summary, value, plan.vary == RANKS)

@@ -98,7 +98,7 @@ def _devices(clusters: Sequence[Cluster]) -> list[Sequence[Device]]:
 
 
 def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
-    """The `gpus` of each cluster that can train a trial at the same time as the others.
+    """Return the setting `gpus` of each cluster that can train a trial at the same time as the others.
 
     Args:
         cluster: the settings with the GPUs to use and the number of ranks of a trial.
@@ -133,16 +133,16 @@ def _require_free(clusters: Sequence[Cluster]) -> None:
 
 
 def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[ClusterConfig]:
-    """The settings of each cluster that can train a trial at the same time as the others; host by host in
-    turn, so that the hosts share the trials evenly.
+    """Return the settings of each cluster that can train a trial at the same time as the others. The hosts
+    take turns, so that they share the trials evenly.
 
     Args:
         cluster: the settings of the sweep, whose `gpus_per_node` is the number of a trial's ranks on a host.
-        parallel: the number of clusters; None for one job, or as many as the hosts have room for as far as
-            the settings tell.
+        parallel: the number of clusters; None for one job, or for as many as the hosts have room for by the
+            settings.
 
     Raises:
-        ConfigError: there is no room for so many.
+        ConfigError: the hosts have no room for so many.
     """
     if (job := cluster.launcher_settings.own_job) is not None and (parallel or 1) > 1:
         raise ConfigError(

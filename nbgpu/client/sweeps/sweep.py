@@ -75,7 +75,7 @@ class Sweep:
         self._stopping = threading.Event()
         self._ending: Completion[SweepState] = Completion(folder.name, _log)
         self._lost: list[NbgpuError] = []
-        """The errors because of which places could not start a cluster."""
+        """The errors of places that could not start a cluster."""
         atexit.register(self._abandon)
         threading.Thread(target=self._run_trials, name="nbgpu-sweep", daemon=True).start()
 

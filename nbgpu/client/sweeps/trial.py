@@ -72,7 +72,7 @@ class Trial:
         config: all its settings.
         folder: the folder that contains the trial's run, and one more run for each time that the trial was
             continued.
-        error: the error because of which the trial failed; None where it did not.
+        error: the error that ended the trial; None if it did not fail.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Trial:
         self._sort_by = sort_by
         self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
         self._incomplete: dict[tuple[str, int], list[float]] = {}
-        """The values by (name, step) of which some ranks are still missing."""
+        """Values, by name and step, that only some of the ranks have recorded so far."""
         self._step = 0
         self._state: TrialState = "waiting"
         self._run: Run | None = None
@@ -115,7 +115,7 @@ class Trial:
 
     @property
     def state(self) -> TrialState:
-        """The state of its run, or 'waiting' where no run goes on and the trial is not over."""
+        """The state of the trial's run; 'waiting' while the trial has no run and is not over."""
         run = self._run
         return self._state if run is None else run.status
 
@@ -198,12 +198,14 @@ class Trial:
             self._state = "finished"
 
     def going_on(self) -> TrainConfig:
-        """The settings of its next run, which resumes from the trial's newest checkpoint, if there is one."""
+        """The settings of the trial's next run, which resumes from the trial's newest checkpoint, if there is
+        one."""
         if any(checkpoint_files.checkpoints(folder) for folder in self.run_folders):
             return self.config.changed(resume=resume.AUTO)
         return self.config
 
     def began(self, run: Run) -> None:
+        """Note that a run of the trial has started, whose records are read from now on."""
         with self._lock:
             self.error = None
             self._begin(run.folder, run.info.world_size)
@@ -211,7 +213,7 @@ class Trial:
             self._run = run
 
     def ended(self, state: TrialState, error: NbgpuError | None = None) -> None:
-        """Note that its run is over or could not be started. With `waiting`, the trial will be continued."""
+        """Note that the trial's run is over or could not be started, and let go of its handle."""
         self._refresh()
         with self._lock:
             # The handle keeps every record in memory, and a sweep may have hundreds of them.

@@ -1,8 +1,8 @@
-"""Names that are missing where a cell ran, and there on the other side.
+"""Hints for names that are missing where a cell ran, and defined on the other side.
 
 The notebook and the ranks have variables of their own. A plain cell that uses a name of the ranks fails, and
-so does a distributed cell that uses one of the notebook; here is what is said then. Only ranks that owe no
-answer are asked, and only for a moment.
+so does a distributed cell that uses one of the notebook; the hint below the error says how to get the name
+across. Only ranks that owe no answer are asked, and for a third of a second at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATIENCE_S = 0.3
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 _PLACE = re.compile(r"^(Cell In\[|File )", re.MULTILINE)
 _LEFT_OUT = "of libraries left out"
-"""What tracebacks of cells say where the error may have come from a library."""
+"""A part of the sentence that tracebacks of cells have if frames of libraries were left out."""
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
 
 

@@ -31,7 +31,7 @@ Serve = Callable[[Path, Path], Served]
 
 @dataclass(frozen=True)
 class Saved:
-    """What a save has written; it prints as lines."""
+    """The variables and files that a save has written; it prints as lines."""
 
     folder: Path
     manifest: Manifest
@@ -75,7 +75,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load has done; it prints as lines."""
+    """The variables that a load has given the ranks; it prints as lines."""
 
     folder: Path
     world_size: int
@@ -84,7 +84,7 @@ class Loaded:
     left_out: Sequence[str]
     """A line for each variable that was not loaded, with the reason."""
     untrusted: Mapping[str, str]
-    """By the variable's name: the code that would have to run for it, and that was not trusted."""
+    """The code that a variable needs to run and that was not trusted, by the variable's name."""
     with_random_state: bool
     """Whether random numbers go on where they were."""
 

@@ -39,7 +39,7 @@ class VariableRow:
     ranks: tuple[int, ...]
     variable: Variable
     differs: str
-    """How the variable differs between ranks, in words; empty where it does not."""
+    """The parts in which the variable differs between ranks, such as 'shape'; empty if it does not differ."""
 
 
 class VariableTable:
@@ -150,7 +150,8 @@ def _face(variable: Variable) -> tuple[Any, ...]:
 
 
 def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
-    """How the ranks differ, in words; empty where they do not, or where the values were not compared."""
+    """Return in which parts a variable differs between the ranks; empty if it does not, or if values were not
+    compared."""
     without = [rank for rank in ranks if rank not in there]
     variables = list(there.values())
 

@@ -1,4 +1,4 @@
-"""How two GPUs of this host reach one another, according to NVML.
+"""The connection between two GPUs of this host, according to NVML.
 
 The caller has called `nvmlInit`. NVML's documentation: "Device Queries" and "NvLink Methods".
 """
@@ -32,7 +32,7 @@ TOPOLOGY = {
 
 @dataclass(frozen=True, slots=True)
 class PairOfGpus:
-    """The way between two GPUs."""
+    """The connection between two GPUs."""
 
     p2p_status: int
     """NVML's status of reads from one GPU's memory by the other."""
@@ -53,7 +53,7 @@ class PairOfGpus:
 
     @property
     def cost(self) -> int:
-        """The smaller, the faster two GPUs exchange gradients."""
+        """A number by which connections are compared: the smaller, the faster two GPUs exchange gradients."""
         if self.has_nvlink:
             return 0
         # Without P2P everything goes through the host's memory, wherever the GPUs are.
@@ -61,7 +61,7 @@ class PairOfGpus:
 
 
 def pair(first: Any, second: Any) -> PairOfGpus:
-    """The way between the GPUs of two handles.
+    """Return the connection between the GPUs of two handles.
 
     Raises:
         pynvml.NVMLError: the driver does not say.
@@ -75,7 +75,8 @@ def pair(first: Any, second: Any) -> PairOfGpus:
 
 
 def costs(gpus: Mapping[str, Any]) -> dict[frozenset[str], int]:
-    """The cost of the way between each two GPUs; a pair that the driver does not describe is left out.
+    """Return the cost of the connection between each two GPUs; a pair that the driver does not describe is
+    left out.
 
     Args:
         gpus: the handles of whole GPUs by UUID.

@@ -36,7 +36,7 @@ after a new start."""
 
 
 _LOAD_PATIENCE_S = 3.0
-"""NVML reports the load of the last second."""
+"""How long a GPU must show load to count as busy, because NVML reports the load of the last second."""
 _LOOK_PERIOD_S = 0.25
 
 
@@ -59,7 +59,8 @@ class DeviceReading:
     """The number of this part on its GPU, as `nvidia-smi -L` shows it; None for a whole device."""
     used_bytes: int | None = None
     graphics_bytes: int = 0
-    """How much of it processes have that draw on a screen and compute nothing, such as those of a desktop."""
+    """The part of `used_bytes` that processes have which draw on a screen and compute nothing, such as a
+    desktop's."""
     utilization_percent: float | None = None
     """For a GPU the share of time in which a kernel ran; for the CPU the busy share of all its cores
     since the reading before, so that the first reading has none."""
@@ -70,7 +71,7 @@ class DeviceReading:
     neighbours: str = ""
     """The nearest other GPUs in words, such as 'NVLink to GPUs 1 and 2'; empty where none is near."""
     problem: str = ""
-    """Why the GPU could not be read, in NVML's words; empty where it could."""
+    """NVML's reason why the GPU could not be read; empty if it could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,9 @@ class HostReading:
     num_hidden: int = 0
     """The number of GPUs that `CUDA_VISIBLE_DEVICES` or Slurm hides."""
     hidden_by: str = ""
-    """What hides them, for messages."""
+    """The variable or job that hides them, for messages."""
     problem: str = ""
-    """Why the driver cannot be asked, in NVML's words; empty where it can, and where there is none."""
+    """NVML's reason why the driver cannot be used; empty if it can, and on a host without a driver."""
 
 
 class DeviceMonitor:
@@ -128,8 +129,8 @@ class DeviceMonitor:
         return HostReading((*gpus, processor), num_hidden, hidden_by)
 
     def link_costs(self, gpus: Sequence[Device]) -> dict[frozenset[str], int]:
-        """What the way between each two of these GPUs costs, by their UUIDs (see `PairOfGpus.cost`). Parts of
-        a GPU (MIG) have no links, and are left out."""
+        """Return the cost of the connection between each two of these GPUs, by their UUIDs; the least cost is
+        the fastest connection. Parts of a GPU (MIG) have no connections, and are left out."""
         whole = [gpu.uuid for gpu in gpus if not is_part(gpu)]
         if not self._start():
             return {}
@@ -270,10 +271,11 @@ def gpus_with_processes(monitor: DeviceMonitor) -> set[str]:
 
 
 def still_busy(monitor: DeviceMonitor, uuids: Collection[str]) -> list[Device]:
-    """The GPUs among these that compute all the time that one looks, and have no process.
+    """Return those of these GPUs that compute without a process: at each look for three seconds NVML reports
+    load and names no process.
 
     A kernel of NCCL whose process was killed may stay on its GPU until the GPU is reset. No process can use
-    the GPU meanwhile, and NVML is the only one that knows of it.
+    the GPU meanwhile, and only NVML shows it.
     """
     give_up_s = time.monotonic() + _LOAD_PATIENCE_S
     busy: dict[str, Device] | None = None

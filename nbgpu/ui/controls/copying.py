@@ -44,10 +44,8 @@ class CopyButtons(anywidget.AnyWidget):
 
 
 def with_numbers(cluster: ClusterConfig, chosen: Sequence[Device]) -> ClusterConfig:
-    """The same settings with GPUs named by their numbers, which people can read.
-
-    The parts of a GPU have its number, and are named as they are.
-    """
+    """Return the settings with GPUs named by their numbers, which people can read, in place of UUIDs. A part
+    of a GPU (MIG) has the number of the whole GPU, so it keeps its UUID."""
     numbers = {gpu.uuid: str(gpu.index) for gpu in chosen if not is_part(gpu)}
     names = cluster.gpus.split(",")
     if not numbers.keys() >= {*names}:

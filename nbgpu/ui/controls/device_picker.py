@@ -1,4 +1,4 @@
-"""The devices as cards in a page, of which a person chooses GPUs."""
+"""The devices as cards in a page, on which a person chooses GPUs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ machine without persistence mode; without the wait the cards would jump in a mom
 
 
 class DevicePicker(anywidget.AnyWidget):
-    """The cards of all devices, of which GPUs can be chosen. The page asks for a reading each second while
-    the cards are in sight, and this widget reads for nobody else."""
+    """The cards of all devices, on which a person chooses GPUs. The page asks for a reading each second while
+    the cards are in sight; without such a request the devices are not read."""
 
     _esm = STATIC / "devices.js"
     _css = STATIC / "devices.css"
     devices = traitlets.Dict().tag(sync=True)
-    """What `HostDevices.as_json` says; empty before the first reading."""
+    """The devices as `HostDevices.as_json` gives them; empty before the first reading."""
     num_readings = traitlets.Int(0).tag(sync=True)
     """The number of readings, by which the page knows that one has come also where nothing has changed."""
     problem = traitlets.Unicode().tag(sync=True)
-    """Why the cards are not live; empty where they are."""
+    """A sentence why the cards are not live; empty where they are."""
     wanted = traitlets.List(traitlets.Unicode(), allow_none=True, default_value=None).tag(sync=True)
     """The UUIDs that the person has chosen, which only the page writes; None for those that are offered."""
     disabled = traitlets.Bool(False).tag(sync=True)

@@ -23,11 +23,11 @@ from nbgpu.package import STATIC
 
 EMPTY = "left out"
 _MOST_REMEMBERED = 8
-"""The most texts of a field of which the value is remembered."""
+"""The most texts of a field whose values are cached."""
 
 
 class Control(anywidget.AnyWidget):
-    """A labelled control with its help, and a place for what is wrong with its value."""
+    """A labelled control with its help, and a place for the reason why its value is not valid."""
 
     _esm = STATIC / "field.js"
     _css = STATIC / "field.css"
@@ -41,10 +41,11 @@ class Control(anywidget.AnyWidget):
     value = traitlets.Unicode().tag(sync=True)
     """The value as text; 'True' or 'False' for a switch."""
     draft = traitlets.Unicode().tag(sync=True)
-    """What is typed so far. It becomes the value when the person leaves the field or presses Enter."""
+    """The text that is typed so far. It becomes the value when the person leaves the field or presses
+    Enter."""
     choices = traitlets.List(traitlets.Unicode()).tag(sync=True)
     choice_labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    """What the page shows in place of the choices; left out: themselves."""
+    """The texts that the page shows for the choices; empty to show the choices themselves."""
     meaning = traitlets.Unicode().tag(sync=True)
     """What the setting does, with the bounds of its value."""
     standard = traitlets.Unicode().tag(sync=True)
@@ -52,11 +53,11 @@ class Control(anywidget.AnyWidget):
     changed = traitlets.Bool(False).tag(sync=True)
     """Whether the value differs from the default, so that the page marks it and offers to reset it."""
     origin = traitlets.Unicode().tag(sync=True)
-    """The field that has moved the default from its usual value, in words; empty where none has."""
+    """A text that names the field that has moved the default; empty if the default is the usual one."""
     idle = traitlets.Bool(False).tag(sync=True)
     """Whether another setting decides in place of this one, until something is typed here."""
     note = traitlets.Unicode().tag(sync=True)
-    """What follows from the value, below the control."""
+    """A sentence below the control about a consequence of the value."""
     warns = traitlets.Bool(False).tag(sync=True)
     """Whether the note is a warning."""
     problem = traitlets.Unicode().tag(sync=True)
@@ -123,7 +124,7 @@ class Field(Control):
         only some values becomes a list, and a bool becomes a check box."""
         self._model = model
         self._read: dict[str, Any] = {}
-        """By text: its value, or the error of one that is not valid."""
+        """Cache of parsed texts: the value, or the error of a text that is not valid."""
         field = model.model_fields[name]
         allowed = bounds(field)
         types = types_of(field)

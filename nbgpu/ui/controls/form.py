@@ -1,4 +1,5 @@
-"""The fields of one recipe's settings: which of them the person has changed, and what is wrong with them."""
+"""The fields of one recipe's settings: which settings the person has changed, and which values are not
+valid."""
 
 from __future__ import annotations
 
@@ -65,11 +66,11 @@ class SettingsForm:
         self._on_change = on_change
         self._on_draft = on_draft
         self._refused: dict[str, tuple[str, str]] = {}
-        """By name: a text that a run has refused, and why."""
+        """By name: the text that a run has refused, and the reason."""
         self._showing = False
         """Whether values are being shown that nobody has typed."""
         self.unplaced: list[str] = []
-        """What is wrong with settings that have no field."""
+        """Lines about values that are not valid and belong to no field."""
         self.show_defaults()
         for name, field in self.fields.items():
             field.observe(partial(self._take, name), "value")
@@ -163,7 +164,7 @@ class SettingsForm:
         return read(self.fields)
 
     def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the values that the person has changed, and the panel's own defaults."""
+        """Return the values that the person has changed, together with the panel's own defaults."""
         touched = {name: value for name, value in values.items() if name in self._touched}
         return {**self._defaults, **touched}
 
@@ -176,8 +177,8 @@ class SettingsForm:
         return train_config(self.recipe, **{**self._beside, **self.given(values)})
 
     def show_defaults(self) -> None:
-        """Show in every field that the person has not changed the default that it has beside the others, and
-        mark those that differ from theirs."""
+        """Show in each field that the person has not changed its present default, which the changed settings
+        may have moved, and mark the changed fields."""
         self._follow_resume()
         values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
         present = settings_beside(self.recipe, {**self._beside, **values})

@@ -1,4 +1,4 @@
-"""How fields are put into groups on the page, and how messages are written."""
+"""The layout of fields in groups, and the HTML of messages."""
 
 from __future__ import annotations
 

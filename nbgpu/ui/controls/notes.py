@@ -1,5 +1,5 @@
-"""What follows from the settings at the top of the control panel: the global batch, and the memory of the
-cache."""
+"""Notes on consequences of the settings at the top of the control panel: the global batch, and the memory of
+the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lists from which a recipe and a preset of it are chosen."""
+"""The lists with which a person chooses a recipe and one of its presets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WorkloadChoice:
 
 
 def _recipes(recipe: str) -> dict[str, str]:
-    """nbgpu's recipes and those of the person's own in this folder, by what is given as `recipe`."""
+    """Return the recipes of nbgpu and those in files of this folder, with the present one, by their names."""
     return {name: name for name in [*TRAIN_CONFIGS, *own_file.in_folder(Path()), recipe]}
 
 

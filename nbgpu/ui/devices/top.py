@@ -25,7 +25,7 @@ from nbgpu.ui.devices.reader import DeviceReader
 
 _PERIOD_S = 1.0
 _POLL_S = 0.1
-"""How soon a key or a window of another size is noticed."""
+"""The longest time, in seconds, until a key or a change of the window's size is noticed."""
 _CPU_INTERVAL_S = 0.25
 _COLUMNS = 80
 

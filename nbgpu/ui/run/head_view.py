@@ -101,7 +101,7 @@ def text(run: Reportable, history: History) -> str:
 
 
 def progress(run: Reportable, history: History) -> str:
-    """How far the run came, and how long that took, in a line."""
+    """Return a line with the steps and epochs done, the time that they took, and the throughput."""
     info, statuses = run.info, run.statuses()
     now = run_progress.progress(info, run.status, statuses)
     words = [now.in_steps, wording.epochs(now)]
@@ -114,7 +114,7 @@ def progress(run: Reportable, history: History) -> str:
 
 
 def why_failed(run: Reportable) -> str:
-    """The first sentence of the error because of which a run failed; empty where it did not."""
+    """The first sentence of the error that ended a run; empty if the run did not fail."""
     if run.failures:
         first = run.failures[0]
         return f"rank {first.rank}: {first.error_type}: {_first_sentence(first.message)}"

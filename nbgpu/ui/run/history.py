@@ -171,7 +171,7 @@ class History:
         return {rank: series for (rank, n), series in sorted(self.series.items()) if n == name}
 
     def newest(self) -> dict[int, dict[str, float]]:
-        """By rank the newest value of each of its series."""
+        """Return the newest value of each series, by rank and name."""
         by_rank: dict[int, dict[str, float]] = {}
         for (rank, name), series in sorted(self.series.items()):
             by_rank.setdefault(rank, {})[name] = series.values[-1]

@@ -32,7 +32,7 @@ def smoothed(values: Sequence[float], span: int = SPAN) -> list[float]:
     weights = (1 - 2 / (span + 1)) ** np.abs(distances)
 
     def around(of: NDArray[np.float64], power: int) -> NDArray[np.float64]:
-        """For each point the sum over those around it of weight x distance^power x `of`."""
+        """Return for each point the sum of weight x distance^power x `of` over the points around it."""
         # A convolution runs through its kernel backwards.
         return np.convolve(of, (weights * distances**power)[::-1])[reach : reach + len(of)]
 

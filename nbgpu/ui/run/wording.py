@@ -127,7 +127,7 @@ def _series_of(history: History, name: str, num_ranks: int) -> dict[int, Series]
 
 
 def time_left(left_s: float | None) -> str:
-    """How long a run's hosts are there, in words; empty where no such time is known."""
+    """Return a text about the time until a run's job ends; empty if no such time is known."""
     return "" if left_s is None else f"the job ends in {duration(left_s)}"
 
 

@@ -1,5 +1,4 @@
-"""What the charts of a study show: speed-up or samples per second by point, and where the time of a step
-goes."""
+"""The data of a study's charts: speed-up or samples per second by point, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Studied(Protocol):
 
     @property
     def folder(self) -> Path | None:
-        """Where the study is kept; None where it is not."""
+        """The study's folder; None for a study that is not kept."""
         ...
 
     def describe(self) -> str:
@@ -40,7 +39,7 @@ class Studied(Protocol):
 
 @dataclass(frozen=True)
 class StudyChart:
-    """What the charts of a study show."""
+    """The data of a study's charts."""
 
     title: str
     parts_title: str
@@ -60,11 +59,11 @@ class StudyChart:
     y: Sequence[float]
     between: Sequence[tuple[float, float]]
     ideal: Sequence[float]
-    """By point; empty where nothing is ideal."""
+    """The ideal value of each point; empty if no ideal is known."""
     gaps: Sequence[str]
     """The values of the points that failed."""
     parts_ms: dict[str, list[float]]
-    """By part of a step, for each point in `x`."""
+    """The milliseconds of each part of a step, by part, for each point in `x`."""
 
 
 def chart(study: Studied) -> StudyChart:
@@ -128,6 +127,6 @@ def _over(plan: StudyPlan) -> str:
 
 
 def _subject(plan: StudyPlan, found: Sequence[PointSummary]) -> str:
-    """What was measured, for the titles."""
+    """Return the recipe and the ranks that were measured, for the titles."""
     of_ranks = "" if plan.vary == RANKS or not found else f", {count_of_ranks(found[0].ranks)}"
     return f"{plan.subject}{of_ranks}{_over(plan)}"

@@ -20,7 +20,7 @@ _COLORS = {name: KIND_COLORS[name.removesuffix("_s")] for name in PARTS}
 """The colours of the same parts in a timeline."""
 _MEASURED = RANK_COLORS[0]
 _TITLE_WIDTH = 56
-"""In characters; a longer title would reach over the other chart."""
+"""The longest line of a title in characters; a longer one would reach over the other chart."""
 _PICTURE_TITLE_WIDTH = 42
 _INCHES = (4.3, 3.6)
 
@@ -230,7 +230,7 @@ def table_html(study: Studied) -> str:
 
 
 def notes_html(study: Studied) -> str:
-    """What a reader of the table has to know; empty for nothing."""
+    """Return the sentences below the table as a list; empty if there are none."""
     notes = study_table.notes(study.plan, study.summary())
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return f"<ul>{items}</ul>" if items else ""

@@ -21,7 +21,7 @@ class TrialRow:
     color: str
     cells: Sequence[str]
     error: str
-    """The error because of which the trial failed; empty where it did not."""
+    """The error that ended the trial, with its type; empty if it did not fail."""
     is_best: bool
 
 
