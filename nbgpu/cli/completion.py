@@ -78,6 +78,7 @@ def script(shell: str) -> str:
     if shell == "fish":
         return _fish()
     bash = _bash()
+    # zsh runs the functions of bash, behind a first line of its own.
     return bash if shell == "bash" else _BEFORE_ZSH.format() + bash.partition("\n")[2]
 
 

@@ -31,7 +31,9 @@ from nbgpu.run_folder import names
 from nbgpu.text.console import CommandConsole
 
 CELL_TIMEOUT_S = 1200
+"""A cell that runs longer than this ends the execution."""
 NOTE_PERIOD_S = 10.0
+"""The least time between two notes about a running cell where the output is no terminal."""
 _SKIPPED = "skip-execution"
 """The tag of cells that nbclient does not run."""
 

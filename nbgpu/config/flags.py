@@ -76,6 +76,7 @@ def parse(
                     name, info, meaning(model, name), default, bool(_marks(info)), kind
                 )
                 groups.setdefault(flags_help.heading_of(model, name), []).append(shown)
+            # For help tyro is not called: below only the number of flags counts.
             flags[name] = (name, None, None)
             continue
         if is_text:

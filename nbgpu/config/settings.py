@@ -102,6 +102,7 @@ class Each:
         return core_schema.no_info_after_validator_function(self._checked, handler(source))
 
     def _checked(self, value: Any) -> Any:
+        """Check each number of a value against the bounds; None has none."""
         for number in value if isinstance(value, tuple) else () if value is None else (value,):
             for limit, bound in vars(self).items():
                 if not _KEEPS[limit](number, bound):
@@ -199,6 +200,8 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
+        """Raise a ValueError with a line for each combination of values that is not valid, over all
+        classes."""
         classes = [c for c in type(self).__mro__[::-1] if issubclass(c, Settings) and "problems" in vars(c)]
         problems = [problem for cls in classes for problem in cls.problems(self)]
         if problems := [*problems, *self._without_effect()]:

@@ -134,6 +134,7 @@ def _carried(cells: Sequence[_Cell]) -> list[_Cell]:
 
 
 def _part(cell: _Cell) -> str:
+    """Return a cell as a part of the script, below an `if` where only some ranks run it."""
     kind = "" if cell.is_distributed else ", a plain cell whose names the ranks use"
     code = cell.code.strip("\n")
     if cell.ranks is not None:

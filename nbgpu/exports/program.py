@@ -71,6 +71,7 @@ def of_run(
     per_node, gpus = per_node_of(settings, world_size, on_gpus)
     name = settings.name or f"{name_of(config.run_name or config.title)}-{secrets.token_hex(2)}"
     notes = []
+    # A job that is started again resumes its own newest checkpoint, which it finds by the name of its runs.
     changes: dict[str, object] = {"resume": "auto", "run_name": name}
     if in_container:
         changes["runs_dir"] = RUNS_IN_CONTAINER
@@ -85,6 +86,7 @@ def of_run(
         elif paths:
             changes[setting] = ",".join(str(path.absolute()) for path in paths)
     if settings.min_nodes is not None:
+        # torchrun may go on with fewer machines, and the samples of a step have to stay as many.
         most = config.samples_per_step(per_node * settings.nodes)
         for nodes in range(settings.min_nodes, settings.nodes):
             if most % (per_node * nodes * config.accumulate):

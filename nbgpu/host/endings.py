@@ -19,6 +19,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 Whose = Literal["engines", "controller"]
 _NUM_LINES = 20
+"""The number of lines of each log in an error message."""
 
 
 class ExitStatus(NamedTuple):

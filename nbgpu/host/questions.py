@@ -12,6 +12,7 @@ from nbgpu.machine.unix_sockets import short_path
 from nbgpu.protocol.records import Question
 
 _MOST_AT_ONCE = 128
+"""The most ranks whose connections may wait to be accepted."""
 _REQUEST_BYTES = 65536
 
 
@@ -73,6 +74,7 @@ class Listener:
         return {number: asked for number, asker in self._askers.items() if (asked := asker.question())}
 
     def _accept(self) -> None:
+        """Accept the connections that wait; each is one question of a rank."""
         if self._socket.fileno() == -1:  # closed, because a rank of the cell was given up
             return
         with suppress(BlockingIOError):

@@ -24,6 +24,7 @@ _ANSWER_BYTES = 65536
 _BUSY_SHARE = 0.1
 """The share of the time for which a rank that computes has a core, or waits for one, at the least."""
 _STACK_PATIENCE_S = 0.3
+"""How long the file with the stack is watched after the signal."""
 _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
 """The frame above the one in which IPython runs a cell; stacks have the innermost frame first."""
 

@@ -26,6 +26,7 @@ from nbgpu.protocol.cluster_processes import TAKEN
 from nbgpu.protocol.records import GivenUp
 
 _PATIENCE_S = 60.0
+"""The fork server answers only between imports, which may take long on a busy host."""
 _POLL_PERIOD_S = 0.05
 
 

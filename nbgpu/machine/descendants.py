@@ -15,9 +15,12 @@ FINISHES_ALONE = "NBGPU_FINISHES_ALONE"
 once its parent has ended, such as a writer of logs that reads from a pipe."""
 
 _FINISH_PATIENCE_S = 10.0
+"""The time before the first signal for a process that finishes alone."""
 _PR_SET_CHILD_SUBREAPER = 36
+"""The option's number in linux/prctl.h."""
 _POLL_S = 0.01
 _KILL_PATIENCE_S = 5.0
+"""A process that is still there so long after SIGKILL survives it, as one that hangs in a driver does."""
 
 
 def adopt_orphans() -> None:
@@ -51,6 +54,7 @@ def _below(process: psutil.Process, without: Collection[int]) -> list[psutil.Pro
 
 
 def _is_within(pid: int, parents: dict[int, int], roots: Collection[int]) -> bool:
+    """Whether a process is one of the roots or descends from one, by the known parents."""
     while pid in parents:
         if pid in roots:
             return True
@@ -119,6 +123,8 @@ def end_all_but_those_that_finish(patience_s: float) -> None:
 
 
 def _end(descendants: Callable[[], list[psutil.Process]], patience_s: float) -> None:
+    """Send signals to processes until none is left, or until one survives SIGKILL. The descendants are listed
+    again in each round, because they may start others."""
     ending = Ending(patience_s)
     give_up_s = time.monotonic() + patience_s + _KILL_PATIENCE_S
     if any(map(_finishes_alone, descendants())):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbgpu.config import ClusterConfig
 
 DEFAULT_CPU_RANKS = 2
+"""The number of ranks on a host without a GPU if nobody has given one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +309,8 @@ def _lost_core_time() -> Callable[[], Mapping[str, float]]:
     before_s = time.monotonic()
 
     def lost() -> Mapping[str, float]:
+        """Return the share, in percent, of the time since the last call for which the main thread waited for
+        a core."""
         nonlocal before, before_s
         now, now_s = processes.main_thread_core_use(), time.monotonic()
         if now is None or before is None or now_s <= before_s:

@@ -17,7 +17,9 @@ import psutil
 from nbgpu.errors import ClusterError
 
 _TERM_PATIENCE_S = 2.0
+"""The time between SIGTERM and SIGKILL."""
 _KILL_PATIENCE_S = 5.0
+"""A process that is still there so long after SIGKILL survives it, as one that hangs in a driver does."""
 _POLL_S = 0.01
 _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""
@@ -234,6 +236,8 @@ def interrupt_programs_of(pid: int) -> None:
 
 
 def _interrupt_tree(pid: int) -> None:
+    """Send SIGINT to a process and its descendants. The children are listed first, because a process that
+    ends gives them to another parent."""
     with suppress(OSError):
         children = list(_children(pid))
         os.kill(pid, signal.SIGINT)
@@ -337,6 +341,7 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
         process.send(signal.SIGTERM)
     left = _wait(left, _TERM_PATIENCE_S)
     if left:
+        # They may have started others since the first look.
         left = _with_their_families(left, groups)
         for process in left:
             process.send(signal.SIGKILL)

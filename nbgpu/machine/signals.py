@@ -39,6 +39,7 @@ class uninterrupted:
         self._note = _record_interrupts()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Restore the handler of before, and pass it an interrupt that has come during the block."""
         note, self._note = self._note, None
         if note is not None:
             signal.signal(signal.SIGINT, note.before)

@@ -16,6 +16,7 @@ from functools import cache
 NEW_JOB = "new_job"
 """The name in `launcher_options` that asks for a job of its own all the same."""
 _PATIENCE_S = 5.0
+"""The longest time for which scontrol may hold up the choice of GPUs."""
 _OF_SLURM = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 """The first counts in a step, which may have fewer GPUs than its job."""
 

@@ -30,6 +30,7 @@ _shown: dict[Path, int] = {}
 
 
 _POLL_S = 0.1
+"""Without pidfds the end of a parent is noticed after this time at the latest."""
 
 
 def show(folder: Path) -> None:

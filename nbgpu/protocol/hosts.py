@@ -12,6 +12,7 @@ from typing import Any
 FIRST_NUMBER = 1000
 """ipyparallel's numbers of hosts' engines begin here; those below are for the engines of ranks."""
 _NUM_NUMBERS = 2**30
+"""So many numbers to draw from that two hosts hardly draw the same."""
 
 
 def new_number() -> int:

@@ -33,6 +33,7 @@ it."""
 _MAX_MAPPINGS = 4096
 """The most mappings for one parcel; all further blocks are copied. A process may have 65530 mappings."""
 _ALIGNMENT_BYTES = 64
+"""Copied blocks begin at multiples of this, the size of a cache line, which suits every dtype."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,7 @@ class _Builder:
     unpickler, so that no cycle of references holds the values."""
 
     def __init__(self, parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any]) -> None:
+        # Each block is read once, because several tensors may view the same.
         self.block = cache(lambda number: read(parcel.blocks[number]))
         self._forms = parcel.tensors
         self._variables = variables
@@ -280,6 +282,7 @@ class _Builder:
         return np.ndarray(shape, dtype, self.block(number), order=order)
 
     def _tensor(self, number: int, attributes: Mapping[str, Any] | None) -> Any:
+        """Build a tensor in the memory of its block, with the attributes that a person has set on it."""
         from nbgpu.serialization import tensors
 
         form = self._forms[number]

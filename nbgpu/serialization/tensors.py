@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 _LARGEST_ITEM_BYTES = 16
+"""The size of an element of torch's largest dtype, complex128."""
 
 Source = memoryview | Callable[[memoryview], None]
 """Bytes that can be sent as they are, or a function that writes them to a buffer."""

@@ -11,7 +11,9 @@ from types import FunctionType
 from typing import Any
 
 _MAX_LINES = 10
+"""The most parts that one error names."""
 _MAX_DEPTH = 50
+"""The deepest nesting of parts that is searched."""
 
 _OF_THE_GROUP = "belongs to the process group of the ranks"
 _IN_MID_RUN = "is in mid-run"

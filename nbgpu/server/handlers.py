@@ -57,6 +57,7 @@ class Reading:
         return await asyncio.shield(reading)
 
     def _read_now(self, with_devices: bool) -> dict[str, Any]:
+        """Read the overview, on the thread; the first call imports it."""
         if self._overview is None:
             # This loads pydantic and the driver's library, in which a server where nobody looks has no part.
             from nbgpu.server.overview import Overview

@@ -26,8 +26,12 @@ from nbgpu.run_folder.progress import RunView, opened
 from nbgpu.text.ranks import named_ranks
 
 _PATIENCE_S = 0.3
+"""The longest time for which one look waits for the answers of the ranks."""
 _SILENCE_WORTH_SAYING_S = 1.0
+"""A rank that has owed an answer for longer than this is described by its silence."""
 _WAIT_WORTH_SAYING_S = 2.0
+"""A rank that has waited in a collective for less than this counts as busy: in a healthy cell ranks wait for
+each other all the time."""
 _log = logging.getLogger("nbgpu.server")
 
 

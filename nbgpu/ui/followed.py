@@ -22,8 +22,11 @@ from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 
 PERIOD_S = 1.0
+"""The period in which a widget is updated."""
 OUTPUT_PERIOD_S = 3.0
+"""The period in which an output is replaced where there is no widget."""
 PAGE_PATIENCE_S = 5.0
+"""If no page has loaded the widget after this time, the panel goes on as an output."""
 _DRAWING_SHARE = 0.1
 """The share of the kernel's time that may go into drawing."""
 _OLDEST_PICTURE_S = 5.0

@@ -27,6 +27,7 @@ _MEASURED = 0.0
 """The size of buckets that stands for those that were measured."""
 _WIDTH, _LEFT, _TOP, _LANE, _AXIS = 640, 80, 26, 18, 34
 _MOST_LANES = 16
+"""The most lanes in the picture; buckets beyond this number take turns on them."""
 
 
 def overlap(times: StepTimes, link: str = "10GbE") -> None:

@@ -34,7 +34,9 @@ from nbgpu.protocol.records import CellOptions, RankFailure
 from nbgpu.text.ranks import named_ranks
 
 _REFRESH_PERIOD_S = 0.1
+"""The period in which a running cell shows new output and checks its ranks."""
 _OFFER_STOP_AFTER_S = 2.0
+"""A cell that runs longer than this gets a Stop button."""
 
 
 class DistributedCell:
@@ -260,6 +262,8 @@ class DistributedCell:
     @uninterrupted()
     def _stop(self) -> None:
         """Bring back the ranks that are still working, and restore the group."""
+        # The ranks are asked before the interrupt, so that one which does not come back is known to be silent
+        # by then.
         self._hangs.ask()
         if self._hangs.text:
             self._last_words = f"until it was stopped: {self._hangs.text}"
@@ -340,6 +344,7 @@ class DistributedCell:
         display(timeline)
 
     def _close(self) -> None:
+        """Close the cell's output, questions and watch, and remove its notice and its button."""
         self._output.close()
         self._questions.close()
         self._notice.show(self._last_words)

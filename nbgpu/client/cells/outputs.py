@@ -28,6 +28,7 @@ from nbgpu.text.palette import rank_color
 from nbgpu.text.ranks import named_ranks, rank_ranges
 
 _UPDATE_PERIOD_S = 0.1
+"""The least time between two updates of the output."""
 _QUIET_S = 1.0
 """After this time in which nothing came after a cell, a line that is not complete is shown, too."""
 _OUTPUT_PATIENCE_S = 5.0
@@ -43,8 +44,9 @@ _VIEW_AFTER_S = 0.4
 """A cell that runs longer than this gets a live view of its text. A shorter one is shown at its end."""
 
 _FEW_LINES = 10
+"""Up to this many lines of a cell that is over are shown as plain text, without a choice of the rank."""
 _TAIL_LINES = 10
-"""The last lines of a rank that are shown where not all are."""
+"""The last lines of a rank that are shown once the full text goes to files."""
 _STREAMS = ("stdout", "stderr")
 NOTE = "note"
 """The kind of a block of text by nbgpu itself."""

@@ -38,6 +38,7 @@ class Screen:
     def write(self, text: str) -> list[str]:
         """Write printed text, and return the lines that are complete now."""
         text = self._begun_control + text
+        # A control sequence may be cut in two between messages, so its beginning waits for the rest.
         begun = _BEGUN_CONTROL.search(text)
         self._begun_control = begun[0] if begun else ""
         text = text.removesuffix(self._begun_control)
@@ -88,6 +89,8 @@ class Screen:
         return self._release_rows(len(self._rows))
 
     def _move_to(self, row: int) -> None:
+        """Move the cursor to the beginning of a row, and add the rows up to it. A terminal keeps the cursor
+        on the screen, so no row is above the first."""
         self._cursor = max(0, row)
         self._column = 0
         self._highest[1] = min(self._highest[1], self._cursor)
@@ -95,6 +98,7 @@ class Screen:
             self._rows.append(_ScreenRow())
 
     def _put(self, text: str) -> None:
+        """Write text over the row at the cursor's column."""
         row = self._rows[self._cursor]
         # Colours take up no column, so a row with colours is always replaced as a whole.
         covers_all = self._column == 0 and ("\x1b" in row.text or "\x1b" in text)

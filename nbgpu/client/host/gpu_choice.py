@@ -19,7 +19,9 @@ from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.records import Device
 
 _LOOK_PERIOD_S = 2.0
+"""The time between two looks at the GPUs while the cluster waits for free ones."""
 _MAX_TRIES = 20
+"""The most choices that other users' clusters may take away before the start gives up."""
 _STAYS_TRUE_S = 2.0
 """For this time a choice of GPUs counts as valid without asking the driver, whose start may take a second."""
 
@@ -186,6 +188,8 @@ class Taking:
             self._tell(f"waiting for free GPUs; Stop (Ctrl-C) ends the wait. {who}")
 
     def _pause(self) -> None:
+        """Wait until the next look at the GPUs. An interrupt, or the event `stop`, ends the wait with an
+        error."""
         until_mono_s = time.monotonic() + _LOOK_PERIOD_S
         while time.monotonic() < until_mono_s:
             take_interrupt()

@@ -17,6 +17,7 @@ from nbgpu.run_folder.progress import RunView
 from nbgpu.text.tables import aligned
 
 _SLURM_PATIENCE_S = 5.0
+"""A Slurm that does not answer within this time must not hold up the table."""
 
 
 def table(width: int | None = None) -> str:

@@ -372,6 +372,8 @@ def gpus_here(clusters: Iterable[AnyEntry]) -> set[str]:
 
 
 def _refuse_beyond_limit(entry: Entry, others: Sequence[AnyEntry]) -> None:
+    """Raise a ConfigError if the cluster would give this user more GPUs than the site allows one person. GPUs
+    that the entry shares with another cluster count once."""
     own = set(entry.gpus())
     if not own:
         return
@@ -419,6 +421,8 @@ def _read(path: Path) -> AnyEntry | None:
 
 
 def _parsed(text: bytes) -> AnyEntry:
+    """Parse an entry of this version or of another one; ValidationError if the text is no entry of any
+    version."""
     try:
         with site_file.ignored():  # the settings are those of a cluster that is there
             return Entry.model_validate_json(text)

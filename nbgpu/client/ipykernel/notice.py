@@ -15,6 +15,7 @@ from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.errors import NbgpuError
 
 PERIOD_S = 1.0
+"""The least time between two changes of a progress line."""
 
 
 class _Display:

@@ -45,6 +45,7 @@ def stay_busy(kernel: Any) -> None:
     lock = threading.Lock()
 
     def publish_and_stay_busy(status: str, *args: Any, **kwargs: Any) -> None:
+        """Publish a state, and 'busy' after it if it is the 'idle' of another thread during a cell."""
         nonlocal runs_cell
         with lock:
             publish(status, *args, **kwargs)
@@ -134,6 +135,7 @@ class RunningCell:
             return lambda: None
 
         async def answer_or_dispatch(message: Any) -> None:
+            """Give a page's question to a free subshell, and any other message to ipykernel."""
             # Only the header is decoded here: the message itself goes on unchanged.
             _, parts = kernel.session.feed_identities(message, copy=False)
             kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")

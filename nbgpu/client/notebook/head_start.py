@@ -157,6 +157,8 @@ def install(
 
 def uninstall(shell: Any) -> None:
     """Undo `install`."""
+    # `install` has set an attribute of the kernel object; without it the method of the kernel's class counts
+    # again.
     vars(shell.kernel).pop("do_execute", None)
     shell.events.unregister("pre_run_cell", _note_begin)
 

@@ -273,6 +273,8 @@ def _given_settings(call: OpenCall, variables: Mapping[str, Any]) -> _Known | No
 
 
 def _is_door(name: str, base: str, owner: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether a call is one of nbgpu's own: a method of a Cluster, or a function of the package that is
+    called through the package or by its imported name."""
     if name in _OF_A_CLUSTER:
         return isinstance(owner, Cluster)
     if base:

@@ -20,7 +20,9 @@ from nbgpu.text.ranks import count_of_ranks, named_ranks
 
 _THERE_AND_BACK = "there and back"
 _BUDGET_S_PER_PAIR = 2.0
+"""The time for the measurements of each pair of hosts."""
 _LONGEST_BUDGET_S = 60.0
+"""The most time for all pairs together."""
 _SLOW = 0.5
 """A pair with less than this share of the other pairs' rate is worth a look."""
 _PAGE = "'More than one host' in the docs says what hosts need"

@@ -21,6 +21,7 @@ from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import count_of_ranks
 
 _MAX_RANKS = 1024
+"""The largest number of ranks for which memory is predicted."""
 _MAX_VARIANTS = 256
 """Each takes about a second."""
 
@@ -59,6 +60,7 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
     num_ranks = cluster.world_size
     left_out = config.left_to_data
     config = cluster.parts.runs.with_choices(config)
+    # The predictions for other settings start from the values that the data have decided.
     settings = settings | {name: getattr(config, name) for name in left_out}
     found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
     measured = [

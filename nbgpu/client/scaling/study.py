@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.study")
 _STOP_PATIENCE_S = 30.0
+"""After a second interrupt `wait` returns within this time, even if the study has not ended."""
 TABLE = "repeats.csv"
 
 StudyState = Literal["measuring", "stopping", "finished", "stopped", "failed"]

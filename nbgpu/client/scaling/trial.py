@@ -19,7 +19,9 @@ _BETWEEN = {"val_every": "validation", "checkpoint_every": "checkpoints"}
 """Settings of what happens between steps, and the name of the time that is spent on it. A trial leaves it out
 unless the advice is about it."""
 _LEAST_STEPS = 20
+"""The fewest steps that a trial measures if the advice is about validations or checkpoints."""
 _CYCLES = 2
+"""The fewest validations or checkpoints that such a trial includes."""
 
 
 def try_advice(explained: Run | Study, number: int = 1, links: Links | None = None, **settings: Any) -> Study:
@@ -62,6 +64,8 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
             f"were on other hosts (launcher={cluster.launcher!r}). Give the next run there {name}={value!r}, and compare"
         )
     now = getattr(config, name)
+    # The study decides about the first itself, and the trial has no validations or checkpoints unless the
+    # advice is about them: these settings get their defaults.
     left_out = {*DECIDED, *_BETWEEN} & type(config).model_fields.keys()
     present = defaults_beside(type(config), config.model_dump())
     given = config.counting(**{each: present[each] for each in left_out}).beyond_defaults
@@ -71,6 +75,7 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
     train = {each: own for each, own in given.items() if each not in {"recipe", name}}
     if name in _BETWEEN:
         settings = {"measured_steps": max(_LEAST_STEPS, _CYCLES * value), **settings}
+        # The measurement ends after a whole cycle.
         settings["measured_steps"] += -settings["measured_steps"] % value
     # Its cluster ends with it, also where that of the run outlives its notebook.
     on = {**cluster.model_dump(), "keep": False}
@@ -85,6 +90,7 @@ def try_advice(explained: Run | Study, number: int = 1, links: Links | None = No
 
 
 def _chosen(explanation: Explanation, number: int) -> Advice:
+    """Return the advice of this number; ConfigError if there is none, or if it is not about a setting."""
     if not 1 <= number <= len(explanation.advice):
         there_is = f"there are {len(explanation.advice)}" if explanation.advice else "there is none"
         raise ConfigError(f"advice {number}: {there_is}. {explanation.sentences[0]}")

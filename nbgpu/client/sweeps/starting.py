@@ -88,6 +88,7 @@ def _clusters(plan: trials.SweepPlan) -> list[Cluster]:
     num_ranks = plan.cluster.ranks or 1
     settings = plan.cluster.model_dump()
     settings["ranks"] = num_ranks
+    # The ranks of all trials that train side by side share the cores.
     settings["threads_per_rank"] = plan.cluster.threads_for(len(shares) * num_ranks)
     # The GPUs of every place are chosen, and have been waited for.
     return [Cluster(**{**settings, "gpus": gpus, "wait": False}) for gpus in shares]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.sweep")
 _STOP_PATIENCE_S = 30.0
+"""After a second interrupt `wait` returns within this time, even if the sweep has not ended."""
 TABLE = "table.csv"
 
 SweepState = Literal["running", "stopping", "finished", "stopped", "failed"]
@@ -265,6 +266,8 @@ class Sweep:
             cluster.stop()
 
     def _next(self) -> Trial | None:
+        """Take the next trial to train; None once none is left or the sweep is stopping. Several threads may
+        call this."""
         if self._stopping.is_set():
             return None
         try:

@@ -40,6 +40,7 @@ class Curve:
     values: list[float] = field(default_factory=list)
 
     def add(self, step: int, value: float) -> None:
+        """Append a point. A full curve loses every second point, but not the best one."""
         self.steps.append(step)
         self.values.append(value)
         if len(self.values) >= CURVE_POINTS:
@@ -250,6 +251,7 @@ class Trial:
         self._started_s = (folder / names.SETTINGS).stat().st_mtime
 
     def _refresh(self) -> None:
+        """Read what the ranks of the present run have recorded since the last call."""
         with self._lock:
             if self._run is not None:
                 for records, cursor in self._run.reader.batches(self._cursor):

@@ -22,6 +22,7 @@ from nbgpu.protocol.records import GIVEN_NAMES, RankFailure
 from nbgpu.text.ranks import named_ranges, rank_ranges
 
 _PATIENCE_S = 0.3
+"""The hint must not hold up the error, so ranks that do not answer within this time are left out."""
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 _PLACE = re.compile(r"^(Cell In\[|File )", re.MULTILINE)
 _LEFT_OUT = "of libraries left out"

@@ -25,6 +25,7 @@ from nbgpu.text.ranks import count_of_ranks, named_ranks
 from nbgpu.text.sizes import in_words
 
 _MAX_NAMED = 12
+"""The most variables that a line names."""
 
 Serve = Callable[[Path, Path], Served]
 

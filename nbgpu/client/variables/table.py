@@ -82,6 +82,7 @@ class VariableTable:
         return frame.sort_values(["name", "rank"], ignore_index=True)
 
     def _rows_of(self, there: Mapping[int, Variable]) -> list[VariableRow]:
+        """Return one row for each group of ranks on which a variable looks the same."""
         differs = _difference(there, self._ranks)
         alike: dict[Any, list[int]] = {}
         for rank, variable in there.items():
@@ -108,6 +109,7 @@ class VariableTable:
         return lines
 
     def __str__(self) -> str:
+        """Return the table as text, without the columns that are empty for every variable."""
         lines = self._cells()
         if not lines:
             return "the ranks have no variables of such a name"

@@ -36,7 +36,9 @@ from nbgpu.ui.cell.text_html import ALL, block_html, bundle, differs, joins, lin
 from nbgpu.ui.slot import display_in, new_slot, slot_metadata
 
 _PAGE_PATIENCE_S = 5.0
+"""If no page has loaded the widget after this time, the text goes to the notebook's streams."""
 _LONGEST_ROW = 500
+"""The most characters of a row that may still change; its end is shown."""
 
 
 class HtmlWidget(anywidget.AnyWidget):

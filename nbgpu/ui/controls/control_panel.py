@@ -382,6 +382,7 @@ class _Controls:
             self._ask(self._run.stop)
 
     def _ask(self, command: Any) -> None:
+        """Carry out a command on the run, and show its error, if there is one."""
         self._say("")
         try:
             command()
@@ -389,6 +390,8 @@ class _Controls:
             self._say_error(error)
 
     def _existing_cluster(self) -> Cluster | None:
+        """Return the cluster that a run would use: the panel's own, or the notebook's; None if Start has to
+        make one."""
         if self._cluster is not None:
             return self._cluster
         try:

@@ -280,6 +280,7 @@ class SettingsForm:
         self.show_defaults()
 
     def _takes(self, name: str, text: str, earlier: SettingsForm) -> bool:
+        """Whether this recipe accepts a text that was typed for the setting of another recipe."""
         try:
             self.fields[name].parsed(text)
         except ConfigError:

@@ -16,6 +16,7 @@ _GROUP = "Hosts"
 _DECIDING = ("launcher", "on_host_lost")
 """The settings that decide whether other settings apply."""
 _ANY_COMPUTE_CAPABILITY = 100.0
+"""Higher than that of any GPU, so that no setting is refused because of a GPU that is not known yet."""
 
 
 class HostControls:

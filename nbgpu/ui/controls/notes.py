@@ -175,6 +175,7 @@ def _key(config: TrainConfig) -> Any:
 
 
 def _look(config: TrainConfig) -> DecodedData | str:
+    """Read the files, and return the sizes of the data, or why they are not known."""
     try:
         return decoded_data(config)
     except UnknownError as error:

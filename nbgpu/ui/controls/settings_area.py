@@ -214,6 +214,7 @@ class SettingsArea:
         field.show(field.standard)
 
     def _reset_all(self) -> None:
+        """Give the settings of the run and those of the cluster their defaults again."""
         with self._lock:
             self.form.reset_all()
             for field in self.devices.fields.values():

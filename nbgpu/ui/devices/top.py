@@ -27,6 +27,7 @@ _PERIOD_S = 1.0
 _POLL_S = 0.1
 """The longest time, in seconds, until a key or a change of the window's size is noticed."""
 _CPU_INTERVAL_S = 0.25
+"""The time between the two readings over which the processor's load is measured."""
 _COLUMNS = 80
 
 

@@ -150,6 +150,7 @@ def _others(history: History) -> list[Chart]:
 
 
 def _system_chart(history: History, chart: SystemChart) -> Chart:
+    """Return a chart of what nbgpu measures, with a curve for each line and rank, in the charted unit."""
     curves = [
         _curve(rank, ", ".join([f"rank {rank}", *label]), series, style, 1 / chart.divisor)
         for name, style, *label in chart.lines

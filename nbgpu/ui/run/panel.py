@@ -48,11 +48,14 @@ if TYPE_CHECKING:
     from nbgpu.client.runs.run import Run
 
 TICK_S = 0.2
+"""The period of messages to the page."""
 STATUS_PERIOD_S = 0.6
 """The period in which steps, memory and warnings are sent. A change of state is sent with the next tick."""
 
 SUMMARY_PERIOD_S = 3.0
+"""The period in which text is updated where no page shows widgets."""
 PICTURE_PERIOD_S = 20.0
+"""The period in which the picture of the curves is replaced there."""
 HEAD_PERIOD_S = 10.0
 """The period in which the notebook gets the head that remains where the kernel dies."""
 POINTS_PER_TICK = 4
@@ -386,6 +389,7 @@ class Panel(anywidget.AnyWidget):
                 self._on_gone()
 
     def _obey(self, command: str) -> None:
+        """Carry out a button's command, or tell the page why the run refuses."""
         asked = {"pause": self._run.pause, "resume": self._run.resume, "stop": self._run.stop}
         try:
             asked[command]()

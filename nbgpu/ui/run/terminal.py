@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _REFRESH_PERIOD_S = 0.25
 LINE_PERIOD_S = 10.0
+"""The period of the lines where the output is no terminal."""
 MAX_ROWS = 16
 _BAR_WIDTH = 30
 _WIDE = 100

@@ -21,6 +21,7 @@ MEMORY_WORTH_SAYING = 0.9
 _UNITS = {"db": "dB", "s": "s", "percent": "%", "bytes": "bytes", "nm": "nm", "mm": "mm"}
 
 _RECENT_STEPS = 20
+"""The ranks' times are compared by their means over this many of the newest records."""
 _PACE_TOLERANCE = 0.05
 """Ranks whose times differ by less than this share count as equally fast."""
 
