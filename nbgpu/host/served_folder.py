@@ -103,15 +103,14 @@ class ServedFolder:
             return {}
 
     def changes(self, max_bytes: int, have: Mapping[str, int]) -> Changes:
-        """Return what was written since the last call, at most so many bytes of it but one whole line of a
-        file of lines.
+        """Return what was written since the last call, up to `max_bytes`. Only a single line of a .jsonl file
+        may be longer, because such files are sent in whole lines.
 
-        Small files come first, and a checkpoint once it is complete here; the newest one first.
+        Small files come first, and then the checkpoints that are complete here, the newest first.
 
         Args:
             max_bytes: the most to return.
-            have: files with fewer bytes on the other side than were sent, because it could not write
-                them.
+            have: files with fewer bytes on the other side than were sent, because it could not write them.
 
         Raises:
             FileNotFoundError: the copy is gone.

@@ -120,8 +120,8 @@ def _parts(handle: Any, index: int) -> list[DriversGpu]:
 
 
 def _drivers_gpu(handle: Any, whole: Any, index: int, part: int | None) -> DriversGpu:
-    """Describe a GPU, or a part of a split one (MIG). NVML gives the compute capability and the PCI address
-    of a whole GPU only, so these are asked of `whole`."""
+    """Describe a GPU, or a part of a split one (MIG). Its compute capability and its NUMA node are those of
+    the whole GPU."""
     device = Device(
         kind="cuda",
         name=_text(pynvml.nvmlDeviceGetName(handle)),

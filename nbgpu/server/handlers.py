@@ -67,7 +67,7 @@ class Reading:
         return told
 
     def _rest_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Put off the end of the thread and the use of the driver, because somebody has just looked."""
+        """Put off the end of the thread, because somebody has just looked."""
         if self._rest is not None:
             self._rest.cancel()
         self._rest = loop.call_later(_REST_AFTER_S, self._rest_now)

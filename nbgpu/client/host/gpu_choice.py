@@ -153,7 +153,9 @@ class Taking:
             self._chooser.close()
 
     def _reserved(self, clusters: Sequence[AnyEntry]) -> tuple[Device, ...]:
-        """Return the devices for the cluster, with their GPUs reserved for this process."""
+        """Return the devices for the cluster, after their GPUs were reserved for this process. GPUs that the
+        settings name are returned even if another user's cluster has reserved them, because they may be
+        shared."""
         for _ in range(_MAX_TRIES):
             chosen = self._choose(clusters) if self._config.takes_free_gpus else self._wanted
             # Named GPUs may be shared with whoever has reserved them.

@@ -61,8 +61,8 @@ class CellStudy:
         return summarise(points, self._measured)
 
     def verdict(self, value: Any = None) -> str:
-        """Return in one line how fast that number of ranks is compared with the first one, or with None which
-        number is the fastest. Where the intervals do not decide it, the line says so."""
+        """Return in one line how fast `value` ranks are compared with the first number of ranks; with None,
+        which number of ranks is the fastest. The line says so if the intervals do not decide this."""
         return study_table.verdict(self.plan, self.summary(), value)
 
     def frame(self) -> pd.DataFrame:

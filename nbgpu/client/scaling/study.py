@@ -83,9 +83,9 @@ class Study:
         self._stopping = threading.Event()
         self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
         self._lost: NbgpuError | None = None
-        """The error because no engines could be started; None if they could."""
-        # A study that is read from its folder is over until `resume`, and its report exists: there is nothing
-        # to do at this end.
+        """The error that ended the study; None if there was none."""
+        # A study that is read from its folder is over until `resume`. No report is written at this end,
+        # because nothing was measured since.
         if not self._remaining():
             self._ending.complete("finished", lambda: None)
         else:

@@ -76,7 +76,7 @@ class Sweep:
         self._stopping = threading.Event()
         self._ending: Completion[SweepState] = Completion(folder.name, _log)
         self._lost: list[NbgpuError] = []
-        """The errors of places that could not start a cluster."""
+        """The errors with which places have failed to start a cluster."""
         atexit.register(self._abandon)
         threading.Thread(target=self._run_trials, name="nbgpu-sweep", daemon=True).start()
 

@@ -52,7 +52,8 @@ def to_html(text: str) -> str:
 
 def _spans(text: str) -> Iterator[str]:
     """Yield the text between the control sequences, each piece in the style that the sequences before it set.
-    Sequences that set no style, such as those that move the cursor, have an empty first group."""
+    The first group of a match is None for a sequence that sets no style, such as one that moves the
+    cursor."""
     style = _Style()
     at = 0
     for control in _CONTROL.finditer(text):

@@ -14,7 +14,8 @@ from nbgpu.ui.run.history import History, Series
 SILENCE_WORTH_SAYING_S = 3.0
 """A rank that trains and was not heard for this long gets a warning."""
 SILENCE_OF_IMPORTS_S = 60.0
-"""A rank that does not train yet gets this much longer: some packages hold the GIL while they are loaded."""
+"""A rank that does not train yet gets the warning after this time: some packages hold the GIL for long while
+they are loaded."""
 MEMORY_WORTH_SAYING = 0.9
 """The share of a device's memory above which the panel warns."""
 
