@@ -122,6 +122,7 @@ class Holders:
         holding = [entry for entry in clusters if reading.device.uuid in entry.gpus()]
         ours = {p.pid for entry in holding for p in [*entry.engines.values(), *entry.leaders.values()]}
         strangers = self._strangers(reading, ours)
+        # A reservation adds nothing where NVML names a process of somebody else.
         if reserved_by is not None and not _belong_to_others(strangers):
             strangers += self._reserving(reserved_by)
         also = _describe_use(strangers)

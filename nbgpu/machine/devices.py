@@ -287,6 +287,7 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
     """
     if device.kind == "cpu":
         process = psutil.Process()
+        # The first call only marks the beginning of the interval that the next one measures.
         process.cpu_percent()
         lost_percent = _lost_core_time()
         return lambda: {
@@ -357,6 +358,8 @@ def _named(gpus: Sequence[Device], names: str) -> tuple[Device, ...]:
     if not wrong:
         return tuple(chosen)
     there = "; ".join(f"{g.index} = {g.name} {g.uuid}" for g in gpus) or "none on this machine"
+    # The GPUs are those that a restriction has left. With one GPU more than these, the names that Slurm gives
+    # count as a restriction here, too.
     by = slurm_job.restriction(len(gpus) + 1)
     hidden = (
         f". {by.by} hides all others; the numbers are nvidia-smi's" if by is not None and by.names else ""

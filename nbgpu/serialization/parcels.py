@@ -80,6 +80,8 @@ class Packing:
         try:
             _Pickler(stream, contents).dump(dict(values))
         except Exception as error:  # noqa: BLE001 - pickling an object may raise anything
+            # The parts that cannot travel are searched for only now, because the search pickles every part
+            # again.
             found = unpicklable.described(values, refusal)
             raise TransferError("\n".join(found or [f"{', '.join(values)}: {error}"])) from None
         sources = contents.blocks

@@ -154,6 +154,7 @@ class DeviceCards:
         try:
             found = site_file.read()
             most = site.most_gpus()
+            # The GPUs that this user's clusters have count against the site's limit.
             left = None if most is None else max(0, most - len(registry.gpus_here(clusters)))
             proposed = self._gpus.propose(held, found.defaults.get("gpus", ""), left)
         except ConfigError as error:

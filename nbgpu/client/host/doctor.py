@@ -73,6 +73,7 @@ def examine(runs_dir: str, devices_now: HostDevices) -> Iterator[Finding]:
     yield from notebooks_job()
     yield _site()
     yield from _leftovers()
+    # The import of torch takes seconds, so the checks that need it come last.
     torch: dict[str, Any] | None = None
     try:
         torch = _about_torch()

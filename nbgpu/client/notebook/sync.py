@@ -26,6 +26,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
     statements = list(dict.fromkeys(made_by(shell.history_manager.input_hist_parsed, shell.user_ns)))
     if not statements:
         return "the notebook has no imports to repeat"
+    # The ranks add the folders of the notebook's search path that they do not have.
     folders = [os.path.abspath(folder) for folder in sys.path if folder]  # noqa: PTH100 - as text
     by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
         reference(Call.RUN_IMPORTS), statements, folders
@@ -37,6 +38,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
             failed.setdefault((statement, error), []).append(rank)
         for folder in new_folders:
             added.setdefault(folder, []).append(rank)
+    # An import that failed on every rank need not be repeated on a rank that is replaced.
     nowhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
     sent = [statement for statement in statements if statement not in nowhere]
     if sent:

@@ -57,6 +57,7 @@ def law_lines(
             seconds.setdefault(plan.values[found.point], []).append(median(found.step_s))
     if 1 not in seconds or len(seconds) < 2:
         return []
+    # No law allows a speed-up above the number of ranks.
     if any(isinstance(point, PointSummary) and point.is_beyond_ranks for point in summary):
         return [f"no law is fitted: {verdicts.ABOVE_RANKS}"]
     is_weak = plan.config.mode == "weak"

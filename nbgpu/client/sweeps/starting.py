@@ -160,6 +160,7 @@ def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[Cluste
             "the settings tell. To have several trials on a host, name its GPUs: gpus='0,1,2,3' with gpus_per_node=1"
         )
     return [
+        # Each host gets one place before any host gets its second one.
         cluster.model_copy(
             update={
                 "hosts": hosts[place % len(hosts)],
@@ -171,7 +172,8 @@ def places_on_hosts(cluster: ClusterConfig, parallel: int | None) -> list[Cluste
 
 
 def _groups(cluster: ClusterConfig) -> list[str]:
-    """The `gpus` of each place on one host."""
+    """Return the setting `gpus` of each place on one host. GPUs that are not named one by one make a single
+    place, because they cannot be divided."""
     if cluster.gpus in (gpus_setting.ALL, gpus_setting.NONE) or gpus_setting.takes_free(cluster.gpus):
         return [cluster.gpus]
     names, size = cluster.gpus.split(","), cluster.gpus_per_node or 1

@@ -133,6 +133,8 @@ def save(ranks: Ranks, served: Served, names: Sequence[str] = ()) -> Saved:
     folder = served.folder
     saved_folder.require_saved_or_new(folder)
     is_new = not folder.exists()
+    # The new files are in a folder of their own until `publish` writes the manifest that names it, so the
+    # variables that were saved before stay whole.
     data = saved_folder.new_data()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,7 @@ class LiveText:
                     "differs": differs(self._blocks),
                 }
                 self._widget.send(more)
+            # A page that loads the widget later gets everything in its snapshot.
             self._tail, self._new = [], []
             if not self._page_is_ready and time.monotonic() - self._shown_mono_s > _PAGE_PATIENCE_S:
                 self._go_on_in_streams()

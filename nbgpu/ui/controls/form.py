@@ -99,6 +99,7 @@ class SettingsForm:
             self.fields[field].value if field in self._touched else "" for field in ("run_name", "resume")
         )
         present_choice = (resumed, name, tuple(self._own_defaults))
+        # The files of a run are read once for each choice, and not at every change of another field.
         if present_choice == self._followed:
             return
         self._followed, self._of_run = present_choice, {}
@@ -113,6 +114,7 @@ class SettingsForm:
             note, warns = str(error), True
         field = self.fields["resume"]
         field.note, field.warns = note, warns
+        # A setting that shapes the model has to be that of the run.
         for name in self.fixed:
             self._touched.pop(name, None)
 
@@ -184,6 +186,7 @@ class SettingsForm:
         present = settings_beside(self.recipe, {**self._beside, **values})
         of_run = {*self.fixed, *(self._of_run.keys() & self._defaults.keys())}
         origins = self._origins(present, values) | dict.fromkeys(of_run, "from the run")
+        # Values that are shown here must not count as typed by the person.
         self._showing = True
         try:
             for name, field in self.fields.items():
@@ -195,6 +198,8 @@ class SettingsForm:
                     field.show(present[name])
                     field.standard, field.changed = field.value, False
                 field.origin = "" if name in self._touched else origins.get(name, "")
+                # Of a pair, the second field is idle while the first is given, and the first while it is left
+                # out.
                 field.idle = any(
                     present[other] is not None if name == replaced else present[other] is None
                     for other, replaced in self._pairs
@@ -308,6 +313,7 @@ class SettingsForm:
             The settings of a run on these devices; None where a value is not valid.
         """
         drafts, problems = _parsed(self.fields, lambda field: field.draft)
+        # A text that is still being typed counts as given, too.
         typed = [
             name for name, field in self.fields.items() if field.draft != field.value or name in self._touched
         ]
@@ -323,6 +329,7 @@ class SettingsForm:
                     self.unplaced.append(line)
                 elif name not in problems:
                     problems[name] = line
+        # A text that a run has refused stays marked until it changes.
         for name, (text, why) in self._refused.items():
             if self.fields[name].draft == text:
                 problems.setdefault(name, why)

@@ -394,6 +394,7 @@ def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str
         )
     for mark in history.marks:
         axes.axvline(mark.step, color=TEXT_COLOR, linewidth=0.8, linestyle=":")
+    # The newest point stays clear of the edge.
     axes.set_xlim(0, 1.01 * last_step)
     title = _titled(chart, info)
     lines = [title, *wrap(chart.note, _PICTURE_NOTE_WIDTH)]

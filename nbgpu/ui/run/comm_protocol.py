@@ -44,6 +44,7 @@ def encode(series: Mapping[SeriesKey, Series], ids: SeriesIds, max_points: int) 
         times_s += thin.times_s
         steps += thin.steps
         values += thin.values
+    # A value that float32 cannot hold becomes infinite.
     with np.errstate(over="ignore"):
         return [
             np.asarray(numbers, dtype="<u2").tobytes(),

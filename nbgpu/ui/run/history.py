@@ -114,6 +114,7 @@ class Series:
         if over_time and max_points >= _MIN_POINTS_OVER_BOTH:
             axes.append(self.times_s)
         values = np.asarray(self.values, dtype=np.float64)
+        # `keep_extremes` returns at most 2 * num_columns + 2 points for each axis.
         num_columns = (max_points // len(axes) - 2) // 2
         kept = np.unique(
             np.concatenate([keep_extremes(np.asarray(x, np.float64), values, num_columns) for x in axes])

@@ -101,6 +101,7 @@ def pace(history: History, num_ranks: int) -> str:
     Under DDP all ranks end a step together, so equal step times can hide a rank for which the others wait.
     The series `compute_s` and `data_s` have each rank's own share of the work, where they were measured.
     """
+    # The most telling series comes first: how long a rank works by itself.
     for name, what in (
         ("compute_s", "spends {more} longer on each step's own work than rank {fast}"),
         ("data_s", "waits {more} longer for data than rank {fast}"),

@@ -75,6 +75,7 @@ def chart(study: Studied) -> StudyChart:
     are_numbers = all(
         isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in summary
     )
+    # Models that are chosen by name are placed by their number of parameters.
     is_by_size = not are_numbers and differ_in_size(summary)
     if is_by_size:
         found.sort(key=lambda each: each.parameters)
