@@ -49,10 +49,13 @@ _OFFLINE_PAGE = """\
 
 
 def execute(notebook: Path, folder: Path, console: Console) -> bool:
-    """Runs every cell and writes `NAME.ipynb` and `NAME.html` into `folder`, which is made where missing.
+    """Run every cell and write `NAME.ipynb` and `NAME.html` into `folder`, which is made if it does not
+    exist.
 
-    Both are written after a failure too, with the outputs up to the failing cell. Returns whether all cells
-    ran; on False the failing cell and its traceback were printed.
+    Both are written after a failure, too, with the outputs up to the failing cell.
+
+    Returns:
+        Whether all cells ran. Otherwise the failing cell and its traceback were printed.
     """
     content = nbformat.read(notebook, as_version=4)
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,12 +112,17 @@ class _WatchedClient(NotebookClient):
 
 
 def is_skipped(cell: Any) -> bool:
-    """Whether nbclient leaves a cell out: the one that installs what Colab and Kaggle lack."""
+    """Whether nbclient leaves a cell out. The notebooks mark the cell that installs packages on Colab and
+    Kaggle."""
     return _SKIPPED in cell.metadata.get("tags", ())
 
 
 def run_cells(content: Any, folder: Path, console: Console) -> Text | None:
-    """Execute `content` in place, with `folder` as the kernel's. Returns what went wrong, or None."""
+    """Execute the notebook `content` in place, with `folder` as the kernel's working folder.
+
+    Returns:
+        The error of the cell that failed, or of a kernel that died; None if all cells ran.
+    """
     code_cells = [
         i
         for i, cell in enumerate(content.cells)

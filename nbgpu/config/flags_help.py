@@ -62,7 +62,7 @@ def wanted(arguments: Iterable[str]) -> bool:
 
 
 def heading_of(model: type[BaseModel], name: str) -> str:
-    """The heading under which a field's flag stands: that of the class that brings the field."""
+    """Return the heading under which a field's flag stands, by the class that declares the field."""
     brings = next(
         base for base in reversed(model.__mro__) if issubclass(base, BaseModel) and name in base.model_fields
     )
@@ -74,15 +74,15 @@ def heading_of(model: type[BaseModel], name: str) -> str:
 def flag_of(
     name: str, info: FieldInfo, meaning: str, default: Any, is_switch: bool, kind: str | None = None
 ) -> Flag:
-    """The flag of a field.
+    """Return the flag of a field, as the page shows it.
 
     Args:
         name: the field.
         info: its type and bounds.
-        meaning: what it means.
-        default: the value where the flag is left out; None and '' are not told.
+        meaning: its meaning.
+        default: the value where the flag is left out; None and '' are not shown.
         is_switch: whether a truth value has no `--no-` form.
-        kind: what stands for its value; left out: that of its type.
+        kind: a word in place of the value, such as VALUE; left out: a word for its type.
     """
     flag = f"--{name.replace('_', '-')}"
     annotation = _without_none(info.annotation)

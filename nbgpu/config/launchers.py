@@ -20,7 +20,7 @@ _LAUNCHERS = "nbgpu.client.launchers"
 
 @dataclass(frozen=True)
 class LauncherSettings:
-    """What a launcher takes of a cluster's settings: the base class for all launchers."""
+    """The settings of a cluster that one launcher takes: the base class for all launchers."""
 
     NAME: ClassVar[str]
     MEANING: ClassVar[str]
@@ -28,7 +28,7 @@ class LauncherSettings:
     IMPLEMENTATION: ClassVar[str]
     """The class that starts the hosts, as 'module:Class'."""
     TAKES: ClassVar[tuple[str, ...]] = ()
-    """Those settings of `OPTIONAL` that count with this launcher."""
+    """The settings of `OPTIONAL` that count with this launcher."""
     OPTIONS_MEANING: ClassVar[str] = ""
     """The launcher's part of the description of `launcher_options`, in whole sentences."""
     IS_LOCAL: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class LauncherSettings:
     """N of gpus='free:N'; None for every other value."""
 
     def problems(self) -> Iterator[str]:
-        """Yield what the launcher needs and was not given, and what it does not take."""
+        """Yield a sentence for each setting that the launcher needs and was not given, or does not take."""
         yield from ()
 
     @property

@@ -127,8 +127,8 @@ def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
 
 
 def settings_of(recipe: str) -> type[TrainConfig]:
-    """The model of a recipe's settings: by its name for one of nbgpu's, or by its file, 'my_recipe.py', for
-    the user's own.
+    """Return the class of a recipe's settings: by name for a recipe of nbgpu, or by its file, 'my_recipe.py',
+    for the user's own.
 
     Raises:
         ConfigError: there is no such recipe, or its file cannot be used.
@@ -178,8 +178,9 @@ def with_preset(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_beside(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every setting of a recipe, with its default where it is not given: that of the `preset`
-    among the given ones, that beside other settings, or the field's own. Nothing is checked.
+    """Return the value of every setting of a recipe. A setting that is not given has the default of the
+    `preset` among the given ones, else the one that depends on other settings, else the field's own. Nothing
+    is checked.
 
     Raises:
         ConfigError: the recipe has no such preset.

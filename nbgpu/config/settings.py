@@ -477,8 +477,8 @@ def unused(model: type[BaseModel]) -> frozenset[str]:
 
 
 def marked(model: type[BaseModel], mark: Literal["shapes_the_model", "divides_the_data"]) -> list[str]:
-    """The fields with a mark. Those of the first must be the same in a checkpoint and in a run that resumes
-    from it, those of the second if the run has the same data."""
+    """Return the fields with a mark. Fields that shape the model must be the same in a checkpoint and in a
+    run that resumes from it; fields that divide the data must be so if the run has the same data."""
     return [
         name
         for name, field in model.model_fields.items()

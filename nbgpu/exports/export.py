@@ -32,7 +32,7 @@ _IN_FOLDER = ("torchrun", "slurm")
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export. It prints as what they are and what to do next."""
+    """The files of an export. It prints as a list of them with the next command to run."""
 
     folder: Path
     files: Sequence[str]

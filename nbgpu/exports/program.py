@@ -141,7 +141,8 @@ def script_program(title: str, script: str, settings: ExportConfig, notes: Seque
 
 
 def per_node_of(settings: ExportConfig, world_size: int, on_gpus: bool) -> tuple[int, int]:
-    """Return (ranks, GPUs) of each machine; where neither is given, those of the run divided among them.
+    """Return the number of ranks and of GPUs on each machine; if neither is given, those of the run divided
+    among the machines.
 
     Raises:
         ConfigError: they cannot be divided evenly, or `ranks_per_node` is given for a run with GPUs.

@@ -1,7 +1,7 @@
 """Choose GPUs that nobody uses, for `gpus='auto'` and `gpus='free:N'`.
 
-What is free is decided where the cards of the devices decide it (`gpu_holders`), so that a cluster takes what
-the control panel shows as free.
+`gpu_holders` decides which GPUs are free, for the choice as for the cards of the devices, so that a cluster
+takes what the control panel shows as free.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def bind(to: Binding) -> None:
 
 
 def follow(to: Binding) -> None:
-    """Note how many ranks are on this process's cores, after the number of ranks has changed. The cores stay:
-    they are those of its GPU, or the person has changed them."""
+    """Note how many ranks share this process's cores, after the number of ranks has changed. The cores
+    themselves stay: they are those of the rank's GPU, or the person has changed them."""
     global _bound
     if _bound.cores == to.cores:
         _bound = to

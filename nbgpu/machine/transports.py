@@ -40,7 +40,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class ChosenTransport:
-    """The transport that a cluster uses, and why it uses that one."""
+    """The transport that a cluster uses, with the reasons for the choice."""
 
     transport: Transport
     settings: tuple[str, ...] = ()

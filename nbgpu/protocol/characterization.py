@@ -22,7 +22,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CharacterizationJob:
-    """Everything that one process is to measure."""
+    """The measurements that one process makes."""
 
     measurements: Sequence[Measurement]
     only_measured: Sequence[str]
@@ -58,5 +58,5 @@ class Characterized:
     rows: Sequence[PhaseRow]
     """One for each phase."""
     differences: Mapping[str, float]
-    """The mean absolute differences from what it is compared with, by the name of the measure; empty if there
-    is nothing to compare with."""
+    """The mean absolute differences from the structure that it is compared with, by the name of the measure;
+    empty if there is none."""

@@ -1,4 +1,4 @@
-"""How the processes of one cluster find and know each other: files, environment variables, and names."""
+"""Files, environment variables and names by which the processes of one cluster find and know each other."""
 
 from __future__ import annotations
 

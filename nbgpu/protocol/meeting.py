@@ -1,8 +1,8 @@
-"""How the ranks meet: what a rank's store asks of the server in the controller's process, what the server
-answers, and the file that says where it is.
+"""The protocol between a rank's store and the server in the controller's process through which the ranks
+meet, and the file with the server's address.
 
-A request is a message with these frames: the kind of request, the generation of the group, then what the kind
-needs. Keys and values are bytes, and numbers are written in decimal.
+A request is a message with these frames: the kind of request, the generation of the group, then the arguments
+of that kind. Keys and values are bytes, and numbers are written in decimal.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MeetingPlace:
     """The address of the server, and the keys of CurveZMQ without which it answers nobody."""
 
     address: str
-    """Such as 'tcp://127.0.0.1:40001'."""
+    """The server's address, such as 'tcp://127.0.0.1:40001'."""
     server_public_key: str
     public_key: str
     """The public key of the ranks, which share one pair of keys."""

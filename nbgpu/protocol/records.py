@@ -40,8 +40,8 @@ RunState = Literal[
     "finished",
     "failed",
 ]
-"""What a rank, and the run as a whole, is doing. The last three are final. 'loading' is the loading of data
-and model."""
+"""The activity of a rank, and of the run as a whole. The last three are final. 'loading' is the loading of
+data and model."""
 
 FINAL_STATES = frozenset({"stopped", "finished", "failed"})
 STATES_OF_NO_STEP = frozenset({"loading packages"})
@@ -96,7 +96,7 @@ def ends_an_interval(name: str, names: Container[str]) -> bool:
 
 
 Command = Literal["pause", "resume", "stop"]
-"""What the user can ask of a run while it goes on."""
+"""The requests that the user can make to a run while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Device:
 
     kind: Literal["cuda", "cpu"]
     name: str
-    """Such as 'NVIDIA H200', or the processor's model name."""
+    """The GPU's name, such as 'NVIDIA H200', or the processor's model name."""
     uuid: str
     """'GPU-...' as the driver names it; empty for a CPU."""
     index: int
@@ -368,8 +368,7 @@ class RunInfo:
     simulated: str = ""
     """The simulated link and slow ranks of the cluster, in words; empty for none."""
     data: tuple[str, ...] = ()
-    """How the data reach the ranks, in sentences about shards, the dataset, the steps of an epoch and the
-    workers."""
+    """Sentences about the way of the data to the ranks: shards, dataset, steps of an epoch, and workers."""
     epochs_from: tuple[tuple[int, int, int], ...] = ()
     """(Steps done, epochs done, steps per epoch from there on), in order of the steps. A change of the batch
     size in the middle of a run changes the number of steps per epoch. Empty in the files of older

@@ -49,8 +49,8 @@ def find(name: str, value: Any, shell: Any) -> Definition | None:
 
 
 def statement_that_made(name: str, shell: Any) -> str:
-    """The first line of the newest statement at the left margin of a cell that assigned a variable, and where
-    it stands: 'it = iter(loader)  (cell 3, line 2)'; empty where there is none."""
+    """Return the first line of the newest statement at the left margin of a cell that assigned a variable,
+    with its position: 'it = iter(loader)  (cell 3, line 2)'; empty if there is none."""
     for number, cell in reversed(list(enumerate(cells(shell)))):
         if name not in cell:
             continue

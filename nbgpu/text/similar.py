@@ -1,4 +1,4 @@
-"""The name that somebody may have meant who has written another one."""
+"""Suggestions for names that were written wrongly."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ class DistributedCell:
     """A cell that runs on the ranks while its output is shown.
 
     Args:
-        runner: of the cluster whose ranks run the cell.
+        runner: sends the cell to the ranks of its cluster.
         code: the cell's text.
         ranks: the ranks that run it; None for all.
         timeout_s: the time after which the ranks are interrupted; None for no limit.
         full: whether tracebacks show the frames of libraries, too.
         is_awaited: whether a coroutine (`show`) shows the cell, while its event loop goes on.
         number: the number of the notebook's cell; None for the one that is running.
-        timeline: whether to show at the end what every rank did, moment by moment.
+        timeline: whether to show at the end the timeline of every rank.
     """
 
     def __init__(
@@ -235,7 +235,8 @@ class DistributedCell:
 
     @uninterrupted()
     def _refresh(self) -> None:
-        """Look after the ranks, and show what is new: output, questions, and notices of ranks that wait.
+        """Check the ranks' processes and times, and show new output, questions, and notices of ranks that
+        wait.
 
         Raises:
             ClusterError: the cell took longer than its timeout, or a rank did not come back.
@@ -330,7 +331,8 @@ class DistributedCell:
 
     @uninterrupted()
     def _show_timeline(self) -> None:
-        """Show the timeline, also of a cell that failed or was stopped: what was noted until then."""
+        """Show the timeline of the cell; for a cell that failed or was stopped, the part up to that
+        moment."""
         if self._state.world_size != self._world_size:
             return
         try:

@@ -25,10 +25,10 @@ def collect_timeline(
     """Collect the notes that the ranks took in their last cell, and make a timeline of them.
 
     Args:
-        state: of the cluster whose ranks are back from the cell.
-        ranks: those that ran it.
-        stuck: those of them that did not come back.
-        number: of the cell.
+        state: the state of the cluster, whose ranks are back from the cell.
+        ranks: the ranks that ran the cell.
+        stuck: the ranks among these that did not come back.
+        number: the number of the cell.
 
     Raises:
         ClusterError: a rank does not answer, or none has noted anything.

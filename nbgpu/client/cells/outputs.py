@@ -99,7 +99,7 @@ class CellOutput:
         self._waiting: list[Block] = []
         """Text that waits for a view, because the cell may be over in a moment."""
         self._waiting_since_s = 0.0
-        """The time when the first such text came; 0 while there is none."""
+        """The time when the first text began to wait; 0 while none waits."""
         self._has_taken = False
         self._incomplete: set[int] = set()
         """The ranks whose last output has not come."""

@@ -41,7 +41,7 @@ class QuestionRelay:
 
     @property
     def are_answered(self) -> bool:
-        """Whether there is somebody who could answer."""
+        """Whether a person can answer `input()` on a rank."""
         return self._person is not None
 
     def check(self, results: Mapping[int, Answer], show_above: Callable[[int], None]) -> None:
@@ -95,7 +95,7 @@ class QuestionRelay:
 
 
 def _newest(result: Answer) -> int:
-    """The number of the question that a rank has published last in this cell; 0 if there is none."""
+    """Return the number of the last question that a rank has published in this cell; 0 if there is none."""
     number: int = result.metadata["data"].get(Question.NEWEST, 0)
     return number
 

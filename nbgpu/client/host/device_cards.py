@@ -1,5 +1,4 @@
-"""What a person needs to know of each device of this host before choosing it: how full it is, how busy, and
-who has it.
+"""Cards that tell a person about each device of this host: how full it is, how busy, and who has it.
 
 The control panel, `nbgpu top`, `nbgpu doctor` and JupyterLab's sidebar all show these cards.
 """

@@ -137,7 +137,7 @@ def notebooks_job() -> Iterator[Finding]:
 
 
 def _site() -> Finding:
-    """Say which file sets defaults for all users of this host, and what it sets."""
+    """Return a finding that names the file with defaults for all users of this host, and its settings."""
     try:
         found = site_file.read()
     except ConfigError as error:
@@ -185,7 +185,8 @@ def _cluster_folders() -> list[Path]:
 
 
 def _is_left_over(profile: Path) -> bool:
-    """Whether a profile is this user's and no controller serves it; not one that is removed meanwhile."""
+    """Whether a profile belongs to this user and no controller serves it. A profile that is removed meanwhile
+    does not count."""
     try:
         if profile.stat().st_uid != os.getuid():
             return False

@@ -136,7 +136,7 @@ def _age(age_s: float) -> str:
 
 
 def _run(folder: Path | None, num_ranks: int) -> str:
-    """The name of a run, what it does, and how far it is."""
+    """Return the name of a run, its state and its progress."""
     if folder is None:
         return ""
     try:

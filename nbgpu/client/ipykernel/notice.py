@@ -61,7 +61,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far some work is."""
+    """The progress of some work."""
 
     text: str
     share: float | None = None
@@ -90,7 +90,7 @@ class ProgressLine:
         self._shown: Progress | None = None
 
     def refresh(self) -> None:
-        """Show the present progress; most calls do nothing, because the line changes once in a second."""
+        """Show the present progress. Most calls do nothing, because the line changes once a second."""
         if self._is_shown and time.monotonic() >= self._due_mono_s:
             self._show(is_last=False)
             self._due_mono_s = time.monotonic() + PERIOD_S

@@ -15,8 +15,8 @@ def current() -> Any | None:
 
 
 def event_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop on which a kernel runs its cells, on any of its threads; elsewhere that of this
-    thread, or None if it has none."""
+    """Return the event loop on which a kernel runs its cells, whichever thread calls this. Outside of a
+    kernel return the loop of the calling thread, or None if it has none."""
     io_loop = getattr(getattr(current(), "kernel", None), "io_loop", None)
     if io_loop is not None:
         loop: asyncio.AbstractEventLoop = io_loop.asyncio_loop

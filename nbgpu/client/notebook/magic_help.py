@@ -1,4 +1,4 @@
-"""What `%nbgpu help`, `%nbgpu?` and `%%distributed --help` say."""
+"""The texts of `%nbgpu help`, `%nbgpu?` and `%%distributed --help`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = {
     "autoreload": ("[on|off]", "load edited modules again on the ranks before each cell"),
     "help": ("", "this list"),
 }
-"""The commands of `%nbgpu`: what follows each, and what it does."""
+"""The commands of `%nbgpu`: the arguments of each, and its effect."""
 
 _EXAMPLES = """\
     %nbgpu start --gpus 0,1                  two ranks, one on each of these GPUs
@@ -68,4 +68,4 @@ Starts, shows and ends the cluster whose ranks run distributed cells.
 Examples:
 
 {_EXAMPLES}"""
-"""What `%nbgpu help` prints."""
+"""The text that `%nbgpu help` prints."""

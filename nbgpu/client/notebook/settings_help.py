@@ -159,7 +159,7 @@ class _Known:
     values: Mapping[str, tuple[str, ...]]
     """Texts that arguments without a setting of their own take."""
     begins: int = 0
-    """How many arguments come before those that are given by name."""
+    """The number of arguments before the ones that are given by name."""
     first: tuple[str, ...] = ()
     """The texts that the first argument may be."""
     title: str = ""
@@ -204,7 +204,8 @@ if has_matchers():
 
 
 def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return what was begun in a call of nbgpu's, and how it can go on; an empty list where nothing is known.
+    """Return the begun word in a call of nbgpu, and the texts that can complete it; an empty list if the call
+    is not known.
 
     Args:
         text: the cell up to the cursor.
@@ -288,7 +289,7 @@ def _is_package(value: Any) -> bool:
 
 
 def _value(name: str, variables: Mapping[str, Any]) -> Any:
-    """The value of a name; calls are not made, but for the one that gives the cluster."""
+    """Return the value of a name. No call is made to find it except `current()`, which gives the cluster."""
     if name in ("nbgpu.current()", "current()"):
         own = variables.get(name.partition(".")[0].removesuffix("()"))
         try:

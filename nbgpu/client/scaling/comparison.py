@@ -35,7 +35,8 @@ class ComparedPoint:
 
     @property
     def ratio(self) -> float:
-        """The first study's step by that of the other: above 1 the other one is faster."""
+        """The step time of the first study divided by that of the other; above 1 the other study is
+        faster."""
         return self.step_s / self.other_step_s
 
     @property
@@ -48,8 +49,8 @@ class Comparison:
     """Two studies side by side. Prints as a table.
 
     Args:
-        name: of the first study.
-        other_name: of the other one.
+        name: the name of the first study.
+        other_name: the name of the other study.
 
     Raises:
         ConfigError: the studies have no point in common.

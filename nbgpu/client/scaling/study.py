@@ -149,8 +149,8 @@ class Study:
         return text if left_s is None else f"{text}; about {_format_duration(left_s)} left"
 
     def seconds_left(self) -> float | None:
-        """The time that the study still needs, by what its repeats took so far; None where none was measured
-        yet, and when it is over."""
+        """Return the time, in seconds, that the remaining repeats will take, by those measured so far; None
+        if none was measured yet, or if the study is over."""
         with self._lock:
             taken = list(self._measured.values())
             now, now_begun_s = self._now, self._now_begun_s
@@ -178,9 +178,9 @@ class Study:
         return summarise(points, self.measured())
 
     def verdict(self, value: Any = None) -> str:
-        """Return what the study decides, in a line: how fast the point with this value is by the first one;
-        with None which point is the fastest. Where the intervals do not decide it, the line says so, and what
-        would.
+        """Return in one line how fast the point with this value is compared with the first point; with None,
+        which point is the fastest. If the intervals do not decide this, the line says so, and what
+        measurement would.
 
         Raises:
             KeyError: there is no such point, or it was not measured.
@@ -269,7 +269,8 @@ class Study:
         presenting.presenter.show_study(self)
 
     def stop(self) -> None:
-        """End after the current step. Measured repeats stay, and `resume` goes on."""
+        """End the study after the current step of its run. Measured repeats stay, and `resume` goes on with
+        the others."""
         self._stopping.set()
         run = self._run
         with suppress(RunError):  # the run may end at this very moment, which is just as good

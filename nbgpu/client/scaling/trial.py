@@ -1,4 +1,5 @@
-"""Tries an advice: a study of what it changes, beside what it promised."""
+"""Tries advice of `explain`: a study with and without the change that the advice proposes, compared with its
+promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts sweeps, and goes on with them.
+"""Starts new sweeps, and resumes earlier ones.
 
 For editors and type checkers the parameters are in `starting.pyi`, which docs/generate_stub.py writes.
 """

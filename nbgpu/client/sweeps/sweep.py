@@ -41,7 +41,7 @@ them."""
 
 
 class Sweep:
-    """A sweep that goes on or is over. `nbgpu.sweep` makes one.
+    """A sweep, running or over. `nbgpu.sweep` makes one.
 
     Attributes:
         folder: the folder with sweep.toml, a folder for each trial, and at the end table.csv and report.html.

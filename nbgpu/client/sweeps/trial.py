@@ -178,7 +178,7 @@ class Trial:
         return frame
 
     def checkpoint(self) -> Path:
-        """The newest whole checkpoint; RunError where there is none."""
+        """The newest intact checkpoint of the trial; RunError if there is none."""
         for folder in reversed(self.run_folders):
             newest = checkpoint_files.newest_whole(folder).checkpoint
             if newest is not None:
@@ -227,7 +227,7 @@ class Trial:
         return self.error.failures if isinstance(self.error, RankError) else ()
 
     def ask_to_stop(self) -> None:
-        """Ask its run to end after its current step. Harmless where there is no run."""
+        """Ask the trial's run to end after its current step. Harmless where there is no run."""
         run = self._run
         # The run may end at this very moment, which is just as good.
         with suppress(RunError):

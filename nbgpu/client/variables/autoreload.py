@@ -12,8 +12,8 @@ from nbgpu.text.ranks import named_ranges
 class Reloading:
     """Makes the ranks look for edited modules before each cell, while it is on.
 
-    The call is sent just before the cell and is not waited for, because a rank runs one after the other. The
-    messages about reloaded modules follow once the replies are there.
+    The call is sent just before the cell and is not waited for, because a rank handles its requests one after
+    the other. The messages about reloaded modules follow once the replies are there.
     """
 
     def __init__(self) -> None:

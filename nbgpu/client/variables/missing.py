@@ -161,8 +161,8 @@ def hint_for_ranks(
 
 
 def _not_defined(failure: RankFailure, used: Sequence[str]) -> str:
-    """The name that a cell, or a function of a cell, did not find; empty where the failure is another one, or
-    may be that of a library's own name."""
+    """Return the name that a cell, or a function of a cell, did not find; empty for another failure, and for
+    one in which a library may have missed a name of its own."""
     found = _NOT_DEFINED.match(failure.message) if failure.error_type == "NameError" else None
     if found is None or found[1] in used:
         return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""What bounds a run, with a button for each advice that can be tried, and the study that tries it."""
+"""The explanation of a run, with a button for each advice that can be tried, and the study that tries it."""
 
 from __future__ import annotations
 

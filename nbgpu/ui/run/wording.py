@@ -67,14 +67,15 @@ def memory_bytes(status: RankStatus) -> float | None:
 
 
 def state(status: RankStatus) -> str:
-    """What a rank is doing, and how far it has come with its samples of the result."""
+    """Return the state of a rank; while it works out the result, with the number of samples done."""
     if status.state != "working out the result" or status.done == status.total:
         return status.state
     return f"{status.state}, {status.done} of {status.total}"
 
 
 def evaluated(statuses: Sequence[RankStatus]) -> str:
-    """How many samples of the result all ranks have evaluated; empty before that and at the end."""
+    """Return how many samples of the result all ranks together have evaluated; empty before that and at the
+    end."""
     done, total = sum(s.done for s in statuses), sum(s.total for s in statuses)
     is_over = all(s.state in FINAL_STATES for s in statuses)
     return "" if is_over or done == total else f"{done} of {total} samples of the result evaluated"
