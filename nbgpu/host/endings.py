@@ -32,12 +32,12 @@ class ExitStatus(NamedTuple):
 
 
 class Endings:
-    """Says how engines ended, and who probably killed those that were killed.
+    """Tells how engines ended, and for SIGKILL whether the kernel's OOM killer has probably sent it.
 
     Args:
         folder: the cluster's folder on this host, in which the fork server records exit codes.
-        from_start: whether the cluster begins now. Of one that was started by another process nobody knows
-            how often the OOM killer had struck before.
+        from_start: whether the cluster begins now. For a cluster that another process has started, the number
+            of earlier kills by the OOM killer is not known.
     """
 
     def __init__(self, folder: Path, from_start: bool) -> None:

@@ -81,8 +81,8 @@ class GpuChooser:
         ]
 
     def propose(self, held: Sequence[HeldGpu], gpus: str, most: int | None = None) -> list[str]:
-        """The UUIDs of the GPUs that a person is offered before any choice: those of the setting. Where that
-        is empty they are all free ones, or a single one if other people use the machine.
+        """Return the UUIDs of the GPUs that a person is offered before any choice: those of the setting; if
+        the setting is empty, all free ones, or a single free one if other people use the machine.
 
         Args:
             held: the GPUs as they are now.

@@ -183,8 +183,8 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[object, ...]:
-    """All that a process which is launched now would inherit or read. If two are equal, it makes no
-    difference at which of the two moments the process was launched."""
+    """Return everything that a process launched now would inherit or read. If two results are equal, a
+    process that was launched at the first moment can stand for one launched at the second."""
     return (
         os.getpid(),
         interpreter.command(""),

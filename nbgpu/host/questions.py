@@ -62,10 +62,10 @@ class Listener:
         self._askers: dict[int, _Asker] = {}
 
     def look(self, soon: bool = False) -> dict[int, Question]:
-        """Return the open questions, in the order in which they came, by a number of each.
+        """Return the open questions in the order in which they came, by a number that `answer` takes.
 
         Args:
-            soon: whether there is a new question, as is known from elsewhere.
+            soon: whether it is known that a new question has come; for hosts that must ask elsewhere.
         """
         self._accept()
         for number, asker in list(self._askers.items()):

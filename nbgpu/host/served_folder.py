@@ -1,5 +1,5 @@
-"""The copy of a folder of the notebook's host on a host that does not see it: says what its ranks have
-written there, and takes what they need from elsewhere."""
+"""The copy of a folder of the notebook's host on a host that does not see the folder: tells what ranks have
+written there, and takes the files that they need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _OF_THIS_HOST = re.compile(r"rank\d+\.endpoint\.json|.*\.unfinished|.*\.tmp")
 """Names of files that hold addresses of sockets on this host, and of files that are still being written."""
 _OF_LINES = ".jsonl"
 _TAIL_BYTES = 256
-"""So many of the last bytes that were sent tell a file that has grown from one that was written again."""
+"""The number of last bytes that are remembered of a file that was sent. A file that has them at the same
+place has grown; any other was written again."""
 
 _Stamp = tuple[int, int, int]
 
@@ -174,11 +175,11 @@ class ServedFolder:
         return Changes(pieces, whole, gone, num_bytes_left, time.monotonic() - begun_s)
 
     def _forget(self, folder: str) -> None:
-        """Send the files of a folder from their beginning if they come back."""
+        """Have the files of a folder sent from their beginning if the folder appears again."""
         self._sent = {name: sent for name, sent in self._sent.items() if not name.startswith(f"{folder}/")}
 
     def _names(self, folder: Path, above: str = "") -> Iterator[str]:
-        """The files below a folder without those of checkpoints, relative to the copy."""
+        """Yield the files below a folder, relative to the copy, except for those of checkpoints."""
         try:
             entries = list(os.scandir(folder))
         except FileNotFoundError:  # it was removed meanwhile

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 PACKAGES = ("nbgpu", "torch", "ipyparallel", "ipykernel", "pyzmq")
-"""A value that one side makes of these is read by the other."""
+"""Packages that make values on one host which the other hosts read."""
 
 
 def here() -> dict[str, str | None]:

@@ -24,8 +24,8 @@ _NO_LIMIT = 2**60
 
 
 def usable_cores() -> int:
-    """The number of cores whose time this process may use: those of its affinity, or fewer where the
-    container has a smaller quota. A fraction of a core counts only where it is all there is."""
+    """Return the number of cores whose time this process may use: those of its affinity, or fewer if the
+    container has a smaller quota. A quota is rounded down, but to one core at least."""
     cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
 

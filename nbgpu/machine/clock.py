@@ -12,7 +12,7 @@ def keep_time_with(ahead_s: float) -> None:
     """Have `notebooks_time_s` correct this host's clock from now on.
 
     Args:
-        ahead_s: how far it is ahead of that of the notebook's host, in seconds.
+        ahead_s: the seconds by which this host's clock is ahead of the clock of the notebook's host.
     """
     global _ahead_s
     _ahead_s = ahead_s

@@ -24,7 +24,7 @@ def addresses() -> dict[str, str]:
 
 
 def address_of(interface: str) -> tuple[str, str]:
-    """The name and the address of an interface.
+    """Return the name and the address of an interface.
 
     Args:
         interface: its name, its address, or 'auto' for the one by which other hosts are reached.
@@ -43,8 +43,8 @@ def address_of(interface: str) -> tuple[str, str]:
 
 
 def towards(host: str, port: int) -> tuple[str, str]:
-    """The name and the address of the interface through which another host is reached; the loopback where
-    there is none."""
+    """Return the name and the address of the interface through which another host is reached; those of the
+    loopback if no route leads there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))  # sends nothing

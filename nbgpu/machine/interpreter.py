@@ -44,8 +44,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def _warning_options() -> list[str]:
-    """Options that confine warnings which the environment turns into errors to the user's cells. The
-    libraries warn of one another all the time, and a process would fail because of that before it has
+    """Return options of Python that apply warnings-as-errors of the environment to the user's cells only.
+    Libraries warn of one another all the time, and a process would fail because of that before it has
     started."""
     options = []
     for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):

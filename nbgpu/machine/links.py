@@ -39,7 +39,7 @@ class Link:
     """The standard or datasheet that the numbers come from."""
 
     def seconds(self, num_bytes: float) -> float:
-        """The time that one message needs."""
+        """Return the time that one message takes."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
     def __str__(self) -> str:

@@ -106,7 +106,8 @@ def binding(nodes: Mapping[str, str], device: Device, devices_here: Sequence[Dev
 
 
 def bind(to: Binding) -> None:
-    """Keep the calling thread, and what it starts from now on, on these cores, if it may use all of them."""
+    """Restrict the calling thread, and threads and processes that it starts from now on, to these cores, if
+    it may use all of them."""
     global _bound
     cores = parse(to.cores)
     if cores and cores <= os.sched_getaffinity(0):

@@ -66,7 +66,7 @@ class ProcessId(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The process that has this pid now; ProcessLookupError where there is none."""
+        """Return the process that has this pid now; ProcessLookupError if there is none."""
         state, *fields = _stat(pid)
         if state in _ENDED:
             raise ProcessLookupError(f"process {pid} has ended")
@@ -81,7 +81,7 @@ class ProcessId(NamedTuple):
             return False
 
     def send(self, signal_number: int) -> None:
-        """Send a signal to this process, and not to another one that got its pid. Does nothing if it has
+        """Send a signal to this process, and never to another one that got its pid. Nothing happens if it has
         ended."""
         if not has_pidfds():
             with suppress(ProcessLookupError):
@@ -213,8 +213,8 @@ def _frozen_group(pid: int) -> str:
 
 
 def wait_status(pid: int) -> int | None:
-    """The wait status of a process that has ended while its parent, which is busy, has not called waitpid;
-    else None."""
+    """Return the wait status of a process that has ended and whose parent, which is busy, has not called
+    waitpid yet; None for any other process."""
     try:
         fields = _stat(pid)
     except ProcessLookupError:
@@ -325,8 +325,8 @@ def _fields(stat: bytes, num: int = -1) -> list[str]:
 
 
 def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """End processes, everything in the process groups of the leaders, and all descendants of these. The
-    leaders get a SIGTERM first.
+    """End processes, all members of the leaders' process groups, and all descendants of these. The leaders
+    get SIGTERM first; what remains gets SIGKILL.
 
     Returns:
         The processes that were alive.
@@ -356,7 +356,8 @@ def end(leaders: Iterable[ProcessId], others: Iterable[ProcessId] = ()) -> list[
 
 
 def _with_their_families(known: Iterable[ProcessId], groups: set[int]) -> set[ProcessId]:
-    """The living processes among `known`, the members of their groups, and the descendants of all these.
+    """Return the living processes among `known`, the members of their groups, and the descendants of all
+    these.
 
     The number of a group is the pid of its leader, and may have been given to another group by now. As long
     as one of the members is known to be ours, the group is ours.

@@ -1,8 +1,8 @@
-"""An extension of the Jupyter server: what JupyterLab's sidebar shows of this host, and what it may do to
+"""An extension of the Jupyter server, through which JupyterLab's sidebar shows this host and acts on
 clusters.
 
-The functions below are the ones that Jupyter looks for. They import nothing heavy, because every Jupyter
-server with nbgpu installed runs them, also where nobody ever opens the sidebar.
+Jupyter looks for the functions below by name. They import nothing heavy, because every Jupyter server with
+nbgpu installed runs them, also if nobody ever opens the sidebar.
 """
 
 from __future__ import annotations

@@ -64,11 +64,11 @@ def end(cluster_id: str, state: str) -> str:
 
 
 def report(cluster_id: str, run_name: str) -> Path:
-    """The file with the report of a cluster's run.
+    """Return the file with the report of a cluster's run.
 
     Raises:
         NoClusterError: there is no such cluster.
-        RunError: it has no such run, or the run has no report.
+        RunError: the cluster has no such run, or the run has no report.
     """
     run = _run_of(_find(cluster_id), run_name)
     if not run.report.is_file() or run.report.is_symlink():

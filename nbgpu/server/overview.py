@@ -94,8 +94,8 @@ class Overview:
         """The newest run of each cluster, by the cluster's id."""
 
     def read(self, with_devices: bool) -> dict[str, Any]:
-        """The overview as JSON. What goes wrong with one part becomes a sentence in `problems`, and the rest
-        is there."""
+        """Return the overview as JSON. An error in one part becomes a sentence in `problems`, and the other
+        parts are complete."""
         problems: list[str] = []
         told: dict[str, Any] = {"time_s": time.time(), "devices": None, "clusters": [], "problems": problems}
         if with_devices:
@@ -121,7 +121,7 @@ class Overview:
         return told
 
     def rest(self) -> None:
-        """Give up connections and the driver until somebody looks again."""
+        """Close the connections to ranks, and the driver, until the next reading."""
         self._forget_all_but(set())
         if self._cards is not None:
             self._cards.close()

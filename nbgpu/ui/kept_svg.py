@@ -7,10 +7,10 @@ import re
 
 
 def as_image(svg: str, style: str = "width:100%") -> str:
-    """Return each SVG element as an image in this style, for HTML that is an output; nothing stays nothing.
+    """Return HTML in which each SVG element is an image in this style; empty if there is no SVG element.
 
-    JupyterLab takes SVG elements out of the HTML of a notebook that somebody else ran, and leaves the words
-    in them. Images stay. Whoever places this names it for screen readers.
+    JupyterLab takes SVG elements out of the HTML of a notebook that somebody else ran, and leaves their
+    words. Images stay. The caller labels the image for screen readers.
     """
     return "".join(
         f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(element.encode()).decode()}" style="{style}">'

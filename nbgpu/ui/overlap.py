@@ -120,8 +120,8 @@ class OverlapView:
             self._draw(PRESETS.get(self.name.value) or self._own_link())
 
     def _is_still(self, link: Link | None) -> bool:
-        """Whether the sliders stand as near to a link as their steps allow. A page rounds what it is given,
-        and sends it back."""
+        """Whether the sliders stand as near to a link as their steps allow. A page rounds the values that it
+        is given, and sends them back."""
         if link is None:
             return False
         steps = (

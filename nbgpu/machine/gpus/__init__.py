@@ -1,1 +1,2 @@
-"""The GPUs of this host: which there are to take, how they are linked, what they do now, and who has them."""
+"""The GPUs of this host: the setting that chooses them, their links, their present state, and who has
+them."""

@@ -29,7 +29,8 @@ _NOT_REPORTED = (
     pynvml.NVML_ERROR_INVALID_ARGUMENT,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 )
-"""The errors by which NVML says that there is no such number, and not that the GPU is in trouble."""
+"""The errors of NVML for a value that the GPU or the driver does not report; others mean that the GPU is in
+trouble."""
 _PERIOD_OF_NEW_STARTS_S = 10.0
 """The least time between two starts of NVML while a GPU cannot be read. NVML sees a GPU that was reset only
 after a new start."""

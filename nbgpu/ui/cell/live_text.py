@@ -2,15 +2,17 @@
 
 The page and the kernel exchange these custom messages:
 
-    page -> kernel   {type: 'ready'}                    a page has loaded the widget
-                     {type: 'chosen', value}            whose text is seen: 'all', or a rank's number
-                     {type: 'bundle'}                   the text did not reach my notebook: send it
-                     {type: 'stored'}                   the notebook has the text: the widget can go
-    kernel -> page   {type: 'snapshot', html}           all that there is; sent again to every page that is
-                     ready {type: 'more', tail, html, rows, differs}
-                                                        lines that go on with the last block, blocks behind
-                                                        it, and what stands below now
-                     {type: 'end'}, {type: 'bundle', data, metadata}
+    page -> kernel   {type: 'ready'}             a page has loaded the widget
+                     {type: 'chosen', value}     whose text is seen: 'all', or a rank's number
+                     {type: 'bundle'}            the text did not reach my notebook: send it
+                     {type: 'stored'}            the notebook has the text: the widget can go
+    kernel -> page   {type: 'snapshot', html}    all text so far; sent again to every page that is ready
+                     {type: 'more', tail, html, rows, differs}
+                                                 lines that go on with the last block, the blocks behind
+                                                 it, and the rows below them
+                     {type: 'end'}               the cell is over: ask for the bundle if it did not come
+                     {type: 'bundle', data, metadata}
+                                                 the output that stays in the notebook
 
 Nothing here waits for a page's answer. If a page has not loaded the widget after a while, because it does not
 support widgets or may not fetch what they need, the text goes to the notebook's own streams.

@@ -50,10 +50,8 @@ class HostControls:
 
 
 def stand_ins(config: ClusterConfig) -> tuple[Device, ...]:
-    """Devices that stand for those of hosts that have not dialled in, and on which every setting works.
-
-    Where the number of a host's ranks is not known, each host has one.
-    """
+    """Return devices that stand for those of hosts that have not dialled in. Every setting works on them. If
+    the number of ranks on a host is not known, each host has one."""
     kind: Literal["cpu", "cuda"] = "cpu" if config.gpus == "none" else "cuda"
     num_ranks = config.num_hosts * (config.gpus_per_node or 1)
     return tuple(Device(kind, "", "", index, 0, _ANY_COMPUTE_CAPABILITY) for index in range(num_ranks))

@@ -104,7 +104,8 @@ def _raw_and_smoothed(rank: int, series: Series, max_points: int = MAX_POINTS) -
 
 
 def _losses(history: History, why_losses_differ: str) -> list[Chart]:
-    """The chart of the loss, and that of the validation's where the two are not comparable."""
+    """Return the chart of the loss with the loss of the validations in it, or two charts if these losses are
+    not comparable."""
     of_steps: list[Curve] = []
     for rank, series in history.ranks_of("loss").items():
         of_steps += _raw_and_smoothed(rank, series)

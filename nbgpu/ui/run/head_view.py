@@ -34,8 +34,8 @@ MAX_EVENTS = 200
 _GIB = 2.0**30
 
 LIVE_CLASS = "nbgpu-still-live"
-"""The class of a head that is updated while the run goes on. panel.css hides it beside a live panel; where
-that is gone, because the kernel is, it is what remains."""
+"""The class of a head that is updated during the run. panel.css hides such a head beside a live panel. Once
+the kernel is gone there is no panel, and the head shows the last state."""
 
 _FAINT = "opacity:0.75"
 _DANGER = "color:#d9453d"

@@ -3,14 +3,16 @@ behind.
 
 The page and the kernel exchange these custom messages of one widget:
 
-    page -> kernel   {type: 'ready', plotly: bool}      a page has loaded the panel; does it have Plotly
-                     already? {type: 'command', command: 'pause' | 'resume' | 'stop'} {type: 'bundle'}
-                     the end's picture did not reach my notebook: send it {type: 'stored'}
-                     the notebook has the picture: the widget can go
-    kernel -> page   {type: 'snapshot', ...} + points   all that is known; sent again to every page that is
-                     ready {type: 'delta', ...} + points      what is new {type: 'plotly'} + one buffer
-                     the gzipped Plotly bundle {type: 'refused', text}            why a command could not be
-                     carried out {type: 'end'}, {type: 'bundle', outputs: [{slot, data, metadata}]}
+    page -> kernel   {type: 'ready', plotly: bool}     a page has loaded the panel, with or without Plotly
+                     {type: 'command', command}        'pause', 'resume' or 'stop'
+                     {type: 'bundle'}                  the last outputs did not reach my notebook: send them
+                     {type: 'stored'}                  the notebook has the outputs: the widget can go
+    kernel -> page   {type: 'snapshot', ...} + points  the whole run; sent again to every page that is ready
+                     {type: 'delta', ...} + points     what is new
+                     {type: 'plotly'} + one buffer     the Plotly bundle, compressed by gzip
+                     {type: 'refused', text}           why a command could not be carried out
+                     {type: 'end'}                     the run is over: ask for the bundle if it did not come
+                     {type: 'bundle', outputs}         a list of {slot, data, metadata}
 
 The buffers of points are described in `comm_protocol.py`. Nothing here ever waits for a page's answer.
 """

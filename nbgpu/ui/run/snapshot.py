@@ -40,8 +40,8 @@ from nbgpu.ui.run.html_parts import escape, table
 
 
 class Reportable(Protocol):
-    """The properties of a run that are shown, whether it goes on in this process or is read from its
-    folder."""
+    """The properties of a run that reports and panels show. The run may be one of this process, or one that
+    was read from its folder."""
 
     folder: Path
     config: TrainConfig

@@ -116,7 +116,8 @@ def _spread(x: Sequence[float]) -> float:
 
 
 def _between(found: PointSummary, is_ranks: bool) -> tuple[float, float]:
-    """The interval of a point; none where there is one repeat, whose steps are alike."""
+    """Return the interval of a point. With a single repeat it is empty, because steps of one repeat say
+    nothing of how much repeats differ."""
     if found.num_repeats < LEAST_REPEATS:
         y = found.relative if is_ranks else found.samples_per_s
         return y, y
