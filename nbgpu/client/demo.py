@@ -104,6 +104,7 @@ class _WatchedClient(NotebookClient):
             await super()._async_cleanup_kernel()
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
+        """Pass on the one-line text of a display that is updated, and let nbclient handle the message."""
         if msg["msg_type"] == "update_display_data":
             text = msg["content"]["data"].get("text/plain", "")
             if text and "\n" not in text:

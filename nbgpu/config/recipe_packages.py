@@ -83,6 +83,8 @@ def folder(name: str) -> Path | None:
 
 
 class _Recipes(Mapping[str, type[TrainConfig]]):
+    """A mapping that imports the settings of a recipe when they are asked for."""
+
     def __getitem__(self, name: str) -> type[TrainConfig]:
         return settings_class(name)
 

@@ -80,6 +80,7 @@ class OwnConfig(TrainConfig):
         return self.WHY_LOSSES_DIFFER
 
     def problems(self) -> Iterator[str]:
+        """Yield what nbgpu cannot do with methods of the recipe."""
         if "optimizer" in self.METHODS and self.strategy == "fsdp":
             yield (
                 f"strategy='fsdp' does not go with the method `optimizer` of {self.recipe}: nbgpu shares out the state of its own "

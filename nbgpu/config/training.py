@@ -231,6 +231,7 @@ class ParallelSettings(Settings):
     """keep weights and volumes in the memory format channels_last_3d"""
 
     def problems(self) -> Iterator[str]:
+        """Yield settings of DDP that exclude each other."""
         if self.static_graph and self.find_unused_parameters:
             yield "static_graph and find_unused_parameters exclude each other: set one of them"
 

@@ -37,6 +37,8 @@ class Script:
 
 @dataclass(frozen=True)
 class _Cell:
+    """One code cell of the notebook."""
+
     number: int
     """Counted from 1 over all cells, as a person counts in the page."""
     code: str

@@ -31,6 +31,8 @@ _LINE_OF_CELL = re.compile(r", line (\d+) in [^\n]+\n[^\n]+ in run_code\n")
 
 @dataclass
 class _Request:
+    """A question to a rank that has no complete answer yet."""
+
     connection: socket.socket
     asked_mono_s: float
     wanted_cpu_s: float

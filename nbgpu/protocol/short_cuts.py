@@ -41,6 +41,7 @@ def flush_only_what_was_written(
     flush = stream.flush
 
     def flush_what_waits() -> None:
+        """Flush the stream if text waits, or if ipykernel does not tell."""
         # Text that the other thread has begun to send goes before anything that is handed to the thread
         # later.
         if getattr(stream, "_flush_pending", True):

@@ -298,6 +298,8 @@ class _Builder:
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickles a parcel with its blocks as out-of-band buffers."""
+
     def __init__(self, parcel: Parcel, read: Callable[[Span], Any], variables: Mapping[str, Any]) -> None:
         self._builder = builder = _Builder(parcel, read, variables)
         super().__init__(
@@ -305,6 +307,8 @@ class _Unpickler(pickle.Unpickler):
         )
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the builder's method in place of a function that only gives the pickle a name; all other
+        classes and functions are found as usual."""
         if module == __name__ and name in _BUILT_BY_THE_UNPICKLER:
             return getattr(self._builder, name)
         return super().find_class(module, name)
@@ -325,6 +329,8 @@ _array, _tensor, _own = map(_stands_for, _BUILT_BY_THE_UNPICKLER := ("_array", "
 
 
 class _Nowhere:
+    """A file that drops what is written, to find out whether a value can be pickled."""
+
     def write(self, data: Any) -> int:
         return len(data)
 

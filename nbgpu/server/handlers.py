@@ -84,6 +84,8 @@ class Reading:
 
 
 class _Api(APIHandler):
+    """The base of the handlers that answer with JSON."""
+
     auth_resource = _RESOURCE
 
     def refuse(self, error: NbgpuError) -> None:

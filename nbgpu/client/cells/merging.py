@@ -36,6 +36,9 @@ class Block:
 
 @dataclass
 class _Queue:
+    """The items of one rank that wait to be shown, in the order in which the rank printed them. An item is
+    ripe once it has waited long enough for other ranks."""
+
     items: list[Item] = field(default_factory=list)
     num_ripe: int = 0
     """The number of items at the front that have waited long enough."""
@@ -46,6 +49,7 @@ class _Queue:
     """The number of items that were taken in this turn."""
 
     def ripen(self, came_before_s: float) -> None:
+        """Count the items as ripe that came before a time."""
         while self.arrivals and self.arrivals[0][0] <= came_before_s:
             self.num_ripe += self.arrivals.popleft()[1]
 

@@ -124,5 +124,6 @@ class _AtTerminal:
             self._answer = _END_OF_INPUT
 
     def answer(self) -> str | None:
+        """Return the text that was typed, and forget it; None if nothing was asked since."""
         answer, self._answer = self._answer, None
         return answer

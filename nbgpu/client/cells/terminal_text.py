@@ -17,6 +17,8 @@ _BEGUN_CONTROL = re.compile(r"\x1b(\[\d*)?\Z")
 
 @dataclass
 class _ScreenRow:
+    """One row of the small terminal."""
+
     text: str = ""
     redrawn: bool = False
     """Whether the row was written from its beginning more than once, as progress bars are."""

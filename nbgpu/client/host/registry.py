@@ -138,6 +138,8 @@ class Entry(Footprint):
         return [rank for rank, device in enumerate(self.devices) if device.uuid == uuid]
 
     def device_names(self) -> list[str]:
+        """The names of the devices by rank, with the name of their host in front where the ranks are on other
+        hosts."""
         names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
         if not self.hosts:
             return names

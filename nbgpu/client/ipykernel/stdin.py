@@ -42,6 +42,7 @@ class Page:
         return ""
 
     def answer(self) -> str | None:
+        """Return the text that was typed in the newest box; None while there is none."""
         while (reply := self._receive()) is not None:
             # Pages say which question they answer; other clients need not.
             if reply["parent_header"].get("msg_id", self._request_id) == self._request_id:

@@ -49,6 +49,8 @@ _BEFORE_ALL = 1000
 
 @dataclass
 class _Bracket:
+    """An open bracket, with the positions of the commas within it."""
+
     kind: str
     begin: int
     commas: list[int] = field(default_factory=list)
@@ -142,6 +144,8 @@ def _end_of_text(text: str, place: int, quote: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Setting:
+    """One setting: its class of settings, and its name."""
+
     model: type[BaseModel]
     name: str
 

@@ -116,6 +116,7 @@ class Study:
 
     @property
     def status(self) -> StudyState:
+        """The state of the study; 'stopping' after a stop until the present run has ended."""
         if self._ending.state is not None:
             return self._ending.state
         return "stopping" if self._stopping.is_set() else "measuring"

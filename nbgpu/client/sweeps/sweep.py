@@ -95,6 +95,7 @@ class Sweep:
 
     @property
     def status(self) -> SweepState:
+        """The state of the sweep; 'stopping' after a stop until all runs have ended."""
         if self._ending.state is not None:
             return self._ending.state
         return "stopping" if self._stopping.is_set() else "running"

@@ -19,6 +19,8 @@ _CUBE = (0, 95, 135, 175, 215, 255)
 
 @dataclass(frozen=True)
 class _Style:
+    """The style of text: colours as CSS, empty for the default, and attributes."""
+
     color: str = ""
     background: str = ""
     bold: bool = False

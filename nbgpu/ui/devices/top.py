@@ -78,6 +78,8 @@ class _State:
             self.num_changes += 1
 
     def screen(self) -> terminal.Screen | Text:
+        """Return what the terminal shows: a line with the host and the time, or the problem, and the cards
+        below it."""
         now = time.strftime("%H:%M:%S")
         head = Text.assemble((os.uname().nodename, "bold"), f"  {now}  q ends", no_wrap=True)
         if self.problem:

@@ -39,6 +39,8 @@ def shown(console: Console) -> Iterator[Callable[[Progress], None]]:
 
 
 class _Lines:
+    """Prints the progress as a line from time to time, for an output that is no terminal."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next_mono_s = time.monotonic() + LINE_PERIOD_S

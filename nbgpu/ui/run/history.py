@@ -96,6 +96,7 @@ class Series:
         del self.times_s[kept:], self.steps[kept:], self.values[kept:]
 
     def extend(self, other: Series) -> None:
+        """Append the points of another series."""
         for point in zip(other.times_s, other.steps, other.values, strict=True):
             self.append(*point)
 

@@ -18,6 +18,7 @@ def escape(text: object) -> str:
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table as HTML, with all text escaped."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -107,6 +107,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="nbgpu-panel", daemon=True)
 
     def start(self) -> None:
+        """Begin to follow the run, and end with it."""
         self._thread.start()
         self._run.on_end(self._end)
 
