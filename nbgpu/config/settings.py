@@ -222,7 +222,8 @@ class Settings(BaseModel):
 
 
 def together(*checks: Callable[[], Any]) -> list[Any]:
-    """The results of all checks; where some raise ConfigError, one error has the lines of all of them."""
+    """Return the results of all checks. If some raise a ConfigError, raise one error with the lines of all of
+    them."""
     results, problems = [], []
     for check in checks:
         try:

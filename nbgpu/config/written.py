@@ -125,7 +125,7 @@ def as_command(recipe: str, preset: str, settings: Mapping[str, Any], cluster: C
 
 
 def arguments_of(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
-    """The flags of these settings, as `nbgpu.config.flags.parse` reads them."""
+    """Return the flags of these settings for a command line."""
     arguments = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"

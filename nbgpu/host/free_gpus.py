@@ -135,6 +135,7 @@ class GpuChooser:
         if not held:
             return devices.one_for_each_rank((), ranks)
         free = [gpu for gpu in held if gpu.holder.is_free]
+        # Without a number of GPUs or ranks a single free GPU is enough for a start.
         needed = asked or (min(ranks, num_there) if ranks else 1)
         if len(free) < max(1, needed):
             self.refuse(f"gpus = {gpus!r}", needed, held, can_wait)

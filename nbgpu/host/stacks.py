@@ -64,6 +64,7 @@ class Stacks:
     def _ask(self, pid: int, path: Path) -> None:
         """Connect to the socket of a rank. The connection is the question: the rank writes its answer and
         closes."""
+        # The CPU time is read before the question, so that `computes` counts all of it since then.
         wanted_cpu_s = _wanted_cpu_s(pid)
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)

@@ -61,7 +61,7 @@ class ThisHost:
             take: called with the pid and the number under which the engine registers with ipyparallel in a
                 moment. From then on the engine belongs to the caller. If an interrupt comes before that, the
                 engine is ended.
-            number: the engine's; None for the next one of this host.
+            number: the engine's number in ipyparallel; None for the next one of this host.
 
         Raises:
             OSError, ValueError: the fork server does not answer.
@@ -71,6 +71,7 @@ class ThisHost:
             answer = json.loads(_received(fork_server))
             with uninterrupted():
                 take(answer["pid"], answer["engine"])
+                # Without this answer the fork server ends the engine, because no cluster would know of it.
                 fork_server.sendall(TAKEN)
 
     def prepare_to_train(self, recipes: Sequence[str]) -> None:

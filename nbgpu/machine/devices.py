@@ -283,7 +283,7 @@ def utilization_probe(device: Device) -> Callable[[], Mapping[str, float]]:
     For a GPU that is the share of time in which a kernel ran, according to NVML. For a CPU it is this
     process's CPU time divided by the elapsed time: 100 is one whole core, so two busy threads show as 200.
     `utilization_lost_percent` is the share of the time for which its main thread was ready to run and had no
-    core, where the kernel counts that.
+    core, where the kernel counts that. A CPU rank's values also have its memory, `memory_rss_bytes`.
     """
     if device.kind == "cpu":
         process = psutil.Process()

@@ -86,6 +86,7 @@ def candidates(config: ClusterConfig, chosen: Sequence[Device]) -> tuple[Transpo
         return nccl[:1]
     if config.backend in ("gloo", "hierarchical_copy"):
         return (_GLOO,)
+    # One rank alone is the last resort, where no two ranks can communicate.
     return (*(() if obstacle else nccl), _GLOO, _SINGLE)
 
 

@@ -196,7 +196,7 @@ class ReportHandler(JupyterHandler):
 
 
 def handlers(base_url: str) -> list[tuple[Any, ...]]:
-    """The addresses, for tornado."""
+    """Return the addresses with their handlers, for tornado."""
     below = url_path_join(base_url, "nbgpu")
     cluster = url_path_join(below, "clusters", "([0-9a-f]+)")
     return [

@@ -67,15 +67,18 @@ def name_request(cell: str, cursor: int) -> NameRequest | None:
     if (found := _CELL.match(cell)) is not None:
         if cursor < found.end():
             return None
+        # The whole cell is code for the ranks.
         ranks = _RANKS.search(found["arguments"])
         return NameRequest(
             cell[found.end() :], cursor - found.end(), found.end(), int(ranks["first"]) if ranks else 0
         )
     line_begin = cell.rfind("\n", 0, cursor) + 1
+    # The line of `%pull` or `%nbgpu vars` names variables of the ranks.
     found = _VARIABLES.match(cell[line_begin:cursor])
     if found is not None and not _last_word(found["words"]).startswith("--"):
         begin = line_begin + found.end()
         return NameRequest(cell[begin:cursor], cursor - begin, begin, only_variables=True)
+    # The rest of a line behind `%distributed` is code for the ranks.
     if (found := _LINE.match(cell, line_begin)) is None or cursor < found.end():
         return None
     line_end = cell.find("\n", cursor)

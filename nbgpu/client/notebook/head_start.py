@@ -63,7 +63,7 @@ class _Begun:
         return cell
 
     def give_up(self) -> None:
-        """Stop the ranks if nobody has claimed the cell. Called when nobody will any more."""
+        """Stop the ranks if nobody has claimed the cell; called when the notebook's cell is over."""
         if self._error is not None:
             _log.warning("a cell that was not run could not have been sent: %s", self._error)
         cell, self._cell = self._cell, None

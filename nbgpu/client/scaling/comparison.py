@@ -155,6 +155,7 @@ def _settings(plan: StudyPlan) -> dict[str, Any]:
 
 
 def _differences(own: Mapping[str, Any], other: Mapping[str, Any], left_out: Sequence[str] = ()) -> list[str]:
+    """Return a sentence for each name whose values differ."""
     names = [name for name in dict.fromkeys([*own, *other]) if name not in left_out]
     return [
         f"{name}: {own.get(name)} against {other.get(name)}"

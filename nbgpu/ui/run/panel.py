@@ -434,6 +434,7 @@ def _handle_of(run: Run) -> str:
 
 
 def _mark(event: Event) -> dict[str, Any]:
+    """Return an event as the page draws it: a mark at its step and time, with its text."""
     return {
         "rank": event.rank,
         "time_s": event.time_s,
