@@ -17,7 +17,7 @@ _FP16_SINCE = 7.0
 """The first compute capability that is faster in float16 (Volta)."""
 
 
-def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
+def adapt_to_devices(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     """The final settings for these ranks: `batch_size` follows from `global_batch_size` where that is given,
     amp='auto' is what their devices can do, and a smoke test gets a short run.
 

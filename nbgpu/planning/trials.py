@@ -25,7 +25,7 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import extras
 from nbgpu.machine.files import write_whole
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.text.similar import did_you_mean
 
@@ -415,7 +415,7 @@ def _trial_problems(plan: SweepPlan, number: int, ranks: Iterable[Sequence[Devic
         config = plan.settings(number)
         extras.require(config)
         for devices in ranks:
-            settled(config, devices)
+            adapt_to_devices(config, devices)
     except ConfigError as error:
         return list(dict.fromkeys(str(error).splitlines()))
     return []

@@ -24,7 +24,7 @@ from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.planning import kept_batch
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import checkpoint_files
@@ -424,7 +424,7 @@ class RunWatch:
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
         asked = self._pending_settings(before)
         changes, message = kept_batch.on_other_ranks(before, num_before, len(self._state.ranks))
-        config = settled(before.changed(**(changes | asked)), self._state.devices)
+        config = adapt_to_devices(before.changed(**(changes | asked)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
         if asked:

@@ -102,7 +102,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         raise ConfigError(f"num_steps = {num_steps} is not valid: at least 1")
     if cluster.world_size == 1:
         raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
-    config = cluster.parts.runs.with_choices(config)
+    config = cluster.parts.runs.settle(config).config
     if config.strategy not in ("ddp", "fsdp"):
         raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)

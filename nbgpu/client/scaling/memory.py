@@ -11,7 +11,7 @@ from nbgpu.client.engines.calls import reference
 from nbgpu.config import TrainConfig, train_config
 from nbgpu.errors import ConfigError
 from nbgpu.performance.memory import MeasuredMemory, Memory, PredictedMemory
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import count_of_ranks
 
@@ -49,7 +49,7 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
         raise ConfigError(f"the recipe {config.recipe!r} has no batches; cluster.plan estimates its memory")
     num_ranks = cluster.world_size
     left_out = config.left_to_data
-    config = cluster.parts.runs.with_choices(config)
+    config = cluster.parts.runs.settle(config).config
     settings = settings | {name: getattr(config, name) for name in left_out}
     found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
     measured = [
@@ -88,7 +88,7 @@ def _variants(
             problems.append(f"ranks = {num_ranks!r} is not valid: 1 to {_MAX_RANKS}")
             continue
         try:
-            config = settled(
+            config = adapt_to_devices(
                 train_config(recipe, **{**settings, **changed}), [cluster.devices[0]] * num_ranks
             )
         except ConfigError as error:

@@ -12,7 +12,7 @@ from nbgpu.config import TrainConfig, presets, settings_beside, settings_of, tra
 from nbgpu.config.conditions import conditions
 from nbgpu.config.settings import as_text, control_fields
 from nbgpu.errors import ConfigError
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.ui.controls.fields import Field
 
@@ -249,7 +249,7 @@ class SettingsForm:
         self.unplaced = []
         try:
             given = {name: drafts[name] for name in typed if name in drafts}
-            config = settled(train_config(self.recipe, **{**self._beside, **given}), devices)
+            config = adapt_to_devices(train_config(self.recipe, **{**self._beside, **given}), devices)
         except ConfigError as error:
             for line in str(error).splitlines():
                 name = self._field_of(line, typed)
