@@ -45,10 +45,17 @@ def settle(
         RunError: every checkpoint is damaged.
     """
     extras.require(config)
+    chosen = _fill_in(config, devices, choose) if config.left_to_data else Chosen()
+    settled = adapt_to_devices(config.changed(**chosen.values), devices)
+    return SettledConfig(settled, resume.find(settled, contents), chosen)
+
+
+def _fill_in(
+    config: TrainConfig, devices: Sequence[Device], choose: Callable[[TrainConfig], Chosen]
+) -> Chosen:
+    """Return the values of settings that are left to the data: those of the checkpoint that the run goes on
+    from, or what the files decide."""
     chosen = resume.values_in_checkpoint(config)
     # A smoke test is about the model of the whole run.
     whole = adapt_to_devices(config.changed(**chosen.values, smoke_test=False), devices)
-    if whole.left_to_data:
-        chosen = chosen.with_more(choose(whole))
-    settled = adapt_to_devices(config.changed(**chosen.values), devices)
-    return SettledConfig(settled, resume.find(settled, contents), chosen)
+    return chosen.with_more(choose(whole)) if whole.left_to_data else chosen

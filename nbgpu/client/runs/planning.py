@@ -39,10 +39,9 @@ class Planner:
         Raises:
             RankError: settings are left to the data, and no file can be used.
         """
-        key = self._key(config)
 
         def choose(whole: TrainConfig) -> Chosen:
-            if key not in self._choices:
+            if (key := self._key(config)) not in self._choices:
                 state = self._state
                 memory_bytes = devices.least_rank_memory_bytes(state.config, state.devices)
                 on_gpu = all(device.kind == "cuda" for device in state.devices)
