@@ -45,12 +45,12 @@ def settle(
         RunError: every checkpoint is damaged.
     """
     extras.require(config)
-    chosen = _fill_in(config, devices, choose) if config.left_to_data else Chosen()
+    chosen = _choose_left_out(config, devices, choose) if config.left_to_data else Chosen()
     settled = adapt_to_devices(config.changed(**chosen.values), devices)
     return SettledConfig(settled, resume.find(settled, contents), chosen)
 
 
-def _fill_in(
+def _choose_left_out(
     config: TrainConfig, devices: Sequence[Device], choose: Callable[[TrainConfig], Chosen]
 ) -> Chosen:
     """Return the values of settings that are left to the data: those of the checkpoint that the run goes on

@@ -119,7 +119,9 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     resize(site, 2)
     site.cell("kept = rank")
     site.hosts["n2"].power_off()
-    site.notebook.run("while cluster.parts.state.processes.without_ranks[0].is_there: time.sleep(0.05)")
+    site.notebook.run(
+        "while all(host.is_there for host in cluster.parts.state.pool.members): time.sleep(0.05)"
+    )
     require_sum(site, 2)
     assert "host n2 is lost" in site.notebook.run("print(cluster.status())")
     failed, said = site.notebook.fails("cluster.resize(4)")
@@ -128,7 +130,7 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     assert "n2 is lost, and has room when it is back" in said
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     require_sum(site, 2)
     resize(site, 4)
     require_sum(site, 4)
@@ -138,7 +140,7 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
 def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.Site) -> None:
     resize(site, 3)
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     said = site.notebook.run("print(cluster.status())").splitlines()
     assert [line for line in said if line.split()[:2] == ["2", "n2"] and line.endswith("lost with its host")]
     assert "host n2 is lost" in said
@@ -148,19 +150,19 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
     require_sum(site, 2)
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert "Host n2 is back: rank 2 is new and empty, and there are 3 ranks" in said
     require_sum(site, 3)
     # Of a smaller cluster it gets none, and no cell is held up.
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     assert "goes on with 2 ranks" in site.notebook.fails("cluster.execute('1')")[1]
     resize(site, 1)
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
-    assert not site.notebook.value("cluster.parts.state.hosts_dialled_in()")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
+    assert not site.notebook.value("cluster.parts.state.pool.has_come(len(cluster.ranks))")
     require_sum(site, 1)
     resize(site, 4)
     require_sum(site, 4)
@@ -168,11 +170,11 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
 
 def test_a_host_whose_ranks_did_not_come_is_tried_again(site: hosts.Site) -> None:
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     assert "goes on with 2 ranks" in site.notebook.fails("cluster.execute('1')")[1]
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     site.notebook.run(END_RANK_1)
     assert site.notebook.fails("cluster.execute('1')")[0] == "ClusterError"
     assert "rank 1 was replaced" in site.notebook.fails("cluster.execute('1')")[1]

@@ -182,7 +182,7 @@ class Cluster(RecipeCalls):
         within a second, or within three more where Slurm is slow."""
         with closing(self.parts.state.lookout()) as lookout:
             table = status.table(self.parts.state, self.run, lookout)
-        given = time_limit.job_state(self.parts.state.launcher)
+        given = time_limit.job_state(self.parts.state.pool)
         return f"{table}\n{given}" if given else table
 
     def describe(self) -> str:
@@ -243,7 +243,7 @@ class Cluster(RecipeCalls):
     @property
     def join_file(self) -> Path | None:
         """The file with which hosts dial in, where ranks are on other hosts."""
-        return self.parts.state.join_file
+        return self.parts.state.pool.join_file
 
     @property
     def run(self) -> Run | None:

@@ -112,8 +112,8 @@ class Resizing:
             room = ", ".join(
                 f"{name} {number}" for name, number in Counter(name for name, _ in seats).items()
             )
-            lost = " and ".join(state.missing_hosts())
-            self._changes.start_lost_hosts()
+            lost = " and ".join(host.name for host in state.pool.missing())
+            self._state.pool.start_again()
             raise ConfigError(
                 f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
                 f"many as gpus_per_node says.{f' {lost} is lost, and has room when it is back.' if lost else ''} For more: "

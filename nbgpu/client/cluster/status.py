@@ -22,7 +22,7 @@ def table(state: ClusterState, run: Run | None, lookout: Lookout) -> str:
     # One host needs no name.
     with_hosts = not state.config.is_local
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
-    lost = state.missing_hosts()
+    lost = [host.name for host in state.pool.missing()]
     lookout.ask()
     lookout.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(state.devices):
@@ -38,7 +38,7 @@ def table(state: ClusterState, run: Run | None, lookout: Lookout) -> str:
 
 def _other_states(state: ClusterState, lost: Sequence[str]) -> list[str]:
     """A sentence for each host that is lost, or that waits for ranks."""
-    waiting = [host.name for host in state.hosts_without_ranks if host.is_there]
+    waiting = [host.name for host in state.pool.members if host.is_there and not host.has_ranks]
     return [
         *(f"host {name} is lost" for name in lost),
         *(f"host {name} has no ranks now: %nbgpu resize gives it some" for name in waiting),
@@ -50,7 +50,7 @@ def _clocks(state: ClusterState) -> list[str]:
     return [
         f"the clock of host {host.name} is {duration(abs(host.clock_ahead_s))} "
         f"{'ahead of' if host.clock_ahead_s > 0 else 'behind'} this host's: times of its ranks are corrected by that"
-        for host in state.other_hosts
+        for host in state.pool.with_ranks
         if abs(host.clock_ahead_s) >= _WORTH_SAYING_S
     ]
 

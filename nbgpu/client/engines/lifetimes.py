@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nbgpu.client.engines.processes import GONE_WITH_HOST, Processes
+from nbgpu.client.engines.host_pool import GONE_WITH_HOST, HostPool
 from nbgpu.client.engines.seating import Seating
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
@@ -35,7 +35,7 @@ class Lifetimes:
     """Starts, watches and ends the engines of a cluster.
 
     Args:
-        processes: the engines' processes.
+        pool: the hosts of the engines.
         client: ipyparallel's client.
         config: the cluster's settings.
         seating: the seating, in which spares are noted.
@@ -44,13 +44,13 @@ class Lifetimes:
 
     def __init__(
         self,
-        processes: Processes,
+        pool: HostPool,
         client: Client,
         config: ClusterConfig,
         seating: Seating,
         note: Callable[[], None],
     ) -> None:
-        self._processes = processes
+        self._pool = pool
         self._client = client
         self._config = config
         self._seating = seating
@@ -64,7 +64,7 @@ class Lifetimes:
         if process not in self._probes:
             for replaced in set(self._probes) - set(self._seating.processes.values()):
                 self._probes.pop(replaced).close()
-            self._probes[process] = self._processes.host_of(process).glance(process.pid)
+            self._probes[process] = self._pool.host_of(process).glance(process.pid)
         return self._probes[process]
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Lifetimes:
 
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how a process ended, in words that follow its name, or None while it lives."""
-        ended = self._processes.how_ended(process, self._config.debug)
+        ended = self._pool.how_ended(process, self._config.debug)
         # A rank is asked to end, too, when only another one of its lost host is known to be gone as yet.
         return ended if ended in (None, GONE_WITH_HOST) else self._why_ended.get(process, ended)
 
@@ -85,7 +85,7 @@ class Lifetimes:
         by_process = {
             EngineProcess(host, pid): used
             for host, pids in by_host(processes.values()).items()
-            for pid, used in self._processes.hosts[host].core_uses(pids).items()
+            for pid, used in self._pool.hosts[host].core_uses(pids).items()
         }
         return {key: by_process[process] for key, process in processes.items() if process in by_process}
 
@@ -99,7 +99,7 @@ class Lifetimes:
         Raises:
             ClusterError: it does not end.
         """
-        if not self._processes.host_of(process).is_ending(process.pid):
+        if not self._pool.host_of(process).is_ending(process.pid):
             self._why_ended[process] = why or "was ended, to be replaced"
         self._kill([process])
         self._wait_for_end(process, f"{name} (pid {process.pid})")
@@ -118,11 +118,11 @@ class Lifetimes:
 
     def _kill(self, processes: Iterable[EngineProcess]) -> None:
         for host, pids in by_host(processes).items():
-            self._processes.hosts[host].send_signal(pids, signal.SIGKILL)
+            self._pool.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def _wait_for_end(self, process: EngineProcess, name: str) -> None:
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self._processes.how_ended(process, self._config.debug) is None:
+        while self._pool.how_ended(process, self._config.debug) is None:
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"the process of {name} does not end: it waits in the kernel or its driver. "
@@ -144,7 +144,7 @@ class Lifetimes:
             new.append(engine)
             self._note()
 
-        self._processes.new_engine(host, register)
+        self._pool.new_engine(host, register)
         (engine,) = new
         return engine
 
@@ -152,7 +152,7 @@ class Lifetimes:
         """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
         where there are too few."""
         for engine, process in list(self._seating.spares.items()):
-            if self._processes.how_ended(process, self._config.debug) is not None:
+            if self._pool.how_ended(process, self._config.debug) is not None:
                 del self._seating.spares[engine]
         free = dict(self._seating.spares)
         taken = []
@@ -192,8 +192,8 @@ class Lifetimes:
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
             for process in (self._seating.spares[engine] for engine in missing):
-                host = self._processes.host_of(process)
-                if how := self._processes.how_ended(process, self._config.debug):
+                host = self._pool.host_of(process)
+                if how := self._pool.how_ended(process, self._config.debug):
                     raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
                 if time.monotonic() > give_up_s:
                     raise ClusterError(

@@ -16,8 +16,8 @@ from nbgpu.client.engines import seats
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.changing import ChangingRanks
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.engines.lifetimes import Lifetimes, by_host
-from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import collect, failures
 from nbgpu.client.engines.seating import Seating
@@ -47,7 +47,7 @@ class Ranks(ChangingRanks):
     """Reaches the ranks' engines, and forms their group again.
 
     Args:
-        processes: the engines' processes, which have been started.
+        pool: the hosts of the engines, which have been started.
         client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
         chosen: the device of each rank.
         transport: the transport between the ranks, if it is known already.
@@ -58,7 +58,7 @@ class Ranks(ChangingRanks):
 
     def __init__(
         self,
-        processes: Processes,
+        pool: HostPool,
         client: Client,
         chosen: Sequence[Device],
         transport: Transport,
@@ -70,23 +70,23 @@ class Ranks(ChangingRanks):
         self._config = config
         self._chosen = tuple(chosen)
         self._note = note
-        self._processes = processes
+        self._pool = pool
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._lifetimes = Lifetimes(processes, client, config, seating, note)
+        self._lifetimes = Lifetimes(pool, client, config, seating, note)
         self._suspects: set[int] = set()
         """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
         self._transport = transport
         self._seats = self._seats_with_transport(transport)
 
     def _seats_with_transport(self, transport: Transport) -> list[dict[str, Any]]:
-        return seats.rank_seats(self._config, self._chosen, transport, self._processes, self._host_name)
+        return seats.rank_seats(self._config, self._chosen, transport, self._pool, self._host_name)
 
     def _host_name(self, rank: int) -> str:
         """The name of a rank's host; a rank that is about to come is on the notebook's."""
         process = self.seating.processes.get(rank)
-        return self._processes.this_host.name if process is None else process.host
+        return self._pool.processes.this_host.name if process is None else process.host
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -105,10 +105,10 @@ class Ranks(ChangingRanks):
     def pids_here(self) -> dict[int, int]:
         """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
         belongs to another."""
-        here = self._processes.this_host.name
+        here = self._pool.processes.this_host.name
         return (
             {}
-            if self._processes.others
+            if self._pool.members
             else {
                 rank: process.pid for rank, process in self.seating.processes.items() if process.host == here
             }
@@ -203,7 +203,7 @@ class Ranks(ChangingRanks):
         """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
         for host, processes in by_host(self.seating.processes[rank] for rank in ranks).items():
-            self._processes.hosts[host].interrupt(processes)
+            self._pool.hosts[host].interrupt(processes)
 
     def sever(self) -> None:
         """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
@@ -212,7 +212,7 @@ class Ranks(ChangingRanks):
         end only. A second call for the same generation does nothing more.
         """
         for host, processes in by_host(self.seating.processes.values()).items():
-            self._processes.hosts[host].give_up(processes, self.seating.generation)
+            self._pool.hosts[host].give_up(processes, self.seating.generation)
         if self.seating.is_whole:
             self.seating.is_whole = False
             self._note()
@@ -239,7 +239,7 @@ class Ranks(ChangingRanks):
 
     def require_reachable(self) -> None:
         """Raise ClusterError if the controller or the fork server is gone: no message would arrive."""
-        self._processes.require_reachable()
+        self._pool.processes.require_reachable()
 
     @uninterrupted()
     def untouched_by_cell(self) -> bool:
@@ -253,12 +253,12 @@ class Ranks(ChangingRanks):
 
     def name_of(self, rank: int) -> str:
         """Return the rank's name for messages: 'rank 2', or 'rank 2 on host n2' if hosts have dialled in."""
-        return f"rank {rank} on host {self._host_name(rank)}" if self._processes.others else f"rank {rank}"
+        return f"rank {rank} on host {self._host_name(rank)}" if self._pool.members else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
         process = self.seating.processes[rank]
-        return self._processes.host_of(process).is_ending(process.pid)
+        return self._pool.host_of(process).is_ending(process.pid)
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return those of these ranks that live but stand still, each with the reason and the way to let it
@@ -271,7 +271,7 @@ class Ranks(ChangingRanks):
         return {rank: reason for rank in chosen if (reason := self._standstill(self.seating.processes[rank]))}
 
     def _standstill(self, process: EngineProcess) -> str:
-        return self._processes.host_of(process).standstill(process.pid)
+        return self._pool.host_of(process).standstill(process.pid)
 
     @uninterrupted()
     def wait_for(self, results: Mapping[int, Reply]) -> dict[int, Any]:
@@ -292,7 +292,7 @@ class Ranks(ChangingRanks):
     def resident_bytes(self, rank: int) -> int | None:
         """Return the memory that a rank's process has in RAM, or None if the process is gone."""
         process = self.seating.processes[rank]
-        return self._processes.host_of(process).resident_bytes(process.pid)
+        return self._pool.host_of(process).resident_bytes(process.pid)
 
     def core_uses(self, ranks: Iterable[int]) -> dict[int, CoreUse]:
         """Return the core time that the process of each rank has used and waited for so far; a process that
@@ -434,7 +434,7 @@ class Ranks(ChangingRanks):
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Have the imports for training done wherever a rank's replacement will come from; return at once."""
-        self._processes.prepare_engines(list(recipes))
+        self._pool.prepare_engines(list(recipes))
         for engine in set(self.seating.spares) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
@@ -442,7 +442,7 @@ class Ranks(ChangingRanks):
     def add_spares(self, num_spares: int) -> None:
         """Start spares until there are `num_spares`; return before they are ready."""
         while len(self.seating.spares) < num_spares:
-            self._lifetimes.new_spare(self._processes.this_host.name)
+            self._lifetimes.new_spare(self._pool.processes.this_host.name)
 
     @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
@@ -464,7 +464,7 @@ class Ranks(ChangingRanks):
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
                 raise ClusterError(
-                    f"the output of rank {rank} does not arrive. {self._processes.log_tail('controller')}"
+                    f"the output of rank {rank} does not arrive. {self._pool.processes.log_tail('controller')}"
                 )
             if how := self.how_ended(rank):
                 raise ClusterError(how)

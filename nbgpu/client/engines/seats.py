@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import devices, numa
 from nbgpu.machine.transports import SINGLE, Transport
@@ -18,7 +18,7 @@ def rank_seats(
     config: ClusterConfig,
     chosen: Sequence[Device],
     transport: Transport,
-    processes: Processes,
+    pool: HostPool,
     host_of: Callable[[int], str],
 ) -> list[dict[str, Any]]:
     """Return the seat of each rank.
@@ -27,15 +27,15 @@ def rank_seats(
         config: the cluster's settings.
         chosen: the device of each rank.
         transport: the transport between the ranks.
-        processes: the processes of the cluster, whose controller runs.
+        pool: the hosts of the cluster, whose controller runs.
         host_of: returns the name of a rank's host.
     """
     hosts = [host_of(rank) for rank in range(len(chosen))]
     link = config.simulated_link
-    meeting = MeetingPlace.read(processes.meeting_file)
+    meeting = MeetingPlace.read(pool.processes.meeting_file)
     seats = []
     for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
-        place = processes.place_of(hosts[rank])
+        place = pool.place_of(hosts[rank])
         world_size = 1 if transport.name == SINGLE else len(chosen)
         with_ranks = list(dict.fromkeys(hosts[:world_size]))
         ranks_here = [other for other in range(world_size) if hosts[other] == hosts[rank]]

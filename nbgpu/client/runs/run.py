@@ -219,7 +219,7 @@ class Run:
     @property
     def lost_ranks(self) -> list[int]:
         """The ranks whose host is lost, while the run has not gone on without it or with it again."""
-        lost = [] if self.over else self._state.lost_hosts()
+        lost = [] if self.over else self._state.pool.lost()
         return self._recovery.hosts.ranks_on(lost) if lost else []
 
     @property

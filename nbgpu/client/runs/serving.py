@@ -123,7 +123,7 @@ def follow(
 
     def on_seeing_hosts() -> dict[OtherHost, list[int]]:
         present = _ranks_of(state)
-        seeing = [host for host in state.other_hosts if host.name not in served.hosts]
+        seeing = [host for host in state.pool.with_ranks if host.name not in served.hosts]
         return {host: present[host.name] for host in seeing if host.name in present}
 
     served.follow(on_file, remove_old, on_answer)

@@ -302,7 +302,7 @@ class RunWatch:
         went wrong. Counts the deaths at one step, and notes in `failures` why it cannot."""
         if not watch.gone:
             return False
-        if self._is_served and self._state.lost_hosts():
+        if self._is_served and self._state.pool.lost():
             self._add_to_failures(
                 "the run ends here, because not all hosts see its folder. resume='auto' goes on from its newest checkpoint"
             )
@@ -322,7 +322,7 @@ class RunWatch:
     def _waits_for_hosts(self) -> bool:
         """Return whether a host is lost and waited for: with it the run goes on from its newest
         checkpoint."""
-        return self._state.config.on_host_lost == "wait" and bool(self._state.lost_hosts())
+        return self._state.config.on_host_lost == "wait" and bool(self._state.pool.lost())
 
     def _keeps_waiting(self) -> bool:
         """Return whether to wait on for a host."""
@@ -379,7 +379,7 @@ class RunWatch:
 
     def _can_readmit_host(self) -> bool:
         """Return whether a host has come back, and the run has written a checkpoint since."""
-        if self._is_served or not self._state.hosts_dialled_in() or self._num_stops_asked:
+        if self._is_served or not self._state.pool.has_come(self._state.world_size) or self._num_stops_asked:
             self._checkpoint_before = None
             return False
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint

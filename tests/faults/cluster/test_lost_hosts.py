@@ -66,7 +66,7 @@ def train(site: hosts.Site) -> None:
 def come_back(site: hosts.Site, name: str) -> None:
     """A host that was lost dials in, and the next cell takes it."""
     site.dial_in(name)
-    code = "while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)"
+    code = "while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)"
     site.notebook.run(f"import time\n{code}")
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert failed == "ClusterError"
@@ -281,7 +281,9 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     site.notebook.run("newest = run.checkpoint(); away = newest.rename(run.folder / 'away')")
     site.hosts.power_on(name)
     site.dial_in(name)
-    site.notebook.run("while not cluster.parts.state.hosts_dialled_in(): time.sleep(0.05)\ntime.sleep(1)")
+    site.notebook.run(
+        "while not cluster.parts.state.pool.has_come(len(cluster.ranks)): time.sleep(0.05)\ntime.sleep(1)"
+    )
     site.notebook.run("_ = away.rename(newest)")
     assert site.notebook.run(begun_again.format(2)) == "['paused', 'paused', 'paused', 'paused']\n"
     heals = site.notebook.value("cluster.parts.state.news")
@@ -379,7 +381,7 @@ def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) ->
     site.new_notebook()
     site.notebook.run(attach)
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.processes.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     hosts.Host.send_signal(site.notebook.process, signal.SIGKILL)
     site.new_notebook()
     site.notebook.run(attach)
@@ -408,7 +410,7 @@ def require_nothing_left(site: hosts.Site, *nodes: hosts.Host) -> None:
 def test_the_controller_is_killed(site: hosts.Site, measured: Measured) -> None:
     measured.fault_now()
     site.notebook.run(
-        "import signal; cluster.parts.state.processes.leaders['controller'].send(signal.SIGKILL)"
+        "import signal; cluster.parts.state.pool.processes.leaders['controller'].send(signal.SIGKILL)"
     )
     require_nothing_left(site, *site.nodes)
     measured.ended()

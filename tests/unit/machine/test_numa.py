@@ -12,7 +12,7 @@ import pretend_gpus
 import pytest
 
 from nbgpu.client.engines import seats
-from nbgpu.client.engines.processes import Place
+from nbgpu.client.engines.host_pool import Place
 from nbgpu.config import ClusterConfig
 from nbgpu.host import gpu_checks
 from nbgpu.machine import cgroups, devices, numa
@@ -45,9 +45,9 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def seats_of(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> list[dict[str, Any]]:
     monkeypatch.setattr(MeetingPlace, "read", lambda _: SimpleNamespace(address=""))
     place = Place("here", "", "", "", None, numa.bindable())
-    processes: Any = SimpleNamespace(meeting_file=None, place_of=lambda _: place)
+    pool: Any = SimpleNamespace(processes=SimpleNamespace(meeting_file=None), place_of=lambda _: place)
     chosen = devices.choose(config.named_gpus, config.ranks)
-    return seats.rank_seats(config, chosen, Transport("gloo", "gloo"), processes, lambda _: "here")
+    return seats.rank_seats(config, chosen, Transport("gloo", "gloo"), pool, lambda _: "here")
 
 
 def test_each_rank_gets_its_gpus_node_and_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     security = folder / "profile" / "security"
     connection = json.loads((security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json").read_text())
     meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
-    path = folder / "join.json"
+    path = join_file_path(folder)
     # The host's own GPUs are visible there, and its ranks share its own cores.
     differ_by_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
     variables = {name: value for name, value in environment.items() if name not in differ_by_host}
@@ -54,6 +54,11 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     join = JoinFile(connection, meeting, variables, interface, working_folder())
     write_whole(path, join.as_json(), mode=0o600)
     return path
+
+
+def join_file_path(folder: Path) -> Path:
+    """The path of the join file in a cluster's folder."""
+    return folder / "join.json"
 
 
 def working_folder() -> str:
