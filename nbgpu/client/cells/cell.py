@@ -220,7 +220,7 @@ class DistributedCell:
     def _hangs(self) -> HangWatch:
         """The watch for hangs, made only for cells that are not over in a moment."""
         return HangWatch(
-            self._state.lookout(),
+            self._state.stack_sampler(),
             self._results,
             self._state.world_size,
             self._state.config.notice_after_s,

@@ -180,8 +180,8 @@ class Cluster(RecipeCalls):
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line, and the state of a job. Returns
         within a second, or within three more where Slurm is slow."""
-        with closing(self.parts.state.lookout()) as lookout:
-            table = status.table(self.parts.state, self.run, lookout)
+        with closing(self.parts.state.stack_sampler()) as sampler:
+            table = status.table(self.parts.state, self.run, sampler)
         given = time_limit.job_state(self.parts.state.pool)
         return f"{table}\n{given}" if given else table
 

@@ -13,8 +13,8 @@ from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.cluster import time_limit
 from nbgpu.client.engines import environment
 from nbgpu.client.engines.host_pool import HostPool
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import gpu_choice, registry
@@ -159,11 +159,11 @@ class Lifecycle:
         state.use_devices(chosen[: state.pool.most_ranks])
         state.choose_first_transport()
 
-    def _form_group(self, seating: Seating) -> None:
+    def _form_group(self, assignment: RankAssignment) -> None:
         """Make the engines ranks of one process group, over the best transport that works, and begin to watch
         over them."""
         state = self._state
-        state.started_ranks = self._make_ranks(seating)
+        state.started_ranks = self._make_ranks(assignment)
         self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
         if state.config.spare:
             state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
@@ -176,9 +176,9 @@ class Lifecycle:
         them."""
         state = self._state
         num_engines = sum(process.alive() for process in entry.engines.values())
-        state.pool.take_over(entry.folder, entry.leaders, num_engines, entry.hosts, entry.seating)
+        state.pool.take_over(entry.folder, entry.leaders, num_engines, entry.hosts, entry.assignment)
         state.time_limit = time_limit.watch_over(state, self._runs, self._variables)
-        state.started_ranks = self._make_ranks(entry.seating)
+        state.started_ranks = self._make_ranks(entry.assignment)
         state.ranks.end_leaving()
         state.reserve()
 
@@ -305,7 +305,7 @@ class Lifecycle:
         self._runs.refuse_during_run()
         return self._recovery.restart(rank, replay)
 
-    def _make_ranks(self, seating: Seating) -> Ranks:
+    def _make_ranks(self, assignment: RankAssignment) -> Ranks:
         state = self._state
         return Ranks(
             state.pool,
@@ -313,6 +313,6 @@ class Lifecycle:
             state.devices,
             state.chosen_transport.transport,
             state.config,
-            seating,
+            assignment,
             state.write_entry,
         )

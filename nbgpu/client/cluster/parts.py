@@ -68,7 +68,7 @@ class ClusterParts:
     def from_entry(cls, entry: registry.Entry) -> Self:
         """Make the parts for a cluster that another process has started."""
         # A notebook that ended while its cluster was growing may have taken more GPUs than there are ranks.
-        there = entry.devices[: len(entry.seating.engines)]
+        there = entry.devices[: len(entry.assignment.engines)]
         launcher = launcher_that_started(entry.config, entry.job, entry.launched)
         pool = HostPool(entry.config, launcher, entry.most_ranks)
         return cls(ClusterState(entry.config, pool, there, entry.chosen_transport, entry=entry))

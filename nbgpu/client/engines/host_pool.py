@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nbgpu.client.engines.other_hosts import joining
 from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
 from nbgpu.client.engines.processes import Processes
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.launchers.choosing import launcher_of
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
@@ -157,11 +157,11 @@ class HostPool:
         self.launcher.joined()
         return tuple(device for _, device in joining.devices_of(self.members))
 
-    def start_ranks(self, num_ranks: int, check: Callable[[], None]) -> Seating:
-        """Return the seating of as many ranks, host by host, once the engine of each has come."""
+    def start_ranks(self, num_ranks: int, check: Callable[[], None]) -> RankAssignment:
+        """Return the assignment of as many ranks, host by host, once the engine of each has come."""
         if self._config.is_local:
             here = self.processes.this_host.name
-            return Seating.at_start(self.client, here, num_ranks, self._config.start_timeout_s, check)
+            return RankAssignment.at_start(self.client, here, num_ranks, self._config.start_timeout_s, check)
         num_of_host = Counter(name for name, _ in joining.devices_of(self.members)[:num_ranks])
         self.mark_with_ranks(num_of_host)
         return joining.start_ranks(self.client, self.members, num_of_host, self._config, check)
@@ -172,7 +172,7 @@ class HostPool:
         leaders: Mapping[str, ProcessId],
         num_engines: int,
         joined: Sequence[JoinedHost],
-        seating: Seating,
+        assignment: RankAssignment,
     ) -> None:
         """Connect to the hosts of a cluster that another process has started; the arguments are from its
         entry in the registry."""
@@ -181,8 +181,8 @@ class HostPool:
         self.connect(num_engines)
         if joined:
             self.join_file = joining.join_file_path(folder)
-            self._admit(joining.take_over(self.client, joined, seating))
-            self.mark_with_ranks({process.host for process in seating.processes.values()})
+            self._admit(joining.take_over(self.client, joined, assignment))
+            self.mark_with_ranks({process.host for process in assignment.processes.values()})
 
     def _admit(self, hosts: Iterable[OtherHost]) -> None:
         self.members += hosts

@@ -105,7 +105,7 @@ class LostHosts:
         """Return the ranks that these hosts have."""
         names = {host.name for host in hosts}
         # A copy: another thread may replace ranks meanwhile.
-        processes = dict(self._state.ranks.seating.processes)
+        processes = dict(self._state.ranks.assignment.processes)
         return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost]) -> str:

@@ -178,7 +178,7 @@ class Recovery:
             raise
         if stuck := watch.stuck():
             self.abandon_cell(results)
-            with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
+            with closing(HangWatch(self._state.stack_sampler(), results, len(self._state.ranks), 0)) as hangs:
                 message = hangs.not_back(stuck)
             if causes := watch.causes():
                 raise RankError(causes, len(self._state.ranks), message)

@@ -195,9 +195,9 @@ class RunWatch:
         """Wait until all ranks are back or gone; if a Stop had to interrupt them, return what each was doing,
         else None."""
         interrupted: str | None = None
-        lookout = self._state.lookout()
+        sampler = self._state.stack_sampler()
         hangs = HangWatch(
-            lookout,
+            sampler,
             self._results,
             len(self._results),
             self._state.config.notice_after_s,

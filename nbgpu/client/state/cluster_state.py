@@ -12,7 +12,7 @@ from typing import Any
 from nbgpu.client.engines.host_pool import NOT_RUNNING, HostPool
 from nbgpu.client.engines.other_hosts.served import Served
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.stacks import Lookout, Sighting
+from nbgpu.client.engines.stacks import StackSample, StackSampler
 from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.state.history import CellHistory
 from nbgpu.client.state.release import IdleRelease
@@ -56,7 +56,7 @@ class ClusterState:
     reservations: Reservations = field(default_factory=Reservations)
     """Says to other users of this host which GPUs the cluster has."""
     started_ranks: Ranks | None = None
-    last_seen: dict[int, Sighting] = field(default_factory=dict)
+    last_seen: dict[int, StackSample] = field(default_factory=dict)
     release: IdleRelease | None = None
     why_ended: str = ""
     """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
@@ -138,18 +138,20 @@ class ClusterState:
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
-    def lookout(self) -> Lookout:
-        """Make a lookout, which asks the ranks where they are. The caller closes it."""
+    def stack_sampler(self) -> StackSampler:
+        """Make a sampler, which asks the ranks where they are. The caller closes it."""
         hosts = self.pool.hosts
-        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self.last_seen)
+        return StackSampler(
+            self.ranks.assignment.processes, lambda host: hosts[host].stacks(), self.last_seen
+        )
 
     def idle_ranks(self) -> list[int]:
         """Return the ranks that answer that they are at work on nothing."""
-        with closing(self.lookout()) as lookout:
-            lookout.seen.clear()
-            lookout.ask()
-            lookout.collect(_ANSWER_PATIENCE_S)
-            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
+        with closing(self.stack_sampler()) as sampler:
+            sampler.seen.clear()
+            sampler.ask()
+            sampler.collect(_ANSWER_PATIENCE_S)
+            return [rank for rank, seen in sampler.seen.items() if seen.where.doing == "idle"]
 
     def listen(self) -> list[Questions]:
         """Begin to receive the questions that ranks ask through `input()`; return the receiver of each
@@ -188,11 +190,11 @@ class ClusterState:
             "most_ranks": self.pool.most_ranks,
         }
         if self.started_ranks is not None:
-            seating = self.started_ranks.seating
+            assignment = self.started_ranks.assignment
             fields |= {
                 "config": self.config,
                 "devices": self.started_ranks.devices,
-                "seating": seating,
+                "assignment": assignment,
                 "engines": self.entry.engines_with(self.started_ranks.pids_here),
             }
         if self.run_folder is not None:

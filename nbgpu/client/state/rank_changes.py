@@ -68,19 +68,19 @@ class RankChanges:
             self._state.pool.most_ranks = num_ranks
             self._state.write_entry()
 
-    def free_seats(self) -> list[tuple[str, Device]]:
+    def free_slots(self) -> list[tuple[str, Device]]:
         """Return the devices of the other hosts that have no rank now, each with the name of its host."""
         state = self._state
-        seats = joining.devices_of([host for host in state.pool.members if host.is_there])
-        for rank, process in state.ranks.seating.processes.items():
-            if (seat := (process.host, state.devices[rank])) in seats:
-                seats.remove(seat)
-        return seats
+        slots = joining.devices_of([host for host in state.pool.members if host.is_there])
+        for rank, process in state.ranks.assignment.processes.items():
+            if (slot := (process.host, state.devices[rank])) in slots:
+                slots.remove(slot)
+        return slots
 
     def _mark_hosts_with_ranks(self, *more: str) -> None:
         """Mark the hosts of the present ranks, and `more` by name, as those that have ranks; the rest have
         none."""
-        names = {process.host for process in self._state.ranks.seating.processes.values()}
+        names = {process.host for process in self._state.ranks.assignment.processes.values()}
         self._state.pool.mark_with_ranks({*names, *more})
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> dict[int, int]:
@@ -93,7 +93,7 @@ class RankChanges:
         """
         state = self._state
         names = {host.name for host in lost}
-        processes = state.ranks.seating.processes
+        processes = state.ranks.assignment.processes
         gone = [rank for rank, process in processes.items() if process.host in names]
         numbers = {rank: new for new, rank in enumerate(r for r in range(state.world_size) if r not in gone)}
         state.pool.go_on_without(lost)
@@ -117,7 +117,7 @@ class RankChanges:
         the person wants; return the lines that `change_size` returns."""
         state = self._state
         names = [host.name for host in hosts]
-        new = [seat for seat in self.free_seats() if seat[0] in names]
+        new = [slot for slot in self.free_slots() if slot[0] in names]
         if state.pool.most_ranks is not None:
             new = new[: max(0, state.pool.most_ranks - state.world_size)]
         if not new:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbgpu.engine.process.seat import Seat
+    from nbgpu.engine.process.rank_spec import RankSpec
 
 
 def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
@@ -28,8 +28,8 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
     )
 
 
-def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
-    """Apply what differs in the new seat of this rank: the names `rank` and `world_size`, torchrun's
+def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
+    """Apply what differs in the new spec of this rank: the names `rank` and `world_size`, torchrun's
     variables, threads, cores and memory limit.
 
     What the person has set to another value stays.
@@ -46,23 +46,23 @@ def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     from nbgpu.engine.variables import replicas
     from nbgpu.machine import numa
 
-    assert seat.described == before.described, f"rank {before.rank} has another device"
-    if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
-        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
-    numa.follow(seat.binding)
+    assert spec.described == before.described, f"rank {before.rank} has another device"
+    if spec.memory_limit_bytes is not None and spec.memory_limit_bytes != before.memory_limit_bytes:
+        memory_limit.enforce(spec.memory_limit_bytes, torch.device(spec.device))
+    numa.follow(spec.binding)
     if torch.get_num_threads() == before.threads:
-        torch.set_num_threads(seat.threads)
-    torch_settings.note_threads(seat.threads)
+        torch.set_num_threads(spec.threads)
+    torch_settings.note_threads(spec.threads)
     if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
-        os.environ["OMP_NUM_THREADS"] = str(seat.threads)
-    torchrun_variables.set_for(seat)
+        os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    torchrun_variables.set_for(spec)
     for name, then, now in (
-        ("rank", before.rank, seat.rank),
-        ("world_size", before.world_size, seat.world_size),
+        ("rank", before.rank, spec.rank),
+        ("world_size", before.world_size, spec.world_size),
     ):
         given = shell.user_ns.get(name)
         if type(given) is int and given == then:
             shell.push({name: now}, interactive=False)
-    if seat.rank != before.rank:
-        input_requests.follow(Path(seat.folder), seat.rank)
+    if spec.rank != before.rank:
+        input_requests.follow(Path(spec.folder), spec.rank)
     replicas.report_again()

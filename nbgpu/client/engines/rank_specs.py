@@ -1,4 +1,4 @@
-"""The seats of ranks (`Seat` in engine/process/seat.py): what each must know of its place in the group."""
+"""The `RankSpec` of each rank (engine/process/rank_spec.py): what it must know of its place in the group."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import Device
 
 
-def rank_seats(
+def rank_specs(
     config: ClusterConfig,
     chosen: Sequence[Device],
     transport: Transport,
     pool: HostPool,
     host_of: Callable[[int], str],
 ) -> list[dict[str, Any]]:
-    """Return the seat of each rank.
+    """Return the spec of each rank.
 
     Args:
         config: the cluster's settings.
@@ -33,7 +33,7 @@ def rank_seats(
     hosts = [host_of(rank) for rank in range(len(chosen))]
     link = config.simulated_link
     meeting = MeetingPlace.read(pool.processes.meeting_file)
-    seats = []
+    specs = []
     for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
         place = pool.place_of(hosts[rank])
         world_size = 1 if transport.name == SINGLE else len(chosen)
@@ -42,7 +42,7 @@ def rank_seats(
         # No process sees another host's devices.
         devices_here = [d for d, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
         bound = numa.binding(place.numa_nodes if config.bind_cores else {}, device, devices_here)
-        seats.append(
+        specs.append(
             {
                 "rank": rank,
                 "world_size": world_size,
@@ -71,4 +71,4 @@ def rank_seats(
                 "simulated": config.simulated,
             }
         )
-    return seats
+    return specs
