@@ -138,14 +138,13 @@ class Run:
     ) -> Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
         run."""
-        config = settled.config
         folder = runs.create(settled, state.config)
         served = serving.begin(folder, state)
         results = state.ranks.call(Call.TRAIN, str(folder))
         return cls(
             folder,
-            config,
-            first_info(folder, config, state),
+            settled.config,
+            first_info(folder, settled.config, state),
             state,
             recovery,
             conclude,
