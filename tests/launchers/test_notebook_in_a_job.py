@@ -224,7 +224,7 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     measured.fault_now()
     notebook.run(
         "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
-        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables, None)"
+        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables)"
     )
     notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
     wait_until(saved_in.exists, PATIENCE_S, lambda: "the variables were not saved")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from nbgpu.client.engines.lifetimes import Lifetimes
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.machine.transports import Transport
 from nbgpu.protocol.records import Device
@@ -18,9 +18,9 @@ _ENGINE_PATIENCE_S = 60.0
 class ChangingRanks(ABC):
     """Adds ranks to a running group, and removes some."""
 
-    seating: Seating
+    assignment: RankAssignment
     _chosen: tuple[Device, ...]
-    _seats: list[dict[str, Any]]
+    _specs: list[dict[str, Any]]
     _transport: Transport
     _lifetimes: Lifetimes
     _suspects: set[int]
@@ -35,7 +35,7 @@ class ChangingRanks(ABC):
         """Form the group of these ranks again."""
 
     @abstractmethod
-    def _seats_with_transport(self, transport: Transport) -> list[dict[str, Any]]: ...
+    def _specs_with_transport(self, transport: Transport) -> list[dict[str, Any]]: ...
 
     @abstractmethod
     def _host_name(self, rank: int) -> str: ...
@@ -63,29 +63,35 @@ class ChangingRanks(ABC):
             ClusterError: a new engine did not come, or the process of a rank ended meanwhile.
             RankError: a rank failed to join again and again.
         """
-        seating = self.seating
+        assignment = self.assignment
         # All that this changes, to be restored if it fails.
-        before = self._chosen, self._seats, self._transport, dict(seating.engines), dict(seating.processes)
+        before = (
+            self._chosen,
+            self._specs,
+            self._transport,
+            dict(assignment.engines),
+            dict(assignment.processes),
+        )
         new = range(len(self), len(chosen))
         arrived = dict(zip(new, self._lifetimes.take_spares(hosts), strict=True))
-        new_processes = {engine: seating.spares[engine] for engine in arrived.values()}
-        leaving = {rank: process for rank, process in seating.processes.items() if rank >= len(chosen)}
+        new_processes = {engine: assignment.spares[engine] for engine in arrived.values()}
+        leaving = {rank: process for rank, process in assignment.processes.items() if rank >= len(chosen)}
         # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
-        seating.leaving = list(leaving.values())
+        assignment.leaving = list(leaving.values())
         try:
-            self._lifetimes.seat_spares(arrived)
+            self._lifetimes.assign_spares(arrived)
             self._chosen = tuple(chosen)
             self._transport = transport
-            self._seats = self._seats_with_transport(transport)
+            self._specs = self._specs_with_transport(transport)
             for rank in leaving:
-                del seating.engines[rank], seating.processes[rank]
+                del assignment.engines[rank], assignment.processes[rank]
             for rank in new:
                 self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             lines = self.regroup(failed=new)
         except BaseException:
-            self._chosen, self._seats, self._transport, seating.engines, seating.processes = before
-            seating.leaving = []
-            seating.is_whole = False
+            self._chosen, self._specs, self._transport, assignment.engines, assignment.processes = before
+            assignment.leaving = []
+            assignment.is_whole = False
             self._suspects.difference_update(new)
             self._lifetimes.dismiss(new_processes)
             self._note()
@@ -99,10 +105,10 @@ class ChangingRanks(ABC):
         Raises:
             ClusterError: a process does not end.
         """
-        leaving = self.seating.leaving
+        leaving = self.assignment.leaving
         self._lifetimes.end_left(leaving)
         if leaving:
-            self.seating.leaving = []
+            self.assignment.leaving = []
             self._note()
 
     def drop(self, ranks: Collection[int]) -> None:
@@ -112,12 +118,12 @@ class ChangingRanks(ABC):
         Args:
             ranks: those that are lost; some others stay.
         """
-        seating = self.seating
+        assignment = self.assignment
         staying = [rank for rank in range(len(self)) if rank not in ranks]
-        seating.engines = {new: seating.engines[rank] for new, rank in enumerate(staying)}
-        seating.processes = {new: seating.processes[rank] for new, rank in enumerate(staying)}
-        seating.is_whole = False
+        assignment.engines = {new: assignment.engines[rank] for new, rank in enumerate(staying)}
+        assignment.processes = {new: assignment.processes[rank] for new, rank in enumerate(staying)}
+        assignment.is_whole = False
         self._suspects = {new for new, rank in enumerate(staying) if rank in self._suspects}
         self._chosen = tuple(self._chosen[rank] for rank in staying)
-        self._seats = self._seats_with_transport(self._transport)
+        self._specs = self._specs_with_transport(self._transport)
         self._note()

@@ -32,11 +32,10 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.links import Links
 from nbgpu.performance.timeline import Timeline, of_run
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
     FINAL_STATES,
-    Chosen,
     Command,
     RankFailure,
     RankStatus,
@@ -49,6 +48,7 @@ from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import progress as how_far
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
 
@@ -129,22 +129,21 @@ class Run:
     @classmethod
     def start(
         cls,
-        config: TrainConfig,
+        settled: SettledConfig,
         state: ClusterState,
         recovery: Recovery,
         conclude: Conclude,
         planned: Plan | None = None,
-        chosen: Chosen | None = None,
     ) -> Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
-        run, and `chosen` what was chosen of the settings."""
-        folder = runs.create(config, state.config, chosen)
+        run."""
+        folder = runs.create(settled, state.config)
         served = serving.begin(folder, state)
         results = state.ranks.call(Call.TRAIN, str(folder))
         return cls(
             folder,
-            config,
-            first_info(folder, config, state),
+            settled.config,
+            first_info(folder, settled.config, state),
             state,
             recovery,
             conclude,
@@ -218,7 +217,7 @@ class Run:
     @property
     def lost_ranks(self) -> list[int]:
         """The ranks whose host is lost, while the run has not gone on without it or with it again."""
-        lost = [] if self.over else self._state.lost_hosts()
+        lost = [] if self.over else self._state.pool.lost()
         return self._recovery.hosts.ranks_on(lost) if lost else []
 
     @property
@@ -456,7 +455,7 @@ class Run:
         if "batch_size" in settings:
             config = config.changed(global_batch_size=None)
             self._refuse_more_than_an_epoch(config)
-        config = settled(config, self._state.devices)
+        config = adapt_to_devices(config, self._state.devices)
         self._require_not_over("be changed")
         self.config = config
         values = {name: getattr(config, name) for name in settings}

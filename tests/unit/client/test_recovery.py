@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.rank_changes import RankChanges
@@ -88,7 +89,7 @@ def with_ranks(ranks: Any) -> ClusterState:
     config = ClusterConfig(gpus="none", spare=1)
     chosen = (devices.cpu(0), devices.cpu(1))
     transport = ChosenTransport(transports.candidates(config, chosen)[0])
-    return ClusterState(config, chosen, transport, started_ranks=ranks)
+    return ClusterState(config, HostPool(config), chosen, transport, started_ranks=ranks)
 
 
 def recovery_of(state: ClusterState) -> Recovery:
