@@ -49,7 +49,8 @@ class Recovery:
         self._submitted: dict[int, Reply] = {}
         """The newest cell for which no caller waits, by rank."""
         self._freed_mono_s = -math.inf
-        """When a rank of the submitted cell failed, and its other ranks were freed."""
+        """When ranks were last freed: those of a submitted cell in which one failed, or of a cell that was
+        given up."""
         self._stood_still: set[int] = set()
         """The ranks whose processes were stopped when the cell was abandoned."""
         self._empty: set[int] = set()
