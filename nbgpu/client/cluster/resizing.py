@@ -216,7 +216,7 @@ class Resizing:
 
     def _restore(self) -> str:
         """Restore the group of the ranks from before after a change that failed; return a message for the
-        person.
+        person, which follows 'The cluster has N ranks.'
 
         Ranks whose processes have ended are replaced. What cannot be done now is done before the next cell.
         """

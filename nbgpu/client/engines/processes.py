@@ -34,8 +34,8 @@ logging.getLogger("nbgpu.cluster").addHandler(logging.NullHandler())
 _EXIT_CODE_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.05
 """Cells that are sent every few milliseconds do not look at the processes each time."""
-_CONTROLLER_PATIENCE_S = 1.0
-_NEWS_PATIENCE_S = 5.0
+_REPLY_TIMEOUT_S = 1.0
+_REGISTRATION_TIMEOUT_S = 5.0
 """The controller tells a client of an engine once. A client that connects while the engine registers may miss
 that, and would wait for ever: after this time another one asks for all that are there."""
 _serializers_tables = threading.Lock()
@@ -95,7 +95,11 @@ class Processes:
     # Cut in two, the client would leave a thread and sockets that nobody knows.
     @uninterrupted()
     def connect(self, num_engines: int, timeout_s: float) -> Any:
-        """Return ipyparallel's client when every engine has registered.
+        """Connect ipyparallel's client, and return it once all engines have registered.
+
+        Args:
+            num_engines: the number of engines; 0 where none is started on this host.
+            timeout_s: the time for the controller and the engines together.
 
         Raises:
             ClusterError: a process ended, or an engine did not come in time.
@@ -106,30 +110,33 @@ class Processes:
 
         deadline_s = time.monotonic() + timeout_s
         while (connection := self._connection()) is None:
-            self._check_start(0, num_engines, deadline_s, timeout_s)
+            self._poll_start(0, num_engines, deadline_s, timeout_s)
         _fill_serializers_tables()
-        # A client may miss the news of an engine, so one that has waited in vain is replaced by a new one.
+        # A client that connects while an engine registers can miss the engine's registration. After a while
+        # it is replaced by a new one, which gets a list of all engines.
         client = None
-        patience_s, news_patience_s = _CONTROLLER_PATIENCE_S, _NEWS_PATIENCE_S
-        ask_again_mono_s = math.inf
+        reply_timeout_s, registration_timeout_s = min(_REPLY_TIMEOUT_S, timeout_s), _REGISTRATION_TIMEOUT_S
+        reconnect_mono_s = math.inf
         try:
             while client is None or len(client.ids) < num_engines:
                 if client is None:
                     try:
                         with _hide_unsigned_warning():
-                            client = Client(connection, timeout=min(patience_s, timeout_s))
+                            client = Client(connection, timeout=reply_timeout_s)
                     except TimeoutError:
-                        # It may have ended just after it had written how it is reached, or have much to do:
-                        # then it gets longer.
-                        self._check_start(0, num_engines, deadline_s, timeout_s)
-                        patience_s *= 2
-                    ask_again_mono_s = time.monotonic() + news_patience_s
+                        # The controller has ended after it wrote the connection file, or is busy: it gets
+                        # more time, within what is left.
+                        self._poll_start(0, num_engines, deadline_s, timeout_s)
+                        left_s = max(_REPLY_TIMEOUT_S, deadline_s - time.monotonic())
+                        reply_timeout_s = min(2 * reply_timeout_s, left_s)
+                    else:
+                        reconnect_mono_s = time.monotonic() + registration_timeout_s
                     continue
-                self._check_start(len(client.ids), num_engines, deadline_s, timeout_s)
-                if time.monotonic() > ask_again_mono_s:
+                self._poll_start(len(client.ids), num_engines, deadline_s, timeout_s)
+                if time.monotonic() > reconnect_mono_s:
                     client.close()
                     client = None
-                    news_patience_s *= 2
+                    registration_timeout_s *= 2
         except BaseException:
             if client is not None:
                 client.close()
@@ -199,7 +206,7 @@ class Processes:
         log = self.log_tail("controller" if gone == ["controller"] else "engines")
         return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
 
-    def _check_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
+    def _poll_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
         """Wait a moment; ClusterError if a process has ended, or the engines are late."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine"] * self.this_host.num_ended()
