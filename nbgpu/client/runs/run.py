@@ -18,7 +18,6 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.ipykernel.notice import Notice, Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Completion
-from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.watch import RunWatch
@@ -42,7 +41,7 @@ from nbgpu.protocol.records import (
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, names
+from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import progress as how_far
@@ -143,7 +142,7 @@ class Run:
         return cls(
             folder,
             settled.config,
-            first_info(folder, settled.config, state),
+            _first_info(folder, settled.config, state),
             state,
             recovery,
             conclude,
@@ -163,7 +162,7 @@ class Run:
         num_ranks = min(len(state.devices), runs.world_size(folder, len(state.devices)))
         results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
         _leave_missing_outcomes(folder, results, state)
-        run = cls(folder, config, first_info(folder, config, state), state, recovery, conclude, results)
+        run = cls(folder, config, _first_info(folder, config, state), state, recovery, conclude, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
@@ -254,7 +253,7 @@ class Run:
         self.config = config
         self.reader.keep_only(len(self._state.devices))
         self._info = replace(
-            first_info(self.folder, config, self._state),
+            _first_info(self.folder, config, self._state),
             total_steps=self.info.total_steps,
             steps_per_epoch=self.info.steps_per_epoch,
         )
@@ -645,3 +644,22 @@ def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], sta
                 f"or could not write to {folder}"
             )
             runs.leave_outcome(folder, rank, RankFailure(rank, "ClusterError", message, message))
+
+
+def _first_info(folder: Path, config: TrainConfig, state: ClusterState) -> RunInfo:
+    """Return what is known of a run before the ranks have read the data."""
+    return RunInfo(
+        run_id=folder.name,
+        recipe=config.title,
+        devices=state.devices,
+        backend=state.backend,
+        transport=state.transport.name,
+        simulated=state.chosen_transport.simulated,
+        total_steps=config.total_steps(steps_per_epoch=0),
+        steps_per_epoch=0,
+        batch_size=config.batch_size,
+        global_batch_size=config.samples_per_step(len(state.devices)),
+        started_s=(folder / names.SETTINGS).stat().st_mtime,
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+        name=config.run_name,
+    )
