@@ -167,11 +167,11 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
     started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.parts.state.news.clear()")
     started.run(
-        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import time_limit_watch; c.parts.state.time_limit.close()"
+        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import release; c.parts.state.time_limit.close()"
     )
     measured.fault_now()
     started.run(
-        "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
+        "usual_s = release.WARNING_BEFORE_END_S; release.WARNING_BEFORE_END_S = 3600; "
         "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables)"
     )
     started.run(f"run.wait({PATIENCE_S}, progress=False)")
@@ -179,9 +179,7 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     # It is answered after the variables have been saved.
     said = started.run("print(said.getvalue())")
     measured.ended(said)
-    started.run(
-        "time_limit_watch.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)"
-    )
+    started.run("release.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)")
     assert started.value("run.status") == "stopped"
     notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
     assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
