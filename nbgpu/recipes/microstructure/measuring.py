@@ -133,10 +133,6 @@ def _measured(
     return characterized
 
 
-if __name__ == "__main__":
-    main()
-
-
 def rows_of(target: Target) -> list[PhaseRow]:
     """Return the numbers of each phase, of both phases where the field keeps the share of the second one
     alone."""
@@ -251,3 +247,7 @@ def _draw_lines(axes: Axes, target: Target) -> None:
     axes.set_xlabel("length, pixels")
     axes.set_ylabel("probability")
     axes.legend()
+
+
+if __name__ == "__main__":
+    main()
