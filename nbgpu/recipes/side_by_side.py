@@ -76,7 +76,8 @@ def row(
     draw_over: Draw | None = None,
     least_px: int = _LEAST_TILE_PX,
 ) -> Figure:
-    """Draw images (H, W) side by side, each pixel as a square of whole pixels of the screen.
+    """Draw images (H, W) side by side; each pixel of an image is a square of n x n pixels of the screen, with
+    a whole number n, so that no resampling blurs it.
 
     Args:
         images: at least one.
@@ -138,6 +139,7 @@ def draw_bar(figure: Figure, colours: Colours, bottom_px: int, height_px: int) -
     bar = figure.colorbar(scale, cax=axes, ticks=[colours.lowest, colours.highest])
     bar.ax.set_yticklabels([f"{value:.3g}" for value in (colours.lowest, colours.highest)])
     bar.ax.tick_params(labelsize=FONT_PT, length=2, pad=2)
+    # The label runs along the bar, and has to become smaller where the bar is short.
     shrink = min(1.0, height_px / _SHORTEST_BAR_LABEL_PX + 0.15)
     bar.set_label(colours.quantity, fontsize=FONT_PT * shrink, labelpad=-4)
     bar.outline.set_linewidth(0.5)
@@ -168,6 +170,8 @@ def _name_axes(axes: Axes, image: Pixels, grid: Grid, with_vertical: bool) -> No
 
 
 def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
+    """Return (height, width) of an image on the screen, a whole multiple of its pixels and at least
+    `least_px` wide."""
     height, width = image.shape[:2]
     times = max(1, math.ceil(least_px / width))
     return times * height, times * width
