@@ -1,4 +1,5 @@
-"""How far what an image prints is from what another one prints, and from the design."""
+"""Errors of printed images: of their edges and widths against those of the true images, and of their edges
+against the design."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ REACH_NM = 100.0
 
 @dataclass(frozen=True)
 class Reference:
-    """What images are measured against, for each of several masks."""
+    """The true images of several masks and the edges of the designs, against which images are measured."""
 
     images: Tensor
     """The true images, (N, 1, H, W)."""
@@ -67,8 +68,13 @@ class Measures:
         return iou(self.printed(found), self.printed(true))
 
     def reference(self, true: Tensor, designs: Tensor) -> Reference:
-        """Return what images of masks with these true images and designs, both (N, 1, H, W), are measured
-        against."""
+        """Compute the latent images, the sites on the designs' edges and the true placement errors once for
+        several methods.
+
+        Args:
+            true: the true images, (N, 1, H, W).
+            designs: the designs, of the same shape, 0 to 1.
+        """
         latent = self._latent(true)
         sides, contest = (
             [self._inside(sites(design, self.pixel_nm), design) for design in designs[:, 0]]
@@ -98,6 +104,8 @@ class Measures:
             "iou": round(float(self.iou(found, reference.images).mean()), 4),
             "cd_nm": _mean(widths),
             "cds_lost": cds_lost,
+            # Both errors are measured from the same site of the design, so their difference is the distance
+            # between the two printed edges.
             "edge_nm": _mean(edges[~np.isnan(edges).any(axis=1)] @ [1.0, -1.0]),
             "edges_lost": int((np.isnan(edges).sum(axis=1) == 1).sum()),
             "epe_violations": violations,

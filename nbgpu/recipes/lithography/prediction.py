@@ -34,20 +34,21 @@ def write_image(image: Tensor, stem: Path, kind: str) -> Path:
 def write_contours(
     latent: Tensor, threshold: float, pixel_nm: float, origin_nm: tuple[float, float], stem: Path
 ) -> Path:
-    """Write what an image prints as polygons.
+    """Write the printed area of an image as polygons with holes.
 
     The file is JSON: `unit` and `polygons`, each a list of rings of [x, y] in nm, the outline first and then
     its holes. A polygon at the field's edge ends there, half a pixel inside.
 
     Args:
         latent: the image in the resist, (H, W), the first row at the bottom.
-        threshold: what prints is above it.
+        threshold: a pixel prints where the image is above this level.
         pixel_nm: the width of a pixel.
         origin_nm: where the image's lower left corner lies, (x, y).
         stem: the path of the file without ending.
     """
     generator = contour_generator(z=latent.double().numpy(), fill_type=FillType.OuterOffset)
     found: tuple[Any, ...] = generator.filled(threshold, np.inf)
+    # For each polygon all corners of its rings, and the indices at which the rings begin and end.
     corners, first_of_ring = found
     polygons = [
         [_in_nm(ring, pixel_nm, origin_nm) for ring in np.split(of_one, starts[1:-1])]
@@ -72,6 +73,7 @@ def write_picture(
     grid = Grid("nm", pixel_nm)
 
     def draw(axes: Axes, index: int) -> None:
+        """Draw the contours of the print over the mask (0) or over the aerial image (1)."""
         if index == 0:
             # In pale grey, so that the contours are to be seen over it.
             extent = grid.extent(images[0])

@@ -72,6 +72,8 @@ def zernike(number: int, rho: Tensor, theta: Tensor) -> Tensor:
     n, m = fringe_order(number)
     k = abs(m)
     radial = torch.zeros_like(rho)
+    # The radial polynomial: the sum of (-1)^s (n - s)! / (s! ((n + k) / 2 - s)! ((n - k) / 2 - s)!) rho^(n -
+    # 2s).
     for s in range((n - k) // 2 + 1):
         factor = math.factorial(n - s) // (
             math.factorial(s) * math.factorial((n + k) // 2 - s) * math.factorial((n - k) // 2 - s)

@@ -102,7 +102,8 @@ def survey(
 
 
 def band_nm2(config: LithographyConfig, asked: SurveyConfig) -> float:
-    """Return the area of the process variation band of the mask, see `pv_band_nm2`.
+    """Return the area of the process variation band of the mask in nm^2: the area that prints at one of the
+    contest's two corners of dose and focus and not at the other.
 
     Raises:
         ConfigError: the mask does not exist.

