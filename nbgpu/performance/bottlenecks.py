@@ -1,9 +1,9 @@
-"""What bounds a run, in sentences with the numbers in them, and what to change first.
+"""The bottleneck of a run, in sentences with the numbers in them, and what to change first.
 
-What bounds a run is the largest part of its time. That is mostly computation, which is what the time is for;
-what to change first is the largest part that a change can make smaller.
+The bottleneck is the largest part of a step's time. Mostly that is computation, which is what the time is
+for; what to change first is the largest part that a change can make smaller.
 
-Everything said follows from what the ranks recorded of their steps, and from the link, where it is known.
+Everything follows from the times that the ranks recorded of their steps, and from the link where it is known.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class TimeBreakdown:
         return sorted({step.rank for step in self.observed.steps})
 
     def bound(self) -> Bound:
-        """The largest part of the time."""
+        """Return the largest part of the time."""
         # The time without a core lies within the other parts.
         parts = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "cores"}
         if self.lagging is None:
@@ -165,7 +165,8 @@ class TimeBreakdown:
         return max(parts, key=parts.__getitem__)
 
     def change_first(self) -> Bound | None:
-        """The largest part that a change can make smaller; None where none is worth a change."""
+        """Return the largest part that a change can make smaller; None where none takes a tenth of the
+        time."""
         causes: dict[Bound, float] = {
             cause: seconds
             for cause, seconds in self.causes_s.items()
@@ -206,7 +207,7 @@ class TimeBreakdown:
         return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
 
     def _describe(self, cause: Bound) -> str:
-        """What a part of the time is, with its numbers."""
+        """Return a clause about a part of the time, with its numbers."""
         share = self._share(cause)
         match cause:
             case "data":
@@ -235,6 +236,7 @@ class TimeBreakdown:
                 return f"{share}, which is what it is for"
 
     def _describe_imbalance(self) -> str:
+        """Return a clause about the ranks that wait for the slowest rank, or for one another in turn."""
         lagging = self.lagging
         if lagging is None:
             seconds = self.spent_s["waiting for one another"]
@@ -256,7 +258,8 @@ class TimeBreakdown:
         return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
 
     def _exchange_name(self) -> str:
-        """What the time of the exchange is mostly, where the link is known."""
+        """Return a sentence on whether latency or the link's rate takes most of the exchange; empty where the
+        link is not known."""
         exchange = self.observed.exchange
         if exchange is None:
             return ""
@@ -281,7 +284,8 @@ def break_down(observed: Observed) -> TimeBreakdown:
     lagging = _lagging(observed.steps, data_s)
     statistics_s = exchanged_s = parts.get(STATISTICS, 0.0)
     if statistics_s and lagging is not None:
-        # Where ranks are alike, they wait for each other only because they come together so often.
+        # With a slow rank, the others' time in these exchanges is mostly waiting for it. Without one, ranks
+        # wait only because BatchNorm brings them together so often, and all of the time counts as exchange.
         exchanged_s = min(statistics_s, _statistics_by_themselves_s(observed.steps))
     spent_s = {
         "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
@@ -309,14 +313,19 @@ def break_down(observed: Observed) -> TimeBreakdown:
 
 
 def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:
-    """The rank that is last in most steps; None if the ranks take turns, as ranks do that are alike."""
+    """Return the rank that is last in most steps; None if the ranks take turns, as equally fast ranks do.
+
+    Args:
+        steps: the parts of all ranks' steps.
+        data_s: the mean time that each rank waits for its data.
+    """
     slowest = slowest_rank(steps)
     if slowest is None or len(data_s) < 2:
         return None
     rank, share = slowest
     seconds = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
     if any(STATISTICS in step.parts_s for step in steps):
-        # Ranks come together wherever statistics are exchanged, so that the others wait there.
+        # Every exchange of statistics synchronises the ranks, so the others wait there and not for gradients.
         rank, share, seconds = _last_for_statistics(steps)
     if share < MOSTLY or not seconds:
         return None
@@ -325,8 +334,8 @@ def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging
 
 
 def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[float]]:
-    """The rank that waits least for statistics in most steps, the share of these steps, and how much longer
-    the others wait."""
+    """Return the rank that waits least for statistics in most steps, the share of these steps, and how much
+    longer the others wait in each step."""
     by_step = _statistics_by_step(steps)
     last = [min(of_ranks, key=lambda rank: of_ranks[rank]) for of_ranks in by_step.values()]
     rank = max(set(last), key=last.count)
@@ -338,7 +347,8 @@ def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[f
 
 
 def _statistics_by_themselves_s(steps: Sequence[StepParts]) -> float:
-    """How long the exchange of statistics takes once all ranks have come: as long as for the last of them."""
+    """Estimate the time that the exchange of statistics takes once all ranks have joined it: the time that
+    the last rank spends in it."""
     return median(min(of_ranks.values()) for of_ranks in _statistics_by_step(steps).values())
 
 

@@ -35,8 +35,7 @@ class Clocks:
 
     @classmethod
     def of(cls, records: Iterable[Sample | Event], world_size: int) -> Clocks:
-        """The clocks as the ranks of a run compared them. Records that are not as nbgpu writes them are
-        passed over."""
+        """Build the clocks from the comparisons that a run's ranks recorded. Damaged records are left out."""
         return cls(
             comparison
             for record in records
@@ -45,7 +44,8 @@ class Clocks:
         )
 
     def of_rank_0(self, rank: int, at_s: float) -> float:
-        """A moment of a rank's clock by the clock of rank 0."""
+        """Convert a moment of a rank's clock to the clock of rank 0, with offsets interpolated between
+        comparisons."""
         comparisons = self._comparisons
         if not comparisons:
             return at_s
@@ -62,7 +62,7 @@ class Clocks:
         return max((error for c in self._comparisons for error in c.errors_s), default=0.0)
 
     def in_words(self) -> str:
-        """Such as 'all ranks read one clock', or the largest offset with its error."""
+        """Return a sentence: all ranks read one clock, or the largest offset with its error."""
         if self.error_s == 0:
             return "all ranks read the clock of one machine: offset 0, without an error"
         most_s = max((offset for c in self._comparisons for offset in c.offsets_s), key=abs)

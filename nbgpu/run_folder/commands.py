@@ -1,4 +1,4 @@
-"""What a person asks of a run that goes on: lines of `commands.jsonl`, which rank 0 reads."""
+"""Requests to a running run: lines of `commands.jsonl`, which rank 0 reads."""
 
 from __future__ import annotations
 
@@ -38,11 +38,22 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
 
 
 def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path | None = None) -> None:
-    """Asks a run to go on with other settings, as `send_command` does. `values` are JSON, by field."""
+    """Ask a run to go on with other settings, by one line in `commands.jsonl`.
+
+    Args:
+        folder: the run's folder.
+        values: the new values as JSON, by the name of the setting.
+        cluster_folder: takes the line where the run's folder cannot be written.
+
+    Raises:
+        OSError: neither folder can be written.
+    """
     _send(folder, {"set": dict(values)}, cluster_folder)
 
 
 def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -> None:
+    """Append a request with the time to `commands.jsonl` in the run's folder, or to a file in the cluster's
+    folder if the first cannot be written."""
     line = json.dumps({"time_s": time.time(), **requests}).encode() + b"\n"
     try:
         _append_whole(folder / COMMANDS, line)
@@ -53,7 +64,7 @@ def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -
 
 
 def _append_whole(path: Path, line: bytes) -> None:
-    """Appends a line, or nothing of it: half a line on a full disk would spoil the next one."""
+    """Append a line, or nothing of it: half a line on a full disk would spoil the next one."""
     with path.open("ab", buffering=0) as file:
         size_bytes = file.tell()
         try:
@@ -65,7 +76,7 @@ def _append_whole(path: Path, line: bytes) -> None:
 
 
 def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
-    """Where the commands to a run are whose own folder cannot be written."""
+    """Return the file in the cluster's folder for commands to a run whose own folder cannot be written."""
     return cluster_folder / f"{folder.name}.{COMMANDS}"
 
 
@@ -88,6 +99,7 @@ class CommandWatch:
         only_new: bool = False,
         settings_since_s: float = 0.0,
     ) -> None:
+        """Begin at the start of both files, or behind what they hold already."""
         self._settings_since_s = settings_since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
@@ -105,12 +117,14 @@ class CommandWatch:
         return bool(self._settings)
 
     def take_settings(self) -> dict[str, Any]:
-        """What `newest` came across since the last call; of a field that was set twice the newer value."""
+        """Return the settings that `newest` has read since the last call; of a setting that was sent twice
+        the newer value."""
         settings, self._settings = self._settings, {}
         return settings
 
     def newest(self) -> Command | None:
-        """The newest command since the last call, or None; a stop is never overruled by what follows it."""
+        """Read new requests and return the newest command, or None. A stop is never overruled by a later
+        command."""
         requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
         for fields in requests:
             if _is_since(self._settings_since_s, fields):
@@ -144,12 +158,13 @@ class CommandWatch:
 
 
 def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:
+    """Return whether a request was made at or after a time; one without a time counts as new."""
     asked_s = fields.get("time_s")
     return not isinstance(asked_s, int | float) or asked_s >= since_s
 
 
 def _request(line: bytes) -> dict[str, Any] | None:
-    """What a line of `commands.jsonl` asks for; None where it is not what nbgpu writes."""
+    """Parse a line of `commands.jsonl`; None if it is not what nbgpu writes."""
     try:
         fields = lines.decode(line)
     except ValueError:
