@@ -114,7 +114,7 @@ def _volumes(result: Converted) -> None:
 
 
 def _network(result: Converted) -> None:
-    """Set the network as autoencoder_def has it, with MONAI's defaults for what that leaves out."""
+    """Convert the table `autoencoder_def`, with MONAI's defaults for keys that the table leaves out."""
     prefix = "autoencoder_def."
     keys = result.keys
     if not keys.has_table("autoencoder_def"):

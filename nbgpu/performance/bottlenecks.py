@@ -66,13 +66,12 @@ _LEAST_HIDDEN_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Observed:
-    """What the ranks recorded of a run."""
+    """The times that the ranks recorded of a run, with the settings and the link."""
 
     steps: Sequence[StepParts]
     """The steps that count, of all ranks."""
     between_s: Mapping[str, float]
-    """The time between steps by what it was spent on ('validation', 'checkpoints', 'other'), on average for
-    one step."""
+    """The mean time between two steps by activity: 'validation', 'checkpoints', 'other'."""
     samples_per_step: int
     settings: Mapping[str, Any]
     """The run's settings by name."""
@@ -87,20 +86,20 @@ class Observed:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, and what it would bring."""
+    """One change, and its estimated effect."""
 
     text: str
     settings: Mapping[str, Any]
     """The settings to change, by name; empty where the cause is not one of the run's settings."""
     step_s: float
-    """What a step would take with it, with the time between steps, for as many samples as now."""
+    """The time of a step after the change, with the time between steps, for as many samples as now."""
     relative: float
-    """The samples per second with it by those of now."""
+    """The samples per second after the change, divided by those of now."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What bounds a run. Prints as sentences."""
+    """The bottleneck of a run, and advice. Prints as sentences."""
 
     bound: Bound
     """The largest part of the time."""
@@ -108,11 +107,12 @@ class Explanation:
     """The largest part that a change can make smaller, if it takes at least a tenth of the time."""
     sentences: Sequence[str]
     step_s: float
-    """What a step takes on average, with the time between steps."""
+    """The mean time of a step, with the time between steps."""
     spent_s: Mapping[str, float]
-    """What of it is spent on 'computation', 'data', 'validation', 'checkpoints' and so on."""
+    """The part of it that each activity takes: 'computation', 'data', 'validation', 'checkpoints' and so
+    on."""
     advice: Sequence[Advice] = field(default=())
-    """What to change, the most useful first; empty where nothing would help."""
+    """The changes, the most useful first; empty where nothing would help."""
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences, *(advice.text for advice in self.advice)])
@@ -136,7 +136,7 @@ class Lagging:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """The time of a mean step by what it was spent on, and the time that each cause adds to it."""
+    """The time of a mean step by activity, and the time that each cause adds to it."""
 
     observed: Observed
     parts: Mapping[str, float]
@@ -252,6 +252,8 @@ class TimeBreakdown:
         )
 
     def _name_waiting_rank(self) -> str:
+        """Return the subject of a sentence about waiting for data: the slow rank if data make it slow, else
+        the step."""
         lagging = self.lagging
         if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
             return "a step waits"
@@ -353,6 +355,7 @@ def _statistics_by_themselves_s(steps: Sequence[StepParts]) -> float:
 
 
 def _statistics_by_step(steps: Sequence[StepParts]) -> dict[int, dict[int, float]]:
+    """Return the time that each rank spends in exchanges of statistics, by step and rank."""
     by_step: dict[int, dict[int, float]] = {}
     for step in steps:
         by_step.setdefault(step.step, {})[step.rank] = step.parts_s.get(STATISTICS, 0.0)

@@ -1,4 +1,4 @@
-"""The clocks of the hosts of a run's ranks, brought to that of rank 0."""
+"""Conversion of moments from the clocks of all ranks' hosts to the clock of rank 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ClockComparison:
     at_s: float
     """By the clock of rank 0."""
     offsets_s: Sequence[float]
-    """What has to be added to the clock of each rank to get that of rank 0."""
+    """The seconds to add to each rank's clock to get the clock of rank 0."""
     errors_s: Sequence[float]
-    """The largest error of each; 0 for a rank that reads the clock of rank 0 itself."""
+    """The largest error of each offset; 0 for a rank that reads the clock of rank 0 itself."""
 
 
 class Clocks:
@@ -73,6 +73,7 @@ class Clocks:
 
 
 def _read(event: Event, world_size: int) -> Iterable[ClockComparison]:
+    """Yield the comparison that an event records; none if the event is damaged."""
     offsets_s, errors_s = event.detail.get("offsets_s"), event.detail.get("errors_s")
     at_s = event.detail.get("at_s")
     if _are_seconds(offsets_s, world_size) and _are_seconds(errors_s, world_size) and _are_seconds([at_s], 1):
@@ -80,6 +81,7 @@ def _read(event: Event, world_size: int) -> Iterable[ClockComparison]:
 
 
 def _are_seconds(values: object, count: int) -> bool:
+    """Return whether a value is a list of `count` numbers that can be times."""
     return (
         type(values) is list
         and len(values) == count

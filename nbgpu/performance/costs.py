@@ -57,10 +57,10 @@ class Costs(ABC):
 
 
 class MeasuredCosts(Costs):
-    """Collectives as `measure_links` found them: between two measured sizes on a straight line.
+    """Collectives as measured on this cluster, interpolated linearly between the measured sizes.
 
     Args:
-        links: what was measured.
+        links: the measurement.
     """
 
     def __init__(self, links: Links) -> None:
@@ -207,7 +207,7 @@ def ranks_of(ranks_per_node: int) -> list[int]:
 
 
 class NcclTimes(Costs):
-    """Collectives of NCCL on a kind of GPU, modelled. Prints what it is.
+    """Collectives of NCCL on a kind of GPU, modelled. Prints a line about the model.
 
     Args:
         gpu: one of GPUS.

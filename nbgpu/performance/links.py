@@ -88,12 +88,12 @@ class Line:
 
 
 class Links:
-    """How fast a cluster's ranks exchange tensors. Prints as a table.
+    """The speed at which a cluster's ranks exchange tensors. Prints as a table.
 
     Args:
         backend: of torch.distributed, such as 'nccl' or 'gloo'.
         devices: the devices' names, by rank.
-        measured: what each rank returned (`nbgpu.engine.scaling.link_timing`).
+        measured: the times that each rank measured (`nbgpu.engine.scaling.link_timing`).
     """
 
     def __init__(
@@ -202,7 +202,8 @@ class Links:
 
     @property
     def gain_of_two_at_once(self) -> float:
-        """How much faster the bytes of two large all_reduces travel at once than one by one; 1 for no gain.
+        """The factor by which the bytes of two large all_reduces travel faster at once than one by one; 1 for
+        no gain.
 
         Their latencies pass at the same time anyway, and are not counted.
 

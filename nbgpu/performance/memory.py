@@ -40,7 +40,7 @@ _GRID = "rgba(128, 128, 128, 0.25)"
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What one rank took in the steps, in bytes."""
+    """The memory that one rank took in the steps, in bytes."""
 
     rank: int
     tensors: Mapping[str, int]
@@ -59,7 +59,7 @@ class MeasuredMemory:
 
     @property
     def rest_bytes(self) -> int:
-        """What the process took and no tensor explains; the categories and this add up to the peak.
+        """The memory that the process took beyond all tensors; the categories and this add up to the peak.
 
         Below 0 if memory that the process held before was used again.
         """
@@ -68,7 +68,7 @@ class MeasuredMemory:
 
 @dataclass(frozen=True)
 class PredictedMemory:
-    """What the tensors of a step would take on one rank, in bytes."""
+    """The memory that the tensors of a step would take on one rank, in bytes."""
 
     settings: Mapping[str, Any]
     """The number of `ranks`, and the settings that differ from those that were measured."""
@@ -111,7 +111,7 @@ class Memory:
 
     @property
     def error(self) -> float | None:
-        """By what share the prediction for the tensors is off, at the rank where it is off most; None if
+        """The relative error of the prediction for the tensors, at the rank where it is largest; None if
         there is no prediction."""
         predicted_bytes = self.predicted.tensors_bytes
         if predicted_bytes is None:
@@ -205,10 +205,10 @@ class Memory:
 
 
 class PredictedMemoryTable:
-    """What the tensors of a step would take with some settings. Prints as a table.
+    """The memory that the tensors of a step would take with some settings. Prints as a table.
 
     Args:
-        title: what was measured.
+        title: the measured run.
         rows: one for each combination of settings.
     """
 

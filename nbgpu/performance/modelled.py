@@ -50,7 +50,8 @@ class ModelledStep:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a model of a step knows: what the ranks compute, what they exchange, and what that costs."""
+    """The inputs of a model of a step: the ranks' computation, the tensors that they exchange, and the
+    costs."""
 
     title: str
     samples: int
@@ -188,7 +189,7 @@ class Modelled:
     """Modelled steps for some numbers of ranks. Prints as a table.
 
     Args:
-        model: what is known.
+        model: the model of a step.
         ranks: the numbers of ranks.
         measured_ranks: for how many ranks a step was measured; 0 for none.
         measured_s: that step.
@@ -228,6 +229,8 @@ class Modelled:
         return Hidden(share, hidden_ranks, largest, batch, None if bytes_ is None else 1 / bytes_)
 
     def _fills_nodes(self, ranks: int) -> bool:
+        """Return whether so many ranks fill whole nodes, which the costs of collectives over nodes
+        require."""
         try:
             self._model.costs.timing("all_gather" if self._model.is_sharded else "all_reduce", ranks)
         except ConfigError:

@@ -171,6 +171,7 @@ class Timeline:
         yield from self._about()
 
     def _path_of_step(self, step: int) -> str:
+        """Return the critical path of a step as text, with the time of each activity."""
         path = self.critical_path(step)
         if self.unit == "cell":
             # In a cell with a loop the path alternates between ranks in every iteration, so totals for each

@@ -60,7 +60,7 @@ class DecodedData:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Whether the data fit into the memory of a host, in words."""
+    """A sentence on whether the data fit into the memory of a host."""
 
     words: str
     fits: bool
@@ -91,12 +91,14 @@ def memory_fit(
     free_bytes: int,
     limit_bytes: int | None = None,
 ) -> MemoryFit:
-    """Compare the data with the memory that is free.
+    """Compare the memory of the decoded data with the memory that is free on a host.
 
     Args:
+        config: the settings.
+        data: the number and size of the volumes.
         host: the ranks that share the host, and its cores.
         free_bytes: the host memory that is free for all ranks together.
-        limit_bytes: what their `memory_limit` allows all of them; None where there is none.
+        limit_bytes: the memory that `memory_limit` allows all of them; None where there is none.
     """
     room = "that are free"
     if limit_bytes is not None and limit_bytes < free_bytes:

@@ -80,7 +80,7 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One value of what is varied."""
+    """One value of the varied setting, or of the number of ranks."""
 
     number: int
     value: Any
@@ -123,13 +123,13 @@ class StudyPlan:
 
     @property
     def title(self) -> str:
-        """The recipe and what is varied, as people and folders use it."""
+        """The recipe and the varied setting, as messages and folders name the study."""
         of_run = str(self.train.get("run_name") or train_config(self.recipe).title)
         return f"{of_run}-{self.vary}"
 
     @property
     def subject(self) -> str:
-        """What is measured, as titles name it: of a recipe in a file the name of the file."""
+        """The measured recipe, as titles name it; for a recipe in a file the name of the file."""
         return Path(self.recipe).name
 
     def point_cluster(self, ranks: int) -> ClusterConfig:
@@ -280,9 +280,9 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     """Plan the study that the person asks for.
 
     Args:
-        recipe: what is trained.
+        recipe: the recipe to train.
         vary: 'ranks', or a field of the recipe's settings.
-        values: the values of that.
+        values: the values to measure.
         settings: fields of StudyConfig, ClusterConfig and the recipe's settings, and `preset`, the name of
             values for those of the recipe that are not given.
 

@@ -28,7 +28,7 @@ def divide(
     Args:
         settings: by name, as the user gave them.
         homes: the fields of each class.
-        owner: what has these settings, such as 'a study of autoencoder', for the message.
+        owner: the owner of these settings for the message, such as 'a study of autoencoder'.
 
     Raises:
         ConfigError: no class has a setting; one line for each.
@@ -86,7 +86,7 @@ def least_amp(of_ranks: Sequence[str]) -> str:
 
 
 def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each setting that means nothing on CPU ranks, where these are some.
+    """Yield a sentence for each setting that has no effect because all ranks are CPU ranks.
 
     The run goes on: a notebook that was written for GPUs works where there is none.
     """

@@ -20,7 +20,7 @@ MIN_SHARED_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Workers:
-    """The number of worker processes of each rank, and the reason in words."""
+    """The number of worker processes of each rank, and the reason as a phrase."""
 
     count: int
     reason: str

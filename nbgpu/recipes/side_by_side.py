@@ -1,5 +1,5 @@
-"""Images side by side, with the names and units of their axes and a bar that says what the colours mean, and
-figures as PNG data URIs, which are stored in a result and shown on a page."""
+"""Images side by side, with the names and units of their axes and a colour bar, and figures as PNG data URIs,
+which are stored in a result and shown on a page."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def figure_uri(figure: Figure) -> str:
 
 
 def _write_in_grey(figure: Figure) -> None:
-    """Let the page show around the axes, and what is black in a figure be grey."""
+    """Make the background of a figure transparent and its black text grey, to be read on any page."""
     figure.patch.set_alpha(0)
     for axes in figure.axes:
         axes.tick_params(which="both", colors=TEXT_COLOR)

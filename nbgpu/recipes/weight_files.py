@@ -1,4 +1,4 @@
-"""Reads files with a network's weights, and says what of them does not fit."""
+"""Reads files with a network's weights, and finds the tensors that do not fit a network."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def require_fit(weights: Mapping[str, Tensor], network: Mapping[str, Tensor], to
 
     Args:
         weights: the weights by the network's names.
-        network: the network's own, of which only names and shapes count.
+        network: the network's own weights; only names and shapes count.
         told: the setting or file with which the message begins.
         advice: the settings to look at.
     """

@@ -20,10 +20,10 @@ COMMANDS = "commands.jsonl"
 
 
 def send_command(folder: Path, command: Command, cluster_folder: Path | None = None, why: str = "") -> None:
-    """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
+    """Ask a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
 
-    A file and not a socket, because it works the same for a run that torchrun started, is protected as the
-    run's folder is, and stays as a record of what was asked and when.
+    A file and not a socket, because it works the same for a run that torchrun started, is protected like the
+    run's folder, and stays as a record of the requests and their times.
 
     Args:
         folder: the run's.
@@ -81,15 +81,16 @@ def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
 
 
 class CommandWatch:
-    """Rank 0's view of what was asked of a run: the newest command, and new settings.
+    """Rank 0's view of the requests to a run: the newest command, and new settings.
 
     Args:
-        folder: the run's.
-        cluster_folder: as for `send_command`.
-        only_new: whether to pass over what is there already, which was meant for an earlier life of the run.
-        settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
-            are passed over, because the run begins with them. A pause counts whenever it was asked for: the
-            run stays paused until the person resumes it. So does a stop.
+        folder: the run's folder.
+        cluster_folder: the cluster's folder, which has the requests that the run's folder could not take.
+        only_new: whether to skip requests that are in the files already, which were meant for an earlier
+            process of the run.
+        settings_since_s: the time, in seconds since the epoch, before which requests for settings are
+            skipped, because the run begins with them. A pause or a stop counts whenever it was requested: a
+            run stays paused until the person resumes it.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class CommandWatch:
             self._offsets_bytes |= {path: path.stat().st_size for path in paths if path.exists()}
         self._settings: dict[str, Any] = {}
         self.why_stop = ""
-        """Why the run is to stop, in words; empty where a person stops it."""
+        """The reason why the run is to stop, as a sentence; empty if a person stops it."""
 
     @property
     def has_settings(self) -> bool:
-        """Whether `newest` has come across settings that nobody has taken."""
+        """Whether `newest` has read settings that `take_settings` has not returned yet."""
         return bool(self._settings)
 
     def take_settings(self) -> dict[str, Any]:

@@ -188,7 +188,7 @@ class MetricsWriter:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has said how it ended."""
+        """Whether every rank has recorded its end."""
         return self._table.over
 
     def update(self) -> None:
@@ -239,8 +239,8 @@ class MetricsWriter:
             self._disable(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Write the files again, because the ranks went back and repeat steps. The other sinks keep what they
-        got the first time."""
+        """Rewrite the files from the first record, because the ranks went back and repeat steps. The other
+        sinks keep the values of the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
         files: dict[str, Callable[[int], Sink]] = {

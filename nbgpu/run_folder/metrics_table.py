@@ -75,7 +75,7 @@ class MetricsTable:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has said how it ended."""
+        """Whether every rank has recorded its end."""
         return min(self._reached) == math.inf
 
     def add(self, records: Iterable[Sample | Event]) -> list[MetricsRow]:
@@ -174,7 +174,7 @@ class EpochSummarizer:
     """Summarizes rows, in order of their steps, by epoch.
 
     Args:
-        span_of: returns the epoch that a step belongs to, as `RunInfo.epoch_at` does.
+        span_of: returns the epoch to which a step belongs, such as `RunInfo.epoch_at`.
     """
 
     def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:

@@ -31,7 +31,7 @@ _IDENTITY = ("run_folder", "checkpoint", "data", "settings")
 
 @dataclass(frozen=True)
 class Job:
-    """What to predict, with which model, and where to. It travels to the ranks as JSON."""
+    """A prediction to do: the data, the model and the output folder. It travels to the ranks as JSON."""
 
     run_folder: str
     checkpoint: str
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """What was done with one sample."""
+    """The result for one sample."""
 
     name: str
     rank: int
@@ -150,7 +150,7 @@ def _attempt_of(path: Path) -> tuple[int, str]:
 
 @dataclass
 class Progress:
-    """How far the ranks are in the present attempt."""
+    """The progress of the ranks in the present attempt."""
 
     num_samples: int | None = None
     """How many there are to do; None before a rank knows."""

@@ -87,6 +87,8 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
 
 
 def _num_epochs(info: RunInfo) -> int:
+    """Return the run's length in epochs; 0 if it is not known, or no fixed number because epochs have had
+    different lengths."""
     if not info.steps_per_epoch:
         return 0
     last = info.epoch_at(max(1, info.total_steps)).epoch

@@ -45,15 +45,17 @@ START: Cursor = ()
 
 @dataclass
 class _RankSource:
-    """How far one rank's file has been read, and the socket that runs ahead of it."""
+    """The state of reading one rank: the place in its file, its newest records, and its socket, which runs
+    ahead of the file."""
 
     rank: int
     path: Path
     offset_bytes: int = 0
     num_taken: int = 0
-    """Records taken, which is lines: an event of the kind DAMAGE stands for each that cannot be read."""
+    """The number of records taken, which is that of lines: an event of the kind DAMAGE stands for each line
+    that cannot be read."""
     newest: deque[Record] = field(default_factory=deque)
-    """The newest of those, without a gap."""
+    """The newest records, without a gap."""
     places_bytes: list[int] = field(default_factory=list)
     """Where each WINDOWth record begins in the file."""
     damaged_lines: list[int] = field(default_factory=list)
@@ -64,7 +66,8 @@ class _RankSource:
     """A record's `seq` less the number of lines before it; 0 in a file as a rank writes it."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
-    """Where the socket is connected to; a rank that is replaced has another one."""
+    """The content of the endpoint file to which the socket is connected; a rank that is replaced writes
+    another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
     read_mono_s: float = 0.0
 
@@ -311,6 +314,7 @@ class Reader:
         source.socket = socket
 
     def _receive(self, source: _RankSource) -> None:
+        """Receive one message of a rank's socket; if it shows a gap, read the file."""
         assert source.socket is not None
         batch = source.socket.recv()
         source.heard_mono_s = time.monotonic()

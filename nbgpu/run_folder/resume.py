@@ -196,6 +196,7 @@ def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
 
 
 def _settings_in(run_toml: Path) -> Mapping[str, Any]:
+    """Read the training settings of a run's run.toml, unchecked; empty if they cannot be read."""
     try:
         return dict(read_tables(run_toml)["train"])
     except (ConfigError, KeyError, TypeError, ValueError):

@@ -71,6 +71,7 @@ class Stack(nn.Module):
         self.taps = tuple(taps)
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the outputs of the tapped layers, in order, for images (N, C, ...)."""
         found = []
         for place, layer in enumerate(self.features):
             x = layer(x)
@@ -194,7 +195,7 @@ def own_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A frozen network, on the CPU, and what its features are compared with."""
+    """A frozen network, on the CPU, with LPIPS's weights of its features."""
 
     module: nn.Module
     """Returns a list of features."""
@@ -288,7 +289,18 @@ def _name_of_features(name: str) -> str:
 def _recognised(
     file: Path, weights: Mapping[str, Tensor], features: Mapping[str, Tensor]
 ) -> tuple[Architecture, nn.Module]:
-    """Return the architecture with the most tensors of the file, with these as its weights."""
+    """Return the architecture that shares the most tensors with a file, by name and shape, and a network with
+    the file's weights.
+
+    Args:
+        file: the file, for messages.
+        weights: all of its tensors, by name.
+        features: those that are not of a classifier or of LPIPS's linear layers.
+
+    Raises:
+        DataError: no architecture shares a tensor, or tensors are missing, have other shapes or are not
+            finite.
+    """
     known = []
     for architecture in ARCHITECTURES:
         # On the device 'meta' tensors have shapes and no values, so a network is built without taking memory.
@@ -327,8 +339,12 @@ def _recognised(
 def _linear_layers(
     file: Path, linear: Path | None, weights: Mapping[str, Tensor], architecture: Architecture
 ) -> tuple[Path, tuple[Tensor, ...]]:
-    """Return LPIPS's linear layers and the file that has them: that of the setting, the network's own, or one
-    beside it."""
+    """Return (the file with LPIPS's linear layers, the layers' weights, (1, C, 1, 1) each). The file is that
+    of the setting, else the network's own, else one beside it.
+
+    Raises:
+        DataError: layers are missing, have other shapes than the network's features, or are not finite.
+    """
     beside = [file.with_name(architecture.linear_file + suffix) for suffix in _SUFFIXES]
     if linear is not None:
         source, weights = linear, read_weights(linear, "perceptual_linear")

@@ -116,6 +116,8 @@ def reconstruct_volume(
     turns = count(first)
 
     def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (reconstruction, mean latent) of a batch of windows (N, C, p, q, r); zeros if it is another
+        rank's turn."""
         # The ranks take the windows in turn. Zeros stand for those of other ranks: MONAI blends windows with
         # weights that are the same on every rank, so the sum over the ranks is the whole result.
         if next(turns) % world_size == rank:

@@ -115,6 +115,7 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
 
 
 def _voxels(item: Item, config: AutoencoderConfig, reader: VolumeReader) -> Tensor:
+    """Generate a phantom or read a file, as (C, right, front, top) with the intensities of the file."""
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
     try:

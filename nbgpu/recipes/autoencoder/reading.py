@@ -75,7 +75,7 @@ def scaled(image: Tensor, name: str) -> Tensor:
 
 
 def labels(image: Tensor, name: str) -> list[str]:
-    """Return what messages call each channel of an image (C, D, H, W)."""
+    """Return the name of each channel of an image (C, D, H, W), for messages."""
     return [name] if len(image) == 1 else [f"{name}, image channel {index}" for index in range(len(image))]
 
 

@@ -164,8 +164,8 @@ class Autoencoder:
         )
 
     def _parts(self) -> Parts:
-        """Return the volumes, with all of a patient in the same part. An item's `part` says which part of a
-        volume it is."""
+        """Return the volumes as Items, with all volumes of a patient in the same part. The parts of a single
+        volume are Items with its file and a `part`."""
         config = self.config
         if config.data == "phantoms":
             items: list[Item] = [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
@@ -207,6 +207,8 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
+        """Raise DataError with a line for each file that its header makes unusable, together with the
+        problems inside the other files, so that one message has all."""
         reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
@@ -297,9 +299,9 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
+        """Return the network of the settings, with random weights or those of the file `pretrained`.
 
-        Raises DataError if its file is unusable.
+        Raises DataError if the file is unusable.
         """
         return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 

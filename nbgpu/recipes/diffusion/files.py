@@ -194,7 +194,7 @@ def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
 
 
 def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
-    """Return (shape, affine), or a description of what is wrong with the file."""
+    """Read a NIfTI header: return (shape, affine matrix), or a phrase about the problem of the file."""
     try:
         image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Pair):
@@ -361,7 +361,8 @@ class Cube:
 
     @classmethod
     def around(cls, images: Tensor, edge: int, fit: str) -> Self:
-        """Return the cube around what is not background, -1, in one of the images (C, D, H, W)."""
+        """Return the cube around all voxels that are above the background, -1, in any image of (C, D, H,
+        W)."""
         box = generate_spatial_bounding_box(images, select_fn=lambda values: values > -1)
         slices = tuple(slice(start, end) for start, end in zip(*box, strict=True))
         return cls(tuple(images.shape[1:]), slices, edge, fit)

@@ -88,6 +88,8 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> Iterator[str]:
+    """Yield a message for each mask without a file of its name in the folder `kind`, and for each file
+    without a mask."""
     what = "layout" if kind == LAYOUTS else "image"
     for name in sorted(masks.keys() - others.keys()):
         yield f"{masks[name]}: has no {what} of that name in {kind}"

@@ -46,7 +46,7 @@ class Measures:
     """Measures of images (N, 1, H, W), over their inner pixels.
 
     Args:
-        resist: what prints.
+        resist: turns an image into the printed pattern.
         pixel_nm: the width of a pixel.
         margin: pixels on every side that surround a tile and are not measured themselves.
     """
@@ -60,11 +60,12 @@ class Measures:
         return without_margin(images, self.margin)
 
     def printed(self, images: Tensor) -> Tensor:
-        """Return where the inner pixels of images print, 0 to 1."""
+        """Return the printed pattern of images (N, 1, H, W) without margins, 0 to 1."""
         return self.inner(self.resist.printed(images, self.pixel_nm))
 
     def iou(self, found: Tensor, true: Tensor) -> Tensor:
-        """Return the intersection over union of what two sets of images print, per sample: (N,)."""
+        """Return the intersection over union of the printed patterns of two sets of images, per sample:
+        (N,)."""
         return iou(self.printed(found), self.printed(true))
 
     def reference(self, true: Tensor, designs: Tensor) -> Reference:
@@ -84,15 +85,16 @@ class Measures:
         return Reference(true, latent, sides, contest, placements_nm)
 
     def errors(self, found: Tensor, reference: Reference) -> dict[str, float]:
-        """Return the errors of images against the true ones, and what they print against the designs.
+        """Return the errors of images (N, 1, H, W) against the true ones, and of their prints against the
+        designs.
 
         `edge_nm` is the mean distance, normal to the designs' edges, between the edges that both images
         print; `edges_lost` counts the pixel sides that only one of both images has an edge near to, which
         `edge_nm` leaves out. `cd_nm` is the mean difference of the widths along the middle row, and
         `cds_lost` counts the true widths in rows in which both print a different number of stretches.
-        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than
-        15 nm from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of
-        the doses 0.98 and 1.02 and not with the other.
+        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than 15 nm
+        from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of the
+        doses 0.98 and 1.02 and not with the other.
         """
         difference = self.inner(found - reference.images)
         latent = self._latent(found)

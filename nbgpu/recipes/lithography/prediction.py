@@ -1,4 +1,4 @@
-"""Writes what a learned lens makes of masks: aerial images, and the contours of what they print."""
+"""Writes the predictions of a learned lens: aerial images, and the contours of their prints."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _in_nm(ring: np.ndarray, pixel_nm: float, origin_nm: tuple[float, float]) ->
 def write_picture(
     mask: Tensor, image: Tensor, latent: Tensor, threshold: float, pixel_nm: float, stem: Path
 ) -> Path:
-    """Draw an aerial image (H, W) beside its mask, with the contour of what prints in both."""
+    """Draw an aerial image (H, W) beside its mask, with the contour of the print in both, and return the
+    file's path."""
     images = [mask.numpy(), image.numpy()]
     grid = Grid("nm", pixel_nm)
 

@@ -222,7 +222,8 @@ class Lithography:
         return {"loss": difference.square().mean(), "mae": difference.detach().abs().mean()}
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, `mae` and the `iou` of what both images print, per sample, each of shape (N,)."""
+        """Return `loss`, `mae`, and the `iou` of the printed patterns of both images, per sample, each of
+        shape (N,)."""
         found = _image(model, batch["mask"])
         difference = self.measures.inner(found - batch["aerial"]).flatten(1)
         return {
@@ -362,7 +363,7 @@ class Lithography:
         return torch.stack(designs) if designs else masks
 
     def _explain_columns(self, reference: Reference) -> str:
-        """Return what the columns of the table mean, with their units and numbers of sites."""
+        """Return sentences about the columns of the table, with their units and numbers of sites."""
         num_sides, num_sites = (sum(map(len, sites)) for sites in (reference.sides, reference.contest))
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "

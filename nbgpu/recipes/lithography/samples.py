@@ -153,7 +153,7 @@ def margin_of(config: LithographyConfig) -> int:
 
 def pairs_of(config: LithographyConfig) -> list[Pair]:
     """Return the pairs in the files of a config; only names and headers of pictures are read. Masks cut from
-    layouts have margins, see `margin_of`.
+    layouts have the margin of `margin_of` on every side.
 
     Raises:
         DataError: a message that names every bad file.
@@ -185,7 +185,8 @@ def _is_lithobench(config: LithographyConfig) -> bool:
 
 
 def _layout_paths(config: LithographyConfig) -> list[Path]:
-    """Return the layout files that the settings name; empty if the data are something else."""
+    """Return the layout files that the settings name; none if the data are generated, .npz, or
+    LithoBench's."""
     if config.data == "generated":
         return []
     paths = _paths(config)

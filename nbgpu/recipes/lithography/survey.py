@@ -53,7 +53,7 @@ _CSV, _PICTURE = "window.csv", "window.png"
 
 
 class SurveyConfig(Settings):
-    """Settings of a survey of what one mask prints over a range of dose and focus."""
+    """Settings of a survey of one mask's print over a range of dose and focus."""
 
     doses: tuple[float, ...] = Field(
         (0.9, 0.95, 1.0, 1.05, 1.1), min_length=1, description="in units of the nominal dose"

@@ -31,7 +31,7 @@ _FINER = 4
 
 @dataclass(frozen=True)
 class ProcessCondition:
-    """A dose and focus, and measures of what a mask prints under them."""
+    """A dose and focus, and measures of a mask's print under them."""
 
     dose: float
     defocus_nm: float

@@ -113,7 +113,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
     """Compute the share of positions at which the whole line is in the phase, as (N, C); pixels between two
     phases are in neither.
 
-    The reference computes this and then overwrites it with the approximation; here it is what the name says.
+    The reference computes this and then overwrites it with the approximation; here the exact values are
+    returned.
     """
     lines = _lines(measure.limit_to, measure.periodic)
     shares = lines / lines.sum(dim=(1, 2), keepdim=True)

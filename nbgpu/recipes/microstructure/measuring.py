@@ -1,5 +1,5 @@
-"""Measurement of microstructures in a process of its own, for `nbgpu characterize`: all descriptors, and what
-a person wants to know at first sight, a few numbers of each phase and a picture.
+"""Measurement of microstructures in a process of its own, for `nbgpu characterize`: all descriptors, a few
+numbers of each phase, and a picture.
 
 python -m nbgpu.recipes.microstructure.measuring PARENT_PID < job.json
 """
@@ -162,7 +162,7 @@ def rows_of(target: Target) -> list[PhaseRow]:
 
 
 def csv_of(found: Characterized) -> str:
-    """Return the rows as a table with a heading; what was not measured is left empty."""
+    """Return the rows as CSV with a heading; values that were not measured are empty."""
     text = io.StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(PhaseRow)], lineterminator="\n")
     table.writeheader()

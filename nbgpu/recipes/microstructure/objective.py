@@ -128,7 +128,8 @@ class Objective:
         return math.fsum(torch.cat(losses).tolist()), gradient
 
     def _gather_losses(self, losses: Tensor, num_slices: int) -> Tensor:
-        """Return the losses of all slices across one direction, of which each rank has its share."""
+        """Gather the losses of all slices across one direction from the ranks' shares, in the order of the
+        slices."""
         local = losses.cpu()
         if self._world_size == 1:
             return local

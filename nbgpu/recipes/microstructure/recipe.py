@@ -80,13 +80,13 @@ class Microstructure(Problem):
 
     @property
     def target(self) -> Target:
-        """Return the target: what the field should look like."""
+        """The target: descriptors and shape of the field to find."""
         assert self._target is not None, "the data are loaded before anything else"
         return self._target
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Return lines that say what is searched for, and from which data."""
+        """Lines about the target, the search and the data."""
         target, config = self.target, self.config
         grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
         after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
@@ -348,5 +348,5 @@ class Microstructure(Problem):
 
 
 def _pixels(shape: Sequence[int]) -> str:
-    """Return what the elements of a field of this shape are called."""
+    """Return the word for the elements of a field of this shape: voxels or pixels."""
     return "voxels" if len(shape) == NUM_DIRECTIONS else "pixels"

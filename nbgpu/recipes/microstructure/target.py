@@ -312,6 +312,7 @@ def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
 
 
 def _wrong_phases(config: MicrostructureConfig, num_phases: int) -> list[str]:
+    """Return a phrase if the phases of a file of descriptors do not fit the setting `multiphase`."""
     if num_phases == 1 and config.multiphase:
         return ["it has the second of two phases alone, and multiphase is True"]
     if num_phases > 2 and not config.multiphase:

@@ -186,7 +186,7 @@ class Own:
         )
 
     def amount(self) -> tuple[int, int]:
-        """Return the number of training samples, each of which counts as one."""
+        """Return (the number of training samples, 1): each sample counts as a volume with one sample."""
         return len(self._split()[0]), 1  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
@@ -254,7 +254,8 @@ class Own:
         return [{"name": f"sample {index}", "index": index} for index in range(num_samples)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Return what the recipe's `predict` says of a sample, and the files that it wrote."""
+        """Call the recipe's `predict` for a sample; return the columns and the files whose names begin with
+        `stem`."""
         assert self._new is not None
         parts = named(self._new[sample["index"]])
         batch = {name: part[None].to(device) for name, part in parts.items()}

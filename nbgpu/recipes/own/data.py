@@ -42,6 +42,7 @@ def named(sample: Any) -> Sample:
 
 
 def _tensor(name: str, part: Any) -> Tensor:
+    """Convert a part of a sample to a plain tensor; TypeError if it cannot be one."""
     try:
         return torch.as_tensor(part).as_subclass(Tensor)
     except (TypeError, ValueError, RuntimeError):

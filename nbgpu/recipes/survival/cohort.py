@@ -65,7 +65,7 @@ _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 
 
 class Outcome(NamedTuple):
-    """What is known of a generated patient."""
+    """The outcome of a generated patient."""
 
     time: float
     """In days."""
@@ -99,7 +99,7 @@ def image(seed: int, index: int) -> Tensor:
 
 
 def outcome(seed: int, index: int) -> Outcome:
-    """Generate what is known of a patient beside the volume, most of whose work is the voxels'."""
+    """Generate the outcome of a patient, without building the volume, which takes most of the time."""
     return _drawn(seed, index).outcome
 
 

@@ -60,6 +60,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
+        # all_gather of torch.distributed has no gradient of its own.
         ctx.num_own = own.shape[1]
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)

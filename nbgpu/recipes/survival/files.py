@@ -154,6 +154,7 @@ def read_new(
 
 
 def _read(path: Path) -> CsvRows:
+    """Read the CSV file; DataError if there is none."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
     if path.suffix.lower() not in (".csv", ".tsv"):

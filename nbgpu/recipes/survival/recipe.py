@@ -63,8 +63,8 @@ _NUM_TIMES = 25
 class Survival:
     """Trains a SurvivalNetwork with Cox's partial likelihood over the samples of all ranks.
 
-    The data (`config.data`) are a generated cohort or a CSV file, see `read_table`. Held out are whole
-    patients.
+    The data (`config.data`) are a generated cohort, or a CSV file with a volume, a time and an event for each
+    patient (`read_table`). Held out are whole patients.
     """
 
     def __init__(self, config: SurvivalConfig) -> None:
@@ -77,8 +77,8 @@ class Survival:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """Return the loaders of the rank's patients, see `example`. A DataError has a line for each bad row
-        or file.
+        """Return the loaders of the rank's patients, with batches of the form of `example`. A DataError has a
+        line for each bad row or file.
 
         The held-out volumes of a rank stay in memory.
         """
@@ -390,6 +390,8 @@ class Survival:
         return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
 
     def _explain_no_training_patients(self) -> str:
+        """Return why the training patients cannot be read, for a model that is used without its data; empty
+        if they can."""
         try:
             return "" if self._patients else "there are none"
         except DataError as error:
