@@ -39,7 +39,7 @@ def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: C
         notes: the moments that each rank noted, by rank (`nbgpu.engine.scaling.cell_timeline`).
         clocks: bring the ranks' clocks together.
     """
-    # Ranks keep a limited number of notes. Before the first note of every rank they could not be compared.
+    # Ranks keep a limited number of notes. The time from which some rank has none is left out for all ranks.
     begun_s = max(_kept_from_s(rank, note, clocks) for rank, note in notes.items())
     ranks = [_Rank(rank, note, clocks, begun_s) for rank, note in sorted(notes.items())]
     common = _common(ranks, clocks.error_s)

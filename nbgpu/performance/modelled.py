@@ -214,7 +214,8 @@ class Modelled:
         """
         if not share > 0:
             raise ConfigError(f"share = {share} is not valid: above 0, such as 0.05")
-        # More ranks add more, so both searches are bisections.
+        # The share that the exchange adds to a step grows with the number of ranks, so bisection finds the
+        # largest number for which it is small enough.
         valid = [n for n in range(2, MAX_RANKS + 1) if self._fills_nodes(n)]
         count = _first(lambda index: self._model.share_added(valid[index]) > share, len(valid))
         largest = max(step.ranks for step in self.steps)

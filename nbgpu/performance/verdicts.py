@@ -98,7 +98,7 @@ def _more_repeats(num_repeats: int, difference: float, width: float) -> str:
     Args:
         num_repeats: the repeats so far.
         difference: the difference between the two points.
-        width: the width of the interval in which it lies.
+        width: the width of the difference's interval.
     """
     if difference:
         needed = math.ceil(num_repeats * (width / 2 / difference) ** 2) + 1

@@ -50,8 +50,8 @@ def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
     are kept.
     """
     axes = (2, 3, 4)
-    # Whole numbers, so that equal distances are equal to the last bit. Coefficient k along an axis of n
-    # voxels has k / 2n periods per voxel, so k * lcm / n is proportional to it.
+    # Coefficient k along an axis of n voxels has k / 2n periods per voxel, which is proportional to k * lcm /
+    # n. These are whole numbers, so that equal distances are equal to the last bit.
     common = math.lcm(*image.shape[2:])
     weights = np.array([common // edge for edge in image.shape[2:]]).reshape(3, 1, 1, 1)
     distances = np.square(np.indices(image.shape[2:]) * weights).sum(axis=0)

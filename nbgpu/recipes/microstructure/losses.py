@@ -53,6 +53,7 @@ class Loss:
         oor_multiplier: float = 1000.0,
         phase_sum_multiplier: float = 1000.0,
     ) -> None:
+        """Keep the targets and weights, and look the norm up by its name."""
         self.measure = measure
         self._targets = targets
         self._weights = weights

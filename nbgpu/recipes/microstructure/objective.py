@@ -54,6 +54,7 @@ class Objective:
         num_drawn: int | None = None,
         seed: int = 0,
     ) -> None:
+        """Keep the loss, and this rank's place among the ranks that share the slices."""
         self._loss = loss
         self._rank = rank
         self._world_size = world_size

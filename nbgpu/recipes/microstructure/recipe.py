@@ -54,6 +54,7 @@ class Microstructure(Problem):
     coarsest first."""
 
     def __init__(self, config: MicrostructureConfig) -> None:
+        """Keep the settings; the data are read by `load`."""
         self.config = config
         self.optimizer = config.optimizer_type
         self.num_pairs = config.history_size

@@ -31,9 +31,9 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
     log_risk = scores.flip(0).logcumsumexp(0).flip(0)[first_tied]
     if ties == "efron":
         none = torch.zeros_like(scores)
-        # Relative to the sum over the risk set, so that no exponential can overflow. The hazards of the tied
-        # events as a share of the risk set's. Before the l-th of d tied events Efron takes l / d of them out
-        # of the risk set: the log of the rest is log_risk + log(1 - l / d * share).
+        # Before the l-th of d tied events, counted from 0, Efron takes l / d of their hazards out of the risk
+        # set. With the tied events' share of the risk set's hazard, the log of the rest is log_risk +
+        # log(1 - l / d * share). A share is at most 1, so that no exponential can overflow.
         shares = none.index_add(0, first_tied, events * (scores - log_risk).exp())[first_tied]
         num_tied = none.index_add(0, first_tied, events)[first_tied]
         num_before = events.cumsum(0) - events
