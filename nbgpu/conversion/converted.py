@@ -29,6 +29,8 @@ _REFERENCE = re.compile(r"\$?@(\w+)")
 
 @dataclass(frozen=True)
 class _Setting:
+    """The value of a setting, and its origin."""
+
     value: Any
     origin: str
     """The key that it comes from, or why it has this value."""

@@ -115,6 +115,7 @@ class RingCosts(Costs):
         self.at_once = at_once
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the times of a ring: an all_reduce passes it twice, an all_gather or reduce_scatter once."""
         passes = 2 if operation in _LIKE_ALL_REDUCE else 1
         latency_s = passes * _steps(ranks, end) * self.link.latency_s
         bytes_per_s = self.link.bytes_per_s / bus_factor(operation, ranks)

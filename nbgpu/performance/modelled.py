@@ -368,6 +368,8 @@ class Points:
 
 @dataclass(frozen=True)
 class _Line:
+    """A curve of the figure, or measured points."""
+
     name: str
     xs: Sequence[float]
     ys: Sequence[float]

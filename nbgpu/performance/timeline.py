@@ -112,7 +112,8 @@ class Timeline:
             following = paths.get(step + 1, [])[:1]
             ends_on = next((span.rank for span in following if span.kind != "transfer"), None)
             path = rank_steps.critical_path(ranks, ends_on)
-            # Beyond a wait that cannot be compared between the ranks the path is not known.
+            # A wait that cannot be compared between the ranks hides which rank held the others up, so the
+            # path begins after the last such wait.
             unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
             paths[step] = path[unknown[-1] + 1 :] if unknown else path
         return paths

@@ -30,8 +30,8 @@ from nbgpu.text.sizes import in_words
 MAX_HEADERS = 64
 MAX_READ = 2
 _MAX_READ_VOXELS = 2**26
-"""The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read:
-the kernel does this between a person's cells."""
+"""The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
+They are small because the kernel reads them, in which a person's cells run as well."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
 """Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""

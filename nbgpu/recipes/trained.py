@@ -75,6 +75,7 @@ def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
 
 
 def _newest(folder: Path) -> Path:
+    """Return the folder of the newest intact checkpoint; RunError if there is none."""
     found = checkpoint_files.newest_whole(folder).checkpoint
     if found is None:
         raise RunError(f"{folder} has no intact checkpoint")

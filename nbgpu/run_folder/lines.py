@@ -104,6 +104,7 @@ def load_lines(path: Path) -> list[dict[str, Any] | None]:
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
+    """Parse a line as a JSON object; None if it is none, or is nested too deeply."""
     try:
         value = decode(line)
         require_shallow(value)

@@ -138,6 +138,7 @@ class EpochsFile:
             self._path.write_text("".join(kept))
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Append the epochs that the file does not have yet."""
         new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
         if new:
             with self._path.open("a") as file:

@@ -109,7 +109,7 @@ def _same(job: Job) -> Job:
 
 
 class RowWriter:
-    """Writes a rank's rows, one by one, so that after a crash all rows before it are on the disk.
+    """Writes a rank's rows, one by one, so that after a crash of the rank all rows before it are in the file.
 
     The first line has the number of samples that all ranks have to do together in this attempt.
     """

@@ -274,6 +274,7 @@ class RunView:
 
 
 def _in_words(records: NewestRecords) -> str:
+    """Return the state and step of a rank as text; the step alone while the rank trains."""
     if not records.step:
         return records.state
     step = f"step {records.step}"

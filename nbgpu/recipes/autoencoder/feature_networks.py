@@ -379,6 +379,7 @@ def _linear_layers(
 
 
 def _refuse_unused(linear: Path | None, why: str) -> None:
+    """Raise DataError if the setting perceptual_linear is given for a network that has no use for it."""
     if linear is not None:
         raise DataError(
             f"{linear}: perceptual_linear is for networks of LPIPS, and {why}: leave perceptual_linear out"

@@ -123,6 +123,7 @@ def _problems(
 
 
 def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
+    """Yield a message if floats are not shares from 0 to 1, or are shares where the settings need phases."""
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
         yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1, or grey values"

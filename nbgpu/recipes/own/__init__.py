@@ -268,7 +268,7 @@ class Own:
         columns = {
             str(name): value.item() if hasattr(value, "item") else value for name, value in values.items()
         }
-        # The files that the person has written are known by their names alone.
+        # `predict` does not return the files that it wrote: all whose names begin with the stem are taken.
         return Predicted(columns, sorted(stem.parent.glob(f"{glob.escape(stem.name)}.*")))
 
     def _identity(self) -> dict[str, Identity]:

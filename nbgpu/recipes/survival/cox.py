@@ -60,6 +60,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
+        """Gather (K, N) into (K, N * world size), in order of rank."""
         # all_gather of torch.distributed has no gradient of its own.
         ctx.num_own = own.shape[1]
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
@@ -68,6 +69,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient (K, N) of this rank's own samples, scaled for DDP's mean."""
         # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks
         # is needed, but DDP takes the mean.
         first = dist.get_rank() * ctx.num_own
