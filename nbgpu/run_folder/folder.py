@@ -87,11 +87,12 @@ def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
 
 
 def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
-    """The settings that a run was started with.
+    """Read the settings with which a run was started.
 
     Raises:
         ConfigError: the folder is no run's, or its settings cannot be read.
     """
+    # run.toml has all settings; this site's defaults of today must not change them.
     with site_file.ignored():
         return read_toml(folder / names.SETTINGS)
 
@@ -109,8 +110,8 @@ def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | Non
 
 
 def who_may_rename(folder: Path) -> str:
-    """The other users who may rename or replace a folder or its content, in words; empty where there are
-    none."""
+    """Return which other users may rename or replace a folder or its content, as a phrase; empty if none
+    may."""
     for path in (folder.resolve(), *folder.resolve().parents):
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
@@ -166,7 +167,7 @@ def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | Non
 
 
 def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
-    """How the training of a rank ended; None while it goes on, or where the rank was killed.
+    """Return how the training of a rank ended; None while it goes on, or where the rank was killed.
 
     Raises:
         RunError: the file with the outcome cannot be read.
@@ -190,7 +191,7 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
 
 
 def world_size(folder: Path, otherwise: int) -> int:
-    """The number of ranks of a run; `otherwise` where its ranks have not read their data yet.
+    """Return the number of ranks of a run; `otherwise` if its ranks have not read their data yet.
 
     Raises:
         RunError: `run_info.json` cannot be read.
@@ -202,7 +203,7 @@ def world_size(folder: Path, otherwise: int) -> int:
 
 
 def end_state(folder: Path, num_ranks: int) -> RunState | None:
-    """The state in which a run ended, by what all of its ranks have left; None while it goes on.
+    """Return the state in which a run ended, from the outcomes of all of its ranks; None while it goes on.
 
     Raises:
         RunError: the file of a rank cannot be read.
@@ -216,7 +217,8 @@ def end_state(folder: Path, num_ranks: int) -> RunState | None:
 
 
 def read_chosen(folder: Path) -> Chosen:
-    """What was chosen for a run, and why; nothing where no setting was left to the data.
+    """Return the settings that were chosen for a run from its data, with the reasons; none where all were
+    given.
 
     Raises:
         RunError: the file about it cannot be read.
@@ -255,10 +257,9 @@ def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
 
 
 def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
-    """The present settings of a run that began with these settings.
+    """Return the present settings of a run: those it began with, and the changes of `changes.jsonl` in order.
 
-    An unreadable line of `changes.jsonl` is skipped with a warning, because the run can be controlled all the
-    same.
+    An unreadable line of the file is skipped with a warning, because the run can be controlled all the same.
 
     Raises:
         ConfigError: a change is not one of a setting of this run, or its value is not valid.

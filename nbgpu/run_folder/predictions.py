@@ -31,7 +31,7 @@ _IDENTITY = ("run_folder", "checkpoint", "data", "settings")
 
 @dataclass(frozen=True)
 class Job:
-    """What to predict, with which model, and where to. It travels to the ranks as JSON."""
+    """A prediction to do: the data, the model and the output folder. It travels to the ranks as JSON."""
 
     run_folder: str
     checkpoint: str
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """What was done with one sample."""
+    """The result for one sample."""
 
     name: str
     rank: int
@@ -67,8 +67,8 @@ class Row:
 
 
 def begin(job: Job) -> Job:
-    """Make the folder of a job, or find in it what an earlier attempt has left; return the job of this
-    attempt.
+    """Make the folder of a job, or check that an existing folder has an earlier attempt of the same job.
+    Return the job with the number of this attempt.
 
     Raises:
         ConfigError: the folder has something else in it, or cannot be written to.
@@ -90,7 +90,8 @@ def begin(job: Job) -> Job:
 
 
 def _same(job: Job) -> Job:
-    """Return the job if the folder has its predictions, and none of another one."""
+    """Return the job if its folder has predictions of the same model, data and settings; ConfigError if
+    not."""
     out = Path(job.out)
     try:
         there = lines.load(out / JOB)
@@ -108,9 +109,9 @@ def _same(job: Job) -> Job:
 
 
 class RowWriter:
-    """Writes a rank's rows, one by one, so that those before a crash are there after it.
+    """Writes a rank's rows, one by one, so that after a crash of the rank all rows before it are in the file.
 
-    The first line says how many samples the ranks have to do together in this attempt.
+    The first line has the number of samples that all ranks have to do together in this attempt.
     """
 
     def __init__(self, job: Job, rank: int, num_samples: int) -> None:
@@ -149,7 +150,7 @@ def _attempt_of(path: Path) -> tuple[int, str]:
 
 @dataclass
 class Progress:
-    """How far the ranks are in the present attempt."""
+    """The progress of the ranks in the present attempt."""
 
     num_samples: int | None = None
     """How many there are to do; None before a rank knows."""
@@ -160,7 +161,7 @@ class Progress:
 
 
 class ProgressReader:
-    """Reads how far the ranks are, without reading anything twice."""
+    """Reads the progress of the ranks from their rows, each row once."""
 
     def __init__(self, job: Job) -> None:
         self._folder = Path(job.out) / _ROWS
@@ -181,6 +182,8 @@ class ProgressReader:
         return self.progress
 
     def _new_records(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield the records that were added to a rank's file since the last call; an incomplete last line is
+        left for the next one."""
         with path.open("rb") as file:
             file.seek(self._read_bytes.get(path, 0))
             batch = file.read()
