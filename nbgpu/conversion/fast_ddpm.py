@@ -86,6 +86,11 @@ def _network(result: Converted, size: int | None) -> None:
     result.expect("model.out_ch", 1, otherwise="one modality comes out")
     channels = result.keys.take("model.ch")
     multiples = result.keys.take("model.ch_mult")
+    if not (
+        multiples is None or (isinstance(multiples, list) and all(isinstance(m, int) for m in multiples))
+    ):
+        result.left_out.append(f"model.ch_mult = {multiples!r}: no list of whole numbers")
+        multiples = None
     if channels is not None and multiples is not None:
         result.set("channels", [channels * factor for factor in multiples], "model.ch x model.ch_mult")
         if all(channels * factor % _NUM_GROUPS == 0 for factor in multiples):

@@ -343,7 +343,12 @@ def write(
     errors_us = {}
     for rank, profile in sorted(profiles.items()):
         of_rank, errors_us[f"rank {rank}"] = _profiler_events(
-            profile, rank, {step: 1e6 * (begun[rank] - zero_s) for step, begun in begun_s.items()}
+            profile,
+            rank,
+            {
+                step: 1e6 * (dict(zip(ranks, begun, strict=True))[rank] - zero_s)
+                for step, begun in begun_s.items()
+            },
         )
         events += of_rank
     other: dict[str, Any] = {"title": title, "clocks": about[0], "notes": about[1:], f"{unit}s": list(steps)}

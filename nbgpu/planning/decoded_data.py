@@ -6,7 +6,6 @@ some files and the voxels of one or two.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
+from nbgpu.planning.csv_rows import read_csv
 from nbgpu.planning.epochs import epoch_of, held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
@@ -212,13 +212,12 @@ def _survival_data(config: SurvivalConfig) -> DecodedData:
     if config.data == "generated":
         return DecodedData(config.num_patients - sum(held_out(config.num_patients, config)), volume_bytes)
     path = Path(config.data).expanduser()
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            rows = list(csv.DictReader(file))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UnknownError(f"{path} cannot be read as CSV: {error}") from None
+    try:
+        rows = [row for _, row in read_csv(path).rows]
+    except DataError as error:
+        raise UnknownError(str(error)) from None
     if config.fold:
-        count = sum((row.get(config.fold) or "").strip().lower().startswith("train") for row in rows)
+        count = sum(row.get(config.fold, "").strip().lower().startswith("train") for row in rows)
     else:
         count = len(rows) - sum(held_out(len(rows), config))
     if count < 1:

@@ -223,7 +223,7 @@ class StudyPlan:
         if is_ranks and self.config.mode == "strong" and config.global_batch_size is None:
             config = config.changed(global_batch_size=config.batch_size * config.accumulate)
         if is_ranks and self.config.mode == "strong":
-            config = _shared_out(config, len(ranks))
+            _require_even_shares(config, len(ranks))
         requirements.require_extras(config)
         # Take the parsed value from the settings: on the command line every value is text.
         value = value if is_ranks else getattr(config, self.vary)
@@ -386,16 +386,14 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _shared_out(config: TrainConfig, num_ranks: int) -> TrainConfig:
-    """Return the settings unchanged; ConfigError if the global batch cannot be divided evenly among so many
-    ranks and micro-batches."""
+def _require_even_shares(config: TrainConfig, num_ranks: int) -> None:
+    """Raise ConfigError if the global batch cannot be divided evenly among the ranks and micro-batches."""
     assert config.global_batch_size is not None, "the caller has set it"
     if config.global_batch_size % (num_ranks * config.accumulate):
         raise ConfigError(
             f"a step of {config.global_batch_size} samples cannot be shared out over {count_of_ranks(num_ranks)} and "
             f"accumulate={config.accumulate}. Give a global_batch_size that all numbers of ranks divide"
         )
-    return config
 
 
 def _as_toml(value: Any) -> Any:

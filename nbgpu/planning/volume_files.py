@@ -18,7 +18,7 @@ IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volu
 """The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
 
 _PATIENT_IN_NAME = (
-    re.compile(r"(?:^|[/\\\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
+    re.compile(r"(?:^|[/\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
     re.compile(r"(BraTS[A-Za-z0-9-]*?-[0-9]{5})-[0-9]{3}"),  # BraTS-GLI-00005-100/...-t1n.nii.gz
     re.compile(r"(BraTS[0-9]{2,4}_[A-Za-z_]*?[0-9]+)(?:_|$)"),  # BraTS20_Training_001_flair.nii
 )

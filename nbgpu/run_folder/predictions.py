@@ -14,6 +14,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,8 @@ def _same(job: Job) -> Job:
             f"out = {job.out!r}: the folder is not empty, and it has no predictions. Give another one"
         ) from None
     wanted = json.loads(json.dumps(asdict(job)))
+    if not isinstance(there, dict):
+        raise ConfigError(f"out = {job.out!r}: {JOB} there is not what nbgpu writes. Give another out")
     if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:
         found = "; ".join(
             f"{name} is {there.get(name)!r} there and {wanted[name]!r} now" for name in different
@@ -177,7 +180,7 @@ class ProgressReader:
                     self.progress.num_samples = int(record["num_samples"])
                 else:
                     self.progress.num_done += 1
-                    self.progress.num_failed += bool(record["failed"])
+                    self.progress.num_failed += bool(record.get("failed"))
                     self.progress.newest = str(record["name"])
         return self.progress
 
@@ -189,9 +192,11 @@ class ProgressReader:
             batch = file.read()
         self._read_bytes[path] = self._read_bytes.get(path, 0) + batch.rfind(b"\n") + 1
         for line in lines.whole(batch):
-            record = lines.decode(line)
-            if isinstance(record, dict):
-                yield record
+            # A line that is damaged is no sample that is done.
+            with suppress(ValueError):
+                record = lines.decode(line)
+                if isinstance(record, dict) and record.keys() & {"num_samples", "name"}:
+                    yield record
 
 
 def write_table(out: Path, rows: Sequence[Row]) -> Path:
