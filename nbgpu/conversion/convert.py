@@ -18,7 +18,7 @@ _KNOWN = (
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file for --config is another tool's."""
+    """Return whether a file for --config is another tool's, by its ending."""
     return path.suffix in SUFFIXES
 
 

@@ -1,4 +1,4 @@
-"""Settings that come from another tool's JSON and YAML files, and the TOML file that is made of them."""
+"""Settings that come from another tool's JSON and YAML files, and their TOML file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _REFERENCE = re.compile(r"\$?@(\w+)")
 
 @dataclass(frozen=True)
 class _Setting:
+    """The value of a setting, and its origin."""
+
     value: Any
     origin: str
     """The key that it comes from, or why it has this value."""
 
 
 class Converted:
-    """The settings of a recipe, with where each is from, and what could not be taken over.
+    """The settings of a recipe with the origin of each, and the values that could not become settings.
 
     Args:
         recipe: the recipe's name.
@@ -44,6 +46,7 @@ class Converted:
     """
 
     def __init__(self, recipe: str, keys: Keys, names: str) -> None:
+        """Begin without settings and remarks."""
         self.recipe = recipe
         self.keys = keys
         self.names = names
@@ -68,10 +71,11 @@ class Converted:
             key: the key.
             setting: the setting.
             remark: what differs.
-            convert: makes the setting's value of the key's; ValueError where there is none, with the reason.
+            convert: returns the setting's value for the key's; raises ValueError with the reason if there is
+                none.
 
         Returns:
-            The setting's value; None where it has not got one.
+            The setting's value; None if it did not get one.
         """
         if key not in self.keys:
             return None
@@ -86,12 +90,12 @@ class Converted:
         return found
 
     def leave(self, key: str, reason: str) -> None:
-        """Say that a key's value is not taken over, if the files have it."""
+        """Note that a key's value becomes no setting, with the reason, if the files have the key."""
         if key in self.keys:
             self.left_out.append(f"{key} = {in_words(self.keys.take(key))}: {reason}")
 
     def leave_all(self, prefix: str, reason: str) -> None:
-        """Say that no value of a table is taken over, if the files have it."""
+        """Note that no value of a table becomes a setting, with the reason, if the files have the table."""
         if values := self.keys.take_all(prefix):
             listed = ", ".join(
                 f"{name} = {in_words(value)}" if name else in_words(value) for name, value in values.items()
@@ -99,7 +103,8 @@ class Converted:
             self.left_out.append(f"{prefix} ({listed}): {reason}")
 
     def expect(self, key: str, *values: Any, otherwise: str) -> None:
-        """Take a key for what nbgpu does anyway if it has one of these values, and leave it otherwise."""
+        """Note a key as equal to nbgpu's behaviour if it has one of these values, and as left out
+        otherwise."""
         if key in self.keys:
             value = self.keys.take(key)
             if value in values:
@@ -126,7 +131,7 @@ class Converted:
             raise ConfigError("\n".join([f"{self.names}:", told, *from_keys])) from None
 
     def notes(self) -> list[str]:
-        """Return what did not become a setting, in lines."""
+        """Return lines about all values that did not become a setting."""
         lines = []
         if self.left_out:
             lines += ["Not taken over:", *(f"- {one}" for one in self.left_out)]
@@ -137,7 +142,8 @@ class Converted:
         return lines
 
     def to_toml(self) -> str:
-        """Return the text of a file for --config, with where each setting is from and what is left out."""
+        """Return the text of a file for --config, with the origin of each setting and the values that are
+        left out as comments."""
         lines = [
             f"Written by nbgpu convert from {self.names}. Train with it:",
             f"    nbgpu train {self.recipe} --config THIS_FILE",
@@ -154,6 +160,7 @@ class Converted:
 
 
 def _with_comment(line: str, comment: str) -> str:
+    """Return a line of TOML with a comment behind it, or above it if both are too long for one line."""
     comment = " ".join(comment.split())
     if len(line) + len(comment) + 4 > _WIDTH:
         return f"# {comment}\n{line}\n"
@@ -185,16 +192,18 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class Keys:
-    """The values of files by their keys, such as 'autoencoder_train.lr'. Each is taken once.
+    """The values of files by their keys, such as 'autoencoder_train.lr'. Each is taken once, so that the
+    values that remain are those that no conversion knows.
 
     A value such as '@latent_channels' refers to another one, as in MONAI's bundles, which is then taken with
     it.
 
     Args:
-        contents: what the files have; a later file's value replaces that of an earlier one.
+        contents: the contents of the files; a later file's value replaces that of an earlier one.
     """
 
     def __init__(self, *contents: Mapping[str, Any]) -> None:
+        """Flatten the tables to keys with points, and resolve references."""
         whole = {name: value for content in contents for name, value in content.items()}
         self._values: dict[str, Any] = {}
         referred_to: set[str] = set()
@@ -215,21 +224,22 @@ class Keys:
         return any(key.startswith(f"{prefix}.") for key in self._values)
 
     def take(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, which is not among the rest any more; the default where it is not
-        there."""
+        """Return the value of a key and remove it; the default if there is none."""
         return self._values.pop(key, default)
 
     def take_all(self, prefix: str) -> dict[str, Any]:
-        """Return the values of a table that are still there, by the rest of their keys."""
+        """Return the remaining values of a table, by their keys below it, and remove them."""
         keys = [key for key in self._values if key == prefix or key.startswith(f"{prefix}.")]
         return {key.removeprefix(prefix).removeprefix("."): self._values.pop(key) for key in keys}
 
     def rest(self) -> dict[str, Any]:
-        """Return the values that nobody has taken."""
+        """Return the values that were not taken."""
         return dict(self._values)
 
 
 def _with_numbers(value: Any) -> Any:
+    """Convert texts such as '1e-5' to numbers, which YAML 1.1 reads as text, in lists and tables at any
+    depth."""
     if isinstance(value, dict):
         return {name: _with_numbers(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -238,6 +248,7 @@ def _with_numbers(value: Any) -> Any:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by their keys joined with points; an empty table is a value."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -246,5 +257,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def in_words(value: Any) -> str:
-    """Return a value as JSON has it."""
+    """Return a value as JSON text."""
     return json.dumps(value, ensure_ascii=False, default=str)

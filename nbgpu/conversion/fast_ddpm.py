@@ -1,4 +1,5 @@
-"""The YAML files of Fast-DDPM for 3D volumes (configs/fast_ddpm_3d.yml), and what its script fixes."""
+"""Converts the YAML files of Fast-DDPM for 3D volumes (configs/fast_ddpm_3d.yml), and the values that its
+script fixes."""
 
 from __future__ import annotations
 
@@ -48,6 +49,7 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
 
 
 def _cube(value: Any) -> int:
+    """Return the edge of a cubic volume; ValueError for volumes that are no cubes."""
     edges = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     if len({*edges}) != 1 or not all(isinstance(edge, int) for edge in edges):
         raise ValueError("volumes are cubes here; see size")
@@ -55,6 +57,7 @@ def _cube(value: Any) -> int:
 
 
 def _volumes(result: Converted) -> int | None:
+    """Convert the table `data`, and return the edge of the volumes; None if the file does not have it."""
     result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
     size: int | None = result.take("data.volume_size", "size", convert=_cube)
     if "data.crop_size" in result.keys:
@@ -70,11 +73,24 @@ def _volumes(result: Converted) -> int | None:
 
 
 def _network(result: Converted, size: int | None) -> None:
+    """Convert the table `model`. The channels of a resolution are the product of two keys, and GroupNorm has
+    the script's 32 groups where these divide all channels.
+
+    Args:
+        result: gets the settings.
+        size: the edge of the volumes, from which the edges of the network's resolutions follow; None if not
+            known.
+    """
     result.leave("model.type", "one modality is made from the other three; see target")
     result.expect("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
     result.expect("model.out_ch", 1, otherwise="one modality comes out")
     channels = result.keys.take("model.ch")
     multiples = result.keys.take("model.ch_mult")
+    if not (
+        multiples is None or (isinstance(multiples, list) and all(isinstance(m, int) for m in multiples))
+    ):
+        result.left_out.append(f"model.ch_mult = {multiples!r}: no list of whole numbers")
+        multiples = None
     if channels is not None and multiples is not None:
         result.set("channels", [channels * factor for factor in multiples], "model.ch x model.ch_mult")
         if all(channels * factor % _NUM_GROUPS == 0 for factor in multiples):
@@ -106,6 +122,8 @@ def _network(result: Converted, size: int | None) -> None:
 
 
 def _diffusion(result: Converted) -> None:
+    """Convert the table `diffusion`, the noise schedule."""
+
     def known(value: Any) -> str:
         if value not in _BETAS:
             raise ValueError(f"is not known; known are {', '.join(_BETAS)}")
@@ -122,6 +140,8 @@ def _diffusion(result: Converted) -> None:
 
 
 def _training(result: Converted) -> None:
+    """Convert the table `training`. The script has a constant learning rate, and a warm-up only if the file
+    asks for one."""
     result.take("training.batch_size", "batch_size", "per rank in both")
     result.take("training.gradient_accumulation_steps", "accumulate")
     result.take("training.epochs", "epochs")
@@ -142,6 +162,8 @@ def _training(result: Converted) -> None:
 
 
 def _optimizer(result: Converted) -> None:
+    """Convert the table `optim`, which takes precedence over keys of the same meaning in `training`, as in
+    the script."""
     result.take("optim.optimizer", "optimizer", convert=lambda name: str(name).lower())
     # The script's optimizer reads the table optim.
     rate = result.take("optim.lr", "lr")
@@ -160,6 +182,7 @@ def _optimizer(result: Converted) -> None:
 
 
 def _sampling(result: Converted) -> None:
+    """Convert the table `sampling`: the times that are visited, and the noise."""
     kinds = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
     def known(value: Any) -> str:

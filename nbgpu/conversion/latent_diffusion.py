@@ -1,6 +1,6 @@
-"""The JSON files of MONAI's tutorial 3d_ldm, and of the guide for several GPUs that is made of it.
+"""Converts the JSON files of MONAI's tutorial 3d_ldm, and of the guide for several GPUs that builds on it.
 
-The tutorial's script is train_autoencoder.py; what it fixes without a key becomes a setting, too.
+The tutorial's script is train_autoencoder.py; values that the script fixes become settings, too.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
 
 
 def _environment(result: Converted, data: str) -> None:
+    """Convert the environment file: the folders of the data and of the results."""
     if data:
         result.set("data", data, "--data")
         result.leave("data_base_dir", "--data is taken in its place")
@@ -78,7 +79,7 @@ def _environment(result: Converted, data: str) -> None:
 
 
 def _beginning(result: Converted) -> None:
-    """Set what a run begins with: the weights that the script has left in model_dir, or nbgpu's own
+    """Set the weights with which a run begins: those that the script has left in model_dir, or nbgpu's own
     checkpoint."""
     weights = Path(str(result.values.get("runs_dir", ""))).expanduser() / _WEIGHTS
     if "resume_ckpt" not in result.keys:
@@ -113,7 +114,7 @@ def _volumes(result: Converted) -> None:
 
 
 def _network(result: Converted) -> None:
-    """Set the network as autoencoder_def has it, with MONAI's defaults for what that leaves out."""
+    """Convert the table `autoencoder_def`, with MONAI's defaults for keys that the table leaves out."""
     prefix = "autoencoder_def."
     keys = result.keys
     if not keys.has_table("autoencoder_def"):
@@ -154,6 +155,7 @@ def _network(result: Converted) -> None:
 
 
 def _training(result: Converted) -> None:
+    """Convert the table `autoencoder_train`, and the values that the script fixes without a key."""
     prefix = "autoencoder_train."
     keys = result.keys
     # Only the guide for several GPUs has this key; its script differs from the tutorial's.
@@ -181,6 +183,15 @@ def _training(result: Converted) -> None:
 
 
 def _optimizer(result: Converted, prefix: str, of_guide: bool, batch_size: Any) -> None:
+    """Convert learning rate, schedule and optimizer.
+
+    Args:
+        result: gets the settings.
+        prefix: 'autoencoder_train.', before each key.
+        of_guide: whether the file is of the guide for several GPUs, whose script has AdamW, a schedule and
+            clipping, and scales the rate with the root of the number of GPUs.
+        batch_size: the batch size of one GPU; None if the file does not have it.
+    """
     rate = result.take(f"{prefix}lr", "lr", "before it is scaled")
     if rate is not None:
         result.set("discriminator_lr", rate, f"{prefix}lr, which both optimizers have")
@@ -216,6 +227,8 @@ def _optimizer(result: Converted, prefix: str, of_guide: bool, batch_size: Any) 
 
 
 def _perceptual(result: Converted, network: str) -> None:
+    """Convert the perceptual loss, which needs files of weights that the script downloads. Without such files
+    its settings are offered as comments."""
     key = "autoencoder_train.perceptual_weight"
     weight = result.keys.take(key)
     if not weight:

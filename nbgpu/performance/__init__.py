@@ -1,1 +1,1 @@
-"""How training scales over ranks: what was measured, and models of it. Without torch."""
+"""The scaling of training over ranks: measurements and models. Without torch."""

@@ -1,7 +1,7 @@
-"""What to change in a run first, and what that would bring.
+"""Advice on what to change in a run first, with an estimate of the time of a step after the change.
 
-The part of a step that a change acts on shrinks as the change makes it, and all else stays. Over a known link
-the exchange is played through with the change.
+The estimate shortens the part of a step that the change acts on, and keeps all other parts. Over a known link
+the exchange of gradients is simulated with the change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUCKETS_MB = (1, 2, 5, 10, 25, 50, 100)
 
 
 def explain(observed: Observed) -> Explanation:
-    """Say what bounds a run, and what to change.
+    """Find what bounds a run and what to change first, and estimate the time of a step after each change.
 
     Args:
         observed: at least one step of each rank.
@@ -43,11 +43,15 @@ def explain(observed: Observed) -> Explanation:
 
 
 class _Adviser:
+    """Makes the advice for one cause from the breakdown of a mean step."""
+
     def __init__(self, breakdown: TimeBreakdown) -> None:
         self._breakdown = breakdown
         self._settings: Mapping[str, Any] = breakdown.observed.settings
 
     def advice(self, cause: Bound) -> Iterator[Advice]:
+        """Yield the changes that act on a cause, each with the time that a step would at best take with
+        it."""
         without_s = self._breakdown.step_s - self._breakdown.causes_s[cause]
         match cause:
             case "data":
@@ -75,6 +79,12 @@ class _Adviser:
                 pass
 
     def _on_data(self, without_s: float) -> Iterator[Advice]:
+        """Yield the change that would let the ranks wait less for data: all volumes in memory, or more
+        workers.
+
+        Args:
+            without_s: the time of a step if its data were there at once.
+        """
         settings = self._settings
         if settings.get("cache_rate") is not None and settings["cache_rate"] < 1 and settings.get("data"):
             yield self._advice("With all data in memory (cache_rate=1)", {"cache_rate": 1.0}, without_s)
@@ -89,6 +99,8 @@ class _Adviser:
                 yield self._advice(text, {"num_workers": workers}, max(without_s, data_s / workers))
 
     def _on_communication(self) -> Iterator[Advice]:
+        """Yield the changes that shorten the exposed exchange of gradients: 16-bit gradients, other buckets,
+        and fewer exchanges for as many samples."""
         settings = self._settings
         exposed_s = self._breakdown.causes_s["communication"]
         is_ddp = settings.get("strategy") == "ddp"
@@ -101,7 +113,8 @@ class _Adviser:
         if is_ddp:
             yield from self._other_buckets()
         accumulate = settings.get("accumulate", 1)
-        # Twice the micro-batches, and as many exchanges: half of one for as many samples as now.
+        # A step of twice as many micro-batches has one exchange and one optimizer step for two steps of now,
+        # so half of each is saved for as many samples.
         halved_s = self._breakdown.step_s - (exposed_s + self._breakdown.parts["optimizer_s"]) / 2
         yield self._advice(
             f"With twice as many micro-batches in a step (accumulate={2 * accumulate})",
@@ -110,6 +123,8 @@ class _Adviser:
         )
 
     def _exposed_in_16_bits_s(self) -> float:
+        """Estimate the exposed time of the exchange if gradients had half the bytes: by the model of the link
+        if it is known, else by halving the whole exchange."""
         exposed_s = self._breakdown.causes_s["communication"]
         exchange = self._breakdown.observed.exchange
         if exchange is not None and (modelled_s := exchange.exposed_s()):
@@ -119,11 +134,13 @@ class _Adviser:
         return exposed_s - min(exposed_s, exchange_s / 2)
 
     def _other_buckets(self) -> Iterator[Advice]:
+        """Yield the size of DDP's buckets with the least exposed exchange by the model of the link, if a step
+        would become noticeably shorter."""
         exchange = self._breakdown.observed.exchange
         if exchange is None or not (modelled_s := exchange.exposed_s()):
             return
         now_mb = self._settings["bucket_mb"]
-        # What the model is off by for the buckets of now, it is off by for others.
+        # Correct the model by its error for the present buckets.
         factor = self._breakdown.causes_s["communication"] / modelled_s
         exposed_s = {
             mb: factor * exchange.exposed_s(exchange.regrouped(mb)) for mb in _BUCKETS_MB if mb != now_mb
@@ -142,6 +159,13 @@ class _Adviser:
             yield self._advice(text, {"bucket_mb": float(best_mb)}, without_s)
 
     def _less_often(self, name: str, what: Bound) -> Iterator[Advice]:
+        """Yield a larger interval between validations or checkpoints: the present one doubled until they take
+        at most a tenth of the time.
+
+        Args:
+            name: the setting, 'val_every' or 'checkpoint_every'.
+            what: the cause, by its name in the breakdown.
+        """
         every = self._settings.get(name) or 0
         if not every:
             return
@@ -155,6 +179,13 @@ class _Adviser:
         )
 
     def _advice(self, condition: str, settings: Mapping[str, Any], step_s: float) -> Advice:
+        """Build one piece of advice with a sentence about the time of a step and the samples per second.
+
+        Args:
+            condition: the change, as the beginning of the sentence.
+            settings: the settings to change, by name.
+            step_s: the estimated time of a step.
+        """
         now_s, samples = self._breakdown.step_s, self._breakdown.observed.samples_per_step
         return Advice(
             f"{condition}, a step would at best take {in_ms(step_s)} in place of {in_ms(now_s)}, which is "

@@ -1,9 +1,9 @@
-"""What bounds a run, in sentences with the numbers in them, and what to change first.
+"""The bottleneck of a run, in sentences with the numbers in them, and what to change first.
 
-What bounds a run is the largest part of its time. That is mostly computation, which is what the time is for;
-what to change first is the largest part that a change can make smaller.
+The bottleneck is the largest part of a step's time. Mostly that is computation, which is what the time is
+for; what to change first is the largest part that a change can make smaller.
 
-Everything said follows from what the ranks recorded of their steps, and from the link, where it is known.
+Everything follows from the times that the ranks recorded of their steps, and from the link where it is known.
 """
 
 from __future__ import annotations
@@ -66,13 +66,12 @@ _LEAST_HIDDEN_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Observed:
-    """What the ranks recorded of a run."""
+    """The times that the ranks recorded of a run, with the settings and the link."""
 
     steps: Sequence[StepParts]
     """The steps that count, of all ranks."""
     between_s: Mapping[str, float]
-    """The time between steps by what it was spent on ('validation', 'checkpoints', 'other'), on average for
-    one step."""
+    """The mean time between two steps by activity: 'validation', 'checkpoints', 'other'."""
     samples_per_step: int
     settings: Mapping[str, Any]
     """The run's settings by name."""
@@ -87,20 +86,20 @@ class Observed:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, and what it would bring."""
+    """One change, and its estimated effect."""
 
     text: str
     settings: Mapping[str, Any]
     """The settings to change, by name; empty where the cause is not one of the run's settings."""
     step_s: float
-    """What a step would take with it, with the time between steps, for as many samples as now."""
+    """The time of a step after the change, with the time between steps, for as many samples as now."""
     relative: float
-    """The samples per second with it by those of now."""
+    """The samples per second after the change, divided by those of now."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What bounds a run. Prints as sentences."""
+    """The bottleneck of a run, and advice. Prints as sentences."""
 
     bound: Bound
     """The largest part of the time."""
@@ -108,11 +107,12 @@ class Explanation:
     """The largest part that a change can make smaller, if it takes at least a tenth of the time."""
     sentences: Sequence[str]
     step_s: float
-    """What a step takes on average, with the time between steps."""
+    """The mean time of a step, with the time between steps."""
     spent_s: Mapping[str, float]
-    """What of it is spent on 'computation', 'data', 'validation', 'checkpoints' and so on."""
+    """The part of it that each activity takes: 'computation', 'data', 'validation', 'checkpoints' and so
+    on."""
     advice: Sequence[Advice] = field(default=())
-    """What to change, the most useful first; empty where nothing would help."""
+    """The changes, the most useful first; empty where nothing would help."""
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences, *(advice.text for advice in self.advice)])
@@ -136,7 +136,7 @@ class Lagging:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """The time of a mean step by what it was spent on, and the time that each cause adds to it."""
+    """The time of a mean step by activity, and the time that each cause adds to it."""
 
     observed: Observed
     parts: Mapping[str, float]
@@ -157,7 +157,7 @@ class TimeBreakdown:
         return sorted({step.rank for step in self.observed.steps})
 
     def bound(self) -> Bound:
-        """The largest part of the time."""
+        """Return the largest part of the time."""
         # The time without a core lies within the other parts.
         parts = {cause: seconds for cause, seconds in self.causes_s.items() if cause != "cores"}
         if self.lagging is None:
@@ -165,7 +165,8 @@ class TimeBreakdown:
         return max(parts, key=parts.__getitem__)
 
     def change_first(self) -> Bound | None:
-        """The largest part that a change can make smaller; None where none is worth a change."""
+        """Return the largest part that a change can make smaller; None where none takes a tenth of the
+        time."""
         causes: dict[Bound, float] = {
             cause: seconds
             for cause, seconds in self.causes_s.items()
@@ -206,7 +207,7 @@ class TimeBreakdown:
         return f"{in_ms(seconds)} of a step, {seconds / self.step_s:.0%}"
 
     def _describe(self, cause: Bound) -> str:
-        """What a part of the time is, with its numbers."""
+        """Return a clause about a part of the time, with its numbers."""
         share = self._share(cause)
         match cause:
             case "data":
@@ -235,6 +236,7 @@ class TimeBreakdown:
                 return f"{share}, which is what it is for"
 
     def _describe_imbalance(self) -> str:
+        """Return a clause about the ranks that wait for the slowest rank, or for one another in turn."""
         lagging = self.lagging
         if lagging is None:
             seconds = self.spent_s["waiting for one another"]
@@ -250,13 +252,16 @@ class TimeBreakdown:
         )
 
     def _name_waiting_rank(self) -> str:
+        """Return the subject of a sentence about waiting for data: the slow rank if data make it slow, else
+        the step."""
         lagging = self.lagging
         if lagging is None or lagging.data_s < self.causes_s["data"] / 2:
             return "a step waits"
         return f"rank {lagging.rank}, for which the others wait, itself waits in each step"
 
     def _exchange_name(self) -> str:
-        """What the time of the exchange is mostly, where the link is known."""
+        """Return a sentence on whether latency or the link's rate takes most of the exchange; empty where the
+        link is not known."""
         exchange = self.observed.exchange
         if exchange is None:
             return ""
@@ -281,7 +286,8 @@ def break_down(observed: Observed) -> TimeBreakdown:
     lagging = _lagging(observed.steps, data_s)
     statistics_s = exchanged_s = parts.get(STATISTICS, 0.0)
     if statistics_s and lagging is not None:
-        # Where ranks are alike, they wait for each other only because they come together so often.
+        # With a slow rank, the others' time in these exchanges is mostly waiting for it. Without one, ranks
+        # wait only because BatchNorm brings them together so often, and all of the time counts as exchange.
         exchanged_s = min(statistics_s, _statistics_by_themselves_s(observed.steps))
     spent_s = {
         "computation": parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"],
@@ -309,14 +315,19 @@ def break_down(observed: Observed) -> TimeBreakdown:
 
 
 def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging | None:
-    """The rank that is last in most steps; None if the ranks take turns, as ranks do that are alike."""
+    """Return the rank that is last in most steps; None if the ranks take turns, as equally fast ranks do.
+
+    Args:
+        steps: the parts of all ranks' steps.
+        data_s: the mean time that each rank waits for its data.
+    """
     slowest = slowest_rank(steps)
     if slowest is None or len(data_s) < 2:
         return None
     rank, share = slowest
     seconds = [step.parts_s["waiting_s"] for step in steps if step.last_rank == rank and step.rank != rank]
     if any(STATISTICS in step.parts_s for step in steps):
-        # Ranks come together wherever statistics are exchanged, so that the others wait there.
+        # Every exchange of statistics synchronises the ranks, so the others wait there and not for gradients.
         rank, share, seconds = _last_for_statistics(steps)
     if share < MOSTLY or not seconds:
         return None
@@ -325,8 +336,8 @@ def _lagging(steps: Sequence[StepParts], data_s: Mapping[int, float]) -> Lagging
 
 
 def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[float]]:
-    """The rank that waits least for statistics in most steps, the share of these steps, and how much longer
-    the others wait."""
+    """Return the rank that waits least for statistics in most steps, the share of these steps, and how much
+    longer the others wait in each step."""
     by_step = _statistics_by_step(steps)
     last = [min(of_ranks, key=lambda rank: of_ranks[rank]) for of_ranks in by_step.values()]
     rank = max(set(last), key=last.count)
@@ -338,11 +349,13 @@ def _last_for_statistics(steps: Sequence[StepParts]) -> tuple[int, float, list[f
 
 
 def _statistics_by_themselves_s(steps: Sequence[StepParts]) -> float:
-    """How long the exchange of statistics takes once all ranks have come: as long as for the last of them."""
+    """Estimate the time that the exchange of statistics takes once all ranks have joined it: the time that
+    the last rank spends in it."""
     return median(min(of_ranks.values()) for of_ranks in _statistics_by_step(steps).values())
 
 
 def _statistics_by_step(steps: Sequence[StepParts]) -> dict[int, dict[int, float]]:
+    """Return the time that each rank spends in exchanges of statistics, by step and rank."""
     by_step: dict[int, dict[int, float]] = {}
     for step in steps:
         by_step.setdefault(step.step, {})[step.rank] = step.parts_s.get(STATISTICS, 0.0)

@@ -1,6 +1,6 @@
-"""What the ranks did in a cell, from what each of them noted.
+"""The ranks' work in a cell, from the moments that each rank noted.
 
-A cell is like one long step: each rank computes until it waits in a collective. Where all ranks waited in the
+A cell is like one long step: each rank computes until it waits in a collective. If all ranks waited in the
 same collective, and none had its result before the last one had come, it is known who waited for whom.
 """
 
@@ -32,14 +32,14 @@ class _Wait:
 
 
 def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: Clocks) -> list[RankStep]:
-    """The cell as one step of each rank, in order of rank.
+    """Return the cell as one step of each rank, in order of rank.
 
     Args:
-        number: of the cell.
-        notes: what each rank noted, by rank (`nbgpu.engine.scaling.cell_timeline`).
+        number: the number of the cell.
+        notes: the moments that each rank noted, by rank (`nbgpu.engine.scaling.cell_timeline`).
         clocks: bring the ranks' clocks together.
     """
-    # What one rank has forgotten is shown of none.
+    # Ranks keep a limited number of notes. The time from which some rank has none is left out for all ranks.
     begun_s = max(_kept_from_s(rank, note, clocks) for rank, note in notes.items())
     ranks = [_Rank(rank, note, clocks, begun_s) for rank, note in sorted(notes.items())]
     common = _common(ranks, clocks.error_s)
@@ -47,14 +47,15 @@ def cell_as_steps(number: int, notes: Mapping[int, Mapping[str, Any]], clocks: C
 
 
 def num_forgotten(notes: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """The collectives of a rank that are kept and all that it called, of the rank that has forgotten most."""
+    """Return (the collectives that are kept, all that were called) of the rank that has dropped most
+    notes."""
     return max(
         ((len(note["collectives"]), note["num_collectives"]) for note in notes), key=lambda n: n[1] - n[0]
     )
 
 
 def _kept_from_s(rank: int, note: Mapping[str, Any], clocks: Clocks) -> float:
-    """The moment from which a rank has kept everything, by the clock of rank 0."""
+    """Return the moment from which a rank has kept all notes, by the clock of rank 0."""
     first_s = []
     if note["num_marks"] > len(note["marks"]):
         first_s.append(note["marks"][0][1])
@@ -67,8 +68,16 @@ class _Rank:
     """One rank's part of the cell, by the clock of rank 0."""
 
     def __init__(self, rank: int, note: Mapping[str, Any], clocks: Clocks, begun_s: float) -> None:
+        """Convert a rank's notes to spans and waits by the clock of rank 0.
+
+        Args:
+            rank: the rank.
+            note: its marks, collectives and the end of the cell.
+            clocks: bring the ranks' clocks together.
+            begun_s: the moment before which notes are left out.
+        """
         self.rank = rank
-        # A cell is short beside the time in which clocks part.
+        # One shift for the whole cell: a cell is too short for the clocks to drift apart.
         shift_s = clocks.of_rank_0(rank, note["ended_s"]) - note["ended_s"]
         ended_s = note["ended_s"] + shift_s
         marks = [(part, max(begun_s, at_s + shift_s)) for part, at_s in note["marks"]]
@@ -89,6 +98,7 @@ class _Rank:
             )
             arrived_s = noted["arrived_s"]
             arrived_s = until_s if arrived_s is None else arrived_s + shift_s
+            # A collective that Python code did not wait for, begun in the backward pass, is a bucket of DDP.
             is_backward = any(s.kind == "backward" and s.begin_s <= came_s < s.end_s for s in self.parts)
             if since_s is not None:
                 key = noted["key"] if until_s is not None and not noted["has_failed"] else ""
@@ -122,14 +132,19 @@ class _Rank:
             end_s = min(part.end_s, max(arrived_s for _, _, arrived_s in collectives))
             has_arrived = all(c["arrived_s"] is not None for c, _, _ in collectives)
             self._wait(noted, noted["key"] if has_arrived else "", came_s, came_s, max(came_s, end_s))
-            # What follows is not the computation of gradients.
+            # The rest of the backward pass comes after the exchange, and computes no gradients.
             self.parts[index : index + 1] = [
                 Span(part.kind, self.rank, part.begin_s, end_s),
                 Span("other", self.rank, end_s, part.end_s),
             ]
 
     def step(self, number: int, common: Sequence[str]) -> RankStep:
-        """This rank's step; the waits with these keys are those of all ranks."""
+        """Return this rank's step, cut into spans of work, waits of its own, and waits that all ranks shared.
+
+        Args:
+            number: the number of the cell.
+            common: the keys of the collectives in which all ranks waited.
+        """
         shared = set(common)
         work: list[Span] = []
         rest = list(self.parts)
@@ -152,8 +167,8 @@ class _Rank:
 
 
 def _common(ranks: Sequence[_Rank], error_s: float) -> list[str]:
-    """The keys of the collectives that all ranks waited in, one after the other in the same order, and that
-    no rank had the result of before the last one had come."""
+    """Return the keys of the collectives in which all ranks waited in the same order, and whose result no
+    rank had before the last one had come."""
     waits = [{wait.key: wait for wait in rank.waits if wait.key} for rank in ranks]
     shared = set.intersection(*(set(by_key) for by_key in waits))
     orders = [[key for key in by_key if key in shared] for by_key in waits]

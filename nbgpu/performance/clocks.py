@@ -1,4 +1,4 @@
-"""The clocks of the hosts of a run's ranks, brought to that of rank 0."""
+"""Conversion of moments from the clocks of all ranks' hosts to the clock of rank 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ClockComparison:
     at_s: float
     """By the clock of rank 0."""
     offsets_s: Sequence[float]
-    """What has to be added to the clock of each rank to get that of rank 0."""
+    """The seconds to add to each rank's clock to get the clock of rank 0."""
     errors_s: Sequence[float]
-    """The largest error of each; 0 for a rank that reads the clock of rank 0 itself."""
+    """The largest error of each offset; 0 for a rank that reads the clock of rank 0 itself."""
 
 
 class Clocks:
@@ -35,8 +35,7 @@ class Clocks:
 
     @classmethod
     def of(cls, records: Iterable[Sample | Event], world_size: int) -> Clocks:
-        """The clocks as the ranks of a run compared them. Records that are not as nbgpu writes them are
-        passed over."""
+        """Build the clocks from the comparisons that a run's ranks recorded. Damaged records are left out."""
         return cls(
             comparison
             for record in records
@@ -45,7 +44,8 @@ class Clocks:
         )
 
     def of_rank_0(self, rank: int, at_s: float) -> float:
-        """A moment of a rank's clock by the clock of rank 0."""
+        """Convert a moment of a rank's clock to the clock of rank 0, with offsets interpolated between
+        comparisons."""
         comparisons = self._comparisons
         if not comparisons:
             return at_s
@@ -62,7 +62,7 @@ class Clocks:
         return max((error for c in self._comparisons for error in c.errors_s), default=0.0)
 
     def in_words(self) -> str:
-        """Such as 'all ranks read one clock', or the largest offset with its error."""
+        """Return a sentence: all ranks read one clock, or the largest offset with its error."""
         if self.error_s == 0:
             return "all ranks read the clock of one machine: offset 0, without an error"
         most_s = max((offset for c in self._comparisons for offset in c.offsets_s), key=abs)
@@ -73,6 +73,7 @@ class Clocks:
 
 
 def _read(event: Event, world_size: int) -> Iterable[ClockComparison]:
+    """Yield the comparison that an event records; none if the event is damaged."""
     offsets_s, errors_s = event.detail.get("offsets_s"), event.detail.get("errors_s")
     at_s = event.detail.get("at_s")
     if _are_seconds(offsets_s, world_size) and _are_seconds(errors_s, world_size) and _are_seconds([at_s], 1):
@@ -80,6 +81,7 @@ def _read(event: Event, world_size: int) -> Iterable[ClockComparison]:
 
 
 def _are_seconds(values: object, count: int) -> bool:
+    """Return whether a value is a list of `count` numbers that can be times."""
     return (
         type(values) is list
         and len(values) == count

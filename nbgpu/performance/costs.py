@@ -1,11 +1,11 @@
-"""What collectives cost: as they were measured, over links that were only described, over several nodes, and
-by torch's own model of NCCL.
+"""The cost of collectives: as measured, over links with only a known latency and rate, over several nodes,
+and by torch's own model of NCCL.
 
 Beyond what was measured all follow the formulas of a ring, as gloo and NCCL use it for large tensors: an
 all_reduce of n ranks takes 2(n-1) steps, in which each rank sends 2(n-1)/n times the tensor; an all_gather
 and a reduce_scatter take n-1 steps, in which each rank sends (n-1)/n times the tensor (Patarasuk and Yuan
-2009, doi:10.1016/j.jpdc.2008.09.002). The favourable end of an interval has the steps of a tree instead,
-which are as many as there are doublings of the ranks.
+2009, doi:10.1016/j.jpdc.2008.09.002). The favourable end of an interval has the steps of a tree instead:
+log2(n).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Costs(ABC):
 
 
 class MeasuredCosts(Costs):
-    """Collectives as `measure_links` found them: between two measured sizes on a straight line.
+    """Collectives as measured on this cluster, interpolated linearly between the measured sizes.
 
     Args:
-        links: what was measured.
+        links: the measurement.
     """
 
     def __init__(self, links: Links) -> None:
@@ -73,6 +73,8 @@ class MeasuredCosts(Costs):
         self.gain = links.gain_of_two_at_once if self.at_once > 1 else 1.0
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the measured times for the measured number of ranks, and scale them for any other: the
+        latency by the steps of a ring or tree, the rest by the bytes that each link carries."""
         line = self._links.of(operation)
         latency_s = {
             "least": line.latency_between_s[0],
@@ -113,6 +115,7 @@ class RingCosts(Costs):
         self.at_once = at_once
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the times of a ring: an all_reduce passes it twice, an all_gather or reduce_scatter once."""
         passes = 2 if operation in _LIKE_ALL_REDUCE else 1
         latency_s = passes * _steps(ranks, end) * self.link.latency_s
         bytes_per_s = self.link.bytes_per_s / bus_factor(operation, ranks)
@@ -143,6 +146,12 @@ class NodesCosts(Costs):
         self.gain = inside.gain
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
+        """Return the times of a hierarchical collective: within the nodes, and between them over one link per
+        node.
+
+        Raises:
+            ConfigError: the ranks do not fill the nodes.
+        """
         nodes, rest = divmod(ranks, self._ranks_per_node)
         if nodes == 0 or (nodes == 1 and rest == 0):
             return self._inside.timing(operation, ranks, end)
@@ -167,7 +176,8 @@ class NodesCosts(Costs):
 
 
 def interpolated(sizes: Sequence[float], seconds: Sequence[float], num_bytes: float) -> float:
-    """Return the time for a size between measured ones; outside of them along the line to the nearest two.
+    """Return the time for a size by linear interpolation between measured sizes, and by extrapolation of the
+    outermost two beyond them.
 
     Args:
         sizes: measured sizes in rising order, two at least.
@@ -176,12 +186,14 @@ def interpolated(sizes: Sequence[float], seconds: Sequence[float], num_bytes: fl
     """
     upper = min(max(bisect_left(sizes, num_bytes), 1), len(sizes) - 1)
     (size_0, size_1), (time_0, time_1) = sizes[upper - 1 : upper + 1], seconds[upper - 1 : upper + 1]
-    # Noise may let a larger tensor take less time, which is not to be continued beyond.
+    # Because of noise a larger tensor may have taken less time; extrapolation must not continue that.
     slope = max(0.0, (time_1 - time_0) / (size_1 - size_0))
     return time_1 + slope * (num_bytes - size_1)
 
 
 def _steps(ranks: int, end: End) -> float:
+    """Return the steps that follow one another in a collective: log2(ranks) in a tree, ranks - 1 in a
+    ring."""
     return math.log2(ranks) if end == "least" else ranks - 1
 
 
@@ -190,13 +202,13 @@ def _at_end(timed: Timed, end: End) -> float:
 
 
 def ranks_of(ranks_per_node: int) -> list[int]:
-    """The numbers of ranks in the table: those of one node, and full nodes."""
+    """Return the numbers of ranks in the table: up to one node, and full nodes."""
     on_one_node = range(2, ranks_per_node + 1)
     return [*on_one_node, *range(2 * ranks_per_node, MAX_RANKS + 1, ranks_per_node)]
 
 
 class NcclTimes(Costs):
-    """Collectives of NCCL on a kind of GPU, modelled. Prints what it is.
+    """Collectives of NCCL on a kind of GPU, modelled. Prints a line about the model.
 
     Args:
         gpu: one of GPUS.
@@ -212,6 +224,7 @@ class NcclTimes(Costs):
         has_nvlink: bool,
         table: Mapping[str, Mapping[int, Sequence[float]]],
     ) -> None:
+        """Keep the table of modelled times."""
         self.gpu = gpu
         self.ranks_per_node = ranks_per_node
         self.has_nvlink = has_nvlink

@@ -47,7 +47,7 @@ class Law:
     _of: Callable[[int, float], float]
 
     def speedup(self, ranks: int) -> Estimate:
-        """The speed-up by the law, with the ends of the fraction's interval."""
+        """Return the speed-up by the law, with the interval that follows from that of the serial fraction."""
         low, high = self.serial_fraction.between
         # More serial work means less speed-up.
         between = self._of(ranks, high), self._of(ranks, low)
@@ -130,13 +130,21 @@ def _fitted(
     fraction: Callable[[Mapping[int, float]], float],
     law: Callable[[int, float], float],
 ) -> Law:
+    """Fit a law's serial fraction to measured times, with its bootstrap interval.
+
+    Args:
+        name: the name of the law.
+        seconds: times by number of ranks, of one rank and of more.
+        fraction: computes the serial fraction from the median times.
+        law: computes a speed-up from ranks and serial fraction.
+    """
     _require_several(seconds)
     estimate = _estimated(seconds, lambda medians: {0: fraction(medians)})[0]
     return Law(name, estimate, max(n for n, times in seconds.items() if times), law)
 
 
 def _slope(points: Iterator[tuple[float, float]]) -> float:
-    """The slope of the best line through the origin, as a fraction from 0 to 1."""
+    """Return the least-squares slope of a line through the origin, clamped to 0..1."""
     pairs = list(points)
     return min(1.0, max(0.0, sum(x * y for x, y in pairs) / sum(x * x for x, _ in pairs)))
 
@@ -153,7 +161,15 @@ def _require_several(seconds: Seconds) -> None:
 def _estimated(
     seconds: Seconds, compute: Callable[[Mapping[int, float]], dict[int, float]]
 ) -> dict[int, Estimate]:
-    """Compute something from the medians by number of ranks, and again from resampled repeats."""
+    """Compute values from the median time of each number of ranks, with intervals from resampled repeats.
+
+    Args:
+        seconds: times by number of ranks.
+        compute: returns values by any key from the medians.
+
+    Raises:
+        ValueError: the time of one rank is missing, or a time is not above 0.
+    """
     measured = {n: list(times) for n, times in sorted(seconds.items()) if times}
     if 1 not in measured:
         raise ValueError("the time of one rank is missing, with which all others are compared")

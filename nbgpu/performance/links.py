@@ -1,9 +1,10 @@
-"""How fast the ranks of a cluster exchange tensors: times by size, and a straight line through them.
+"""The speed at which the ranks of a cluster exchange tensors: times by size, and a straight line through
+them.
 
 The columns are those of nccl-tests (https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md). The algorithm
-bandwidth is the tensor's bytes by the time of the operation. The bus bandwidth is what each link carries
-meanwhile, and can be compared with the link's own rate for any number of ranks: 2(n-1)/n times the algorithm
-bandwidth for an all_reduce, (n-1)/n times for an all_gather and a reduce_scatter.
+bandwidth is the tensor's bytes divided by the time of the operation. The bus bandwidth is the rate of each
+link meanwhile, and can be compared with the link's own rate for any number of ranks: 2(n-1)/n times the
+algorithm bandwidth for an all_reduce, (n-1)/n times for an all_gather and a reduce_scatter.
 """
 
 from __future__ import annotations
@@ -87,17 +88,18 @@ class Line:
 
 
 class Links:
-    """How fast a cluster's ranks exchange tensors. Prints as a table.
+    """The speed at which a cluster's ranks exchange tensors. Prints as a table.
 
     Args:
         backend: of torch.distributed, such as 'nccl' or 'gloo'.
         devices: the devices' names, by rank.
-        measured: what each rank returned (`nbgpu.engine.scaling.link_timing`).
+        measured: the times that each rank measured (`nbgpu.engine.scaling.link_timing`).
     """
 
     def __init__(
         self, backend: str, devices: Sequence[str], measured: Sequence[Sequence[Mapping[str, Any]]]
     ) -> None:
+        """Combine the ranks' measurements, operation by operation."""
         self.backend = backend
         self.devices = tuple(devices)
         self.timed: list[Timed] = []
@@ -109,12 +111,18 @@ class Links:
             self._take(of_ranks)
 
     def _take(self, of_ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Add the times and the fitted line of one operation, from the measurement of each rank.
+
+        Args:
+            of_ranks: the same operation as each rank measured it: `seconds` by pass, round and size.
+        """
         first = of_ranks[0]
         operation = str(first["operation"])
         ranks = tuple(first["ranks"]) or tuple(range(len(self.devices)))
         if reason := next((str(timing["why"]) for timing in of_ranks if timing["why"]), ""):
             self.lacking[operation] = reason
             return
+        # A message there and back is timed on one clock; each way takes half of it.
         messages = 2 if operation == "there and back" else 1
         sizes = [int(size) for size in first["sizes_bytes"]]
         passes = [
@@ -155,6 +163,15 @@ class Links:
         medians: Sequence[float],
         resampled: Sequence[Sequence[float]],
     ) -> Line:
+        """Fit latency and rate to the median times, with intervals from the resampled rounds.
+
+        Args:
+            operation: the operation.
+            ranks: the ranks that took part.
+            sizes: the sizes in bytes.
+            medians: the median time of each size.
+            resampled: the medians of each resampling, by size.
+        """
         latency_s, bytes_per_s = fit(sizes, medians)
         fits = [fit(sizes, seconds) for seconds in resampled]
         errors = [
@@ -172,7 +189,7 @@ class Links:
         )
 
     def of(self, operation: str, ranks: Sequence[int] = ()) -> Line:
-        """The line of an operation.
+        """Return the fitted line of an operation.
 
         Args:
             operation: 'all_reduce', 'two all_reduce at once', 'all_gather', 'reduce_scatter' or 'send'.
@@ -185,7 +202,8 @@ class Links:
 
     @property
     def gain_of_two_at_once(self) -> float:
-        """How much faster the bytes of two large all_reduces travel at once than one by one; 1 for no gain.
+        """The factor by which the bytes of two large all_reduces travel faster at once than one by one; 1 for
+        no gain.
 
         Their latencies pass at the same time anyway, and are not counted.
 
@@ -197,9 +215,11 @@ class Links:
         sizes = sorted(alone.keys() & at_once.keys())
         if not sizes:
             raise KeyError("two all_reduce at once")
-        # Over a slow link there may be no large ones.
+        # Over a slow link only small tensors are measured: take the largest.
         large = [size for size in sizes if size >= _LARGE_BYTES] or sizes[-1:]
         latency_s = self.of("all_reduce").latency_s
+        # Latencies overlap anyway, so they are taken off. Two at once cannot take less than half of the time
+        # of one.
         gains = [
             2 * max(0.0, alone[size] - latency_s) / max(at_once[size] - latency_s, alone[size] / 2)
             for size in large
@@ -236,6 +256,8 @@ class Links:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table, the fitted lines, and the operations that the backend
+        lacks."""
         num_devices = len(self.devices)
         yield f"{count_of_ranks(num_devices)} over {self.backend}: {', '.join(dict.fromkeys(self.devices))}"
         heading = ("", "size", "count", "least, us", "median, us", "from", "to", "algbw, GB/s", "busbw, GB/s")
@@ -272,7 +294,7 @@ class Links:
 
 
 def bus_factor(operation: str, world_size: int) -> float:
-    """The bus bandwidth of an operation by its algorithm bandwidth."""
+    """Return the bus bandwidth of an operation divided by its algorithm bandwidth."""
     match operation:
         case "all_reduce":
             return 2 * (world_size - 1) / world_size
@@ -305,14 +327,14 @@ def fit(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> tuple[float, 
     latency_s = mean_s - covariance / variance * mean_bytes
     if covariance > 0 and latency_s >= 0:
         return latency_s, variance / covariance
-    # The best line would have a negative latency or rate: the best one through the origin.
+    # The best line has a negative latency or rate: take the best line through the origin.
     by_bytes = sum(w * b * s for w, b, s in zip(weights, sizes_bytes, seconds, strict=True))
     return 0.0, sum(w * b**2 for w, b in zip(weights, sizes_bytes, strict=True)) / by_bytes
 
 
 def _resampled(rounds: Sequence[Sequence[float]]) -> Iterator[list[float]]:
-    """The medians by size of rounds drawn with replacement. A round stays whole, because other work on the
-    machine slows neighbouring messages together."""
+    """Yield the medians by size of rounds drawn with replacement. A round is drawn as a whole, because other
+    work on the machine slows neighbouring messages together."""
     draw = random.Random(_SEED)
     for _ in range(_NUM_RESAMPLES):
         chosen = draw.choices(rounds, k=len(rounds))

@@ -1,4 +1,4 @@
-"""What a training step takes of a rank's memory, by category: measured, and predicted for other settings."""
+"""The memory of a rank in a training step, by category: measured, and predicted for other settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _GRID = "rgba(128, 128, 128, 0.25)"
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What one rank took in the steps, in bytes."""
+    """The memory that one rank took in the steps, in bytes."""
 
     rank: int
     tensors: Mapping[str, int]
@@ -59,7 +59,7 @@ class MeasuredMemory:
 
     @property
     def rest_bytes(self) -> int:
-        """What the process took and no tensor explains; the categories and this add up to the peak.
+        """The memory that the process took beyond all tensors; the categories and this add up to the peak.
 
         Below 0 if memory that the process held before was used again.
         """
@@ -68,7 +68,7 @@ class MeasuredMemory:
 
 @dataclass(frozen=True)
 class PredictedMemory:
-    """What the tensors of a step would take on one rank, in bytes."""
+    """The memory that the tensors of a step would take on one rank, in bytes."""
 
     settings: Mapping[str, Any]
     """The number of `ranks`, and the settings that differ from those that were measured."""
@@ -102,6 +102,7 @@ class Memory:
         predicted: PredictedMemory,
         ask: Callable[[Mapping[str, Any], Any], list[PredictedMemory]],
     ) -> None:
+        """Keep the measurement, the prediction, and the function that predicts for other settings."""
         self.title = title
         self.kind = kind
         self.measured = list(measured)
@@ -110,7 +111,7 @@ class Memory:
 
     @property
     def error(self) -> float | None:
-        """By what share the prediction for the tensors is off, at the rank where it is off most; None if
+        """The relative error of the prediction for the tensors, at the rank where it is largest; None if
         there is no prediction."""
         predicted_bytes = self.predicted.tensors_bytes
         if predicted_bytes is None:
@@ -168,6 +169,8 @@ class Memory:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table: a row for each category, with the prediction and its
+        error."""
         yield f"measured: {self.title}"
         of_ranks = [_rows(found) for found in self.measured]
         tensors = self.predicted.tensors
@@ -202,10 +205,10 @@ class Memory:
 
 
 class PredictedMemoryTable:
-    """What the tensors of a step would take with some settings. Prints as a table.
+    """The memory that the tensors of a step would take with some settings. Prints as a table.
 
     Args:
-        title: what was measured.
+        title: the measured run.
         rows: one for each combination of settings.
     """
 
@@ -231,7 +234,7 @@ class PredictedMemoryTable:
     def figure(self) -> go.Figure:
         """A bar for each combination of settings, by category."""
         shown = [row for row in self.rows if row.tensors is not None]
-        # Below the bars stands what differs; what all of them have would fill the place of the bars.
+        # The labels below the bars name only settings that differ; equal ones go to the title.
         same = set.intersection(*({*_format_row(row)} for row in shown)) if len(shown) > 1 else set()
         bars = {
             "<br>".join(words for words in _format_row(row) if words not in same): {
@@ -245,6 +248,8 @@ class PredictedMemoryTable:
         return _stacked(title, bars, "setting")
 
     def __str__(self) -> str:
+        """Return a table with a row for each combination of settings and a column for each category that
+        occurs."""
         names = [key for key in NAMES if any((row.tensors or {}).get(key) for row in self.rows)]
         settings = list(self.rows[0].settings)
         rows = [(*settings, *(NAMES[key] for key in names), "all tensors")]
@@ -290,6 +295,13 @@ def _signed(num_bytes: int) -> str:
 
 
 def _stacked(title: str, bars: Mapping[str, Mapping[str, int]], x_title: str) -> go.Figure:
+    """Draw stacked bars of memory in MiB.
+
+    Args:
+        title: the title, which is wrapped.
+        bars: the bytes by category, for each bar by its label.
+        x_title: the name of the x axis.
+    """
     import plotly.graph_objects as go
 
     names = [

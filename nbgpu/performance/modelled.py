@@ -50,7 +50,8 @@ class ModelledStep:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What a model of a step knows: what the ranks compute, what they exchange, and what that costs."""
+    """The inputs of a model of a step: the ranks' computation, the tensors that they exchange, and the
+    costs."""
 
     title: str
     samples: int
@@ -114,11 +115,12 @@ class StepModel:
         )
 
     def share_added(self, ranks: int) -> float:
-        """Return the part of the computation's time that the exchange adds to a step."""
+        """Return the time that the exchange adds to a step, divided by the time of the computation."""
         return self.step(ranks)[0] / self.computing_s - 1
 
     def with_batch(self, factor: float) -> StepModel:
-        """Return the same for a larger batch, whose forward and backward passes take longer in proportion."""
+        """Return the model for a batch `factor` times as large: forward and backward passes take `factor`
+        times as long."""
         return replace(
             self,
             computing_s=self.computing_s + (factor - 1) * (self.forward_s + self.backward_s),
@@ -130,7 +132,7 @@ class StepModel:
         )
 
     def with_gradients(self, factor: float) -> StepModel:
-        """Return the same for fewer bytes of gradients and weights, as with compression."""
+        """Return the model for `factor` times the bytes of gradients and weights, as with compression."""
         return replace(
             self,
             buckets=tuple(Bucket(bucket.ready_s, factor * bucket.num_bytes) for bucket in self.buckets),
@@ -156,6 +158,8 @@ class Hidden:
     long."""
 
     def __str__(self) -> str:
+        """Return a sentence with the number of ranks up to which the exchange is hidden, and what would hide
+        it for more."""
         most = f"{self.share:.0%}"
         if self.ranks >= MAX_RANKS:
             return f"the computation hides the exchange: it adds at most {most} to a step, up to {MAX_RANKS} ranks"
@@ -185,7 +189,7 @@ class Modelled:
     """Modelled steps for some numbers of ranks. Prints as a table.
 
     Args:
-        model: what is known.
+        model: the model of a step.
         ranks: the numbers of ranks.
         measured_ranks: for how many ranks a step was measured; 0 for none.
         measured_s: that step.
@@ -210,6 +214,8 @@ class Modelled:
         """
         if not share > 0:
             raise ConfigError(f"share = {share} is not valid: above 0, such as 0.05")
+        # The share that the exchange adds to a step grows with the number of ranks, so bisection finds the
+        # largest number for which it is small enough.
         valid = [n for n in range(2, MAX_RANKS + 1) if self._fills_nodes(n)]
         count = _first(lambda index: self._model.share_added(valid[index]) > share, len(valid))
         largest = max(step.ranks for step in self.steps)
@@ -224,6 +230,8 @@ class Modelled:
         return Hidden(share, hidden_ranks, largest, batch, None if bytes_ is None else 1 / bytes_)
 
     def _fills_nodes(self, ranks: int) -> bool:
+        """Return whether so many ranks fill whole nodes, which the costs of collectives over nodes
+        require."""
         try:
             self._model.costs.timing("all_gather" if self._model.is_sharded else "all_reduce", ranks)
         except ConfigError:
@@ -288,6 +296,8 @@ class Modelled:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table, the costs of the links, and up to where the exchange is
+        hidden."""
         strategy = "FSDP" if self._model.is_sharded else "DDP"
         yield f"modelled, not measured: {self._model.title}; {strategy}, the same batch for each rank"
         heading = ("ranks", "a step, ms", "from", "to", "exchange, ms", "not hidden, ms", "samples/s")
@@ -313,6 +323,8 @@ class Modelled:
             yield str(self.hidden_up_to())
 
     def _remark(self, step: ModelledStep) -> str:
+        """Return the remark of a row: the error of the model where a step was measured, or that it is
+        extrapolated."""
         if step.ranks == self._measured_ranks and not step.is_beyond:
             error = step.step_s / self._measured_s - 1
             return f"measured: {1e3 * self._measured_s:.2f} ms, the model is off by {error:+.0%}"
@@ -322,7 +334,8 @@ class Modelled:
 
 
 def _first(is_so: Callable[[int], bool], count: int) -> int:
-    """The first index for which something that stays so is so; `count` if for none."""
+    """Return the first index at which a condition holds, by bisection; `count` if at none. Once the condition
+    holds, it must hold for all later indices."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -331,7 +344,8 @@ def _first(is_so: Callable[[int], bool], count: int) -> int:
 
 
 def _least(is_so: Callable[[float], bool], largest: float) -> float | None:
-    """The least factor from 1 for which something that stays so is so; None if for none up to the largest."""
+    """Return the least factor from 1 at which a condition holds, by bisection in logarithmic scale; None if
+    it does not hold at the largest. Once the condition holds, it must hold for all larger factors."""
     if not is_so(largest):
         return None
     low, high = 1.0, largest
@@ -354,6 +368,8 @@ class Points:
 
 @dataclass(frozen=True)
 class _Line:
+    """A curve of the figure, or measured points."""
+
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
@@ -366,10 +382,10 @@ class _Line:
 
 
 class Picture:
-    """A figure, for Plotly where a page has it, and else as text.
+    """A figure that shows by Plotly in a notebook, and as text elsewhere.
 
     Attributes:
-        figure: as Plotly takes it.
+        figure: the figure as Plotly's JSON.
     """
 
     def __init__(self, figure: dict[str, Any], text: str) -> None:
@@ -437,6 +453,8 @@ def _lines(
     measured: Mapping[int, Estimate],
     laws: Sequence[Law],
 ) -> Iterator[_Line]:
+    """Yield the curves of the speed-up: ideal, modelled, the laws, and the measured points; solid within the
+    ranks that were measured or fitted, and dashed beyond."""
     ranks = [point.ranks for point in modelled]
     yield _Line("ideal", ranks, ranks, "longdash", _GREY)
     within = [point for point in modelled if not point.is_beyond]
@@ -461,6 +479,7 @@ def _lines(
 
 
 def _trace(line: _Line) -> dict[str, Any]:
+    """Return Plotly's trace of a curve or of points with error bars."""
     mode = "+".join((["lines"] if line.dash else []) + (["markers"] if line.symbol else []))
     trace: dict[str, Any] = {
         "type": "scatter",

@@ -1,4 +1,4 @@
-"""How long the exchange of a run's gradients would be exposed with other buckets, over a known link.
+"""The exposed time of a run's exchange of gradients with other buckets, over a known link.
 
 The run has recorded when each of its buckets was ready. Other buckets hold the same gradients in the same
 order, which are taken to become ready evenly between two measured moments.
@@ -41,7 +41,8 @@ class ExchangeModel:
         return sum(bucket.num_bytes for bucket in self.buckets)
 
     def exposed_s(self, buckets: Sequence[Bucket] | None = None) -> float:
-        """What the backward pass does not hide of the exchange; of the run's own buckets if None is given."""
+        """Return the part of the exchange that the backward pass does not hide; with the run's own buckets by
+        default."""
         timing = self.costs.timing("all_reduce", self.ranks)
         chosen = self.buckets if buckets is None else buckets
         return play(chosen, self.backward_s, timing, self.costs.at_once, self.costs.gain).exposed_s
@@ -81,6 +82,7 @@ def regrouped(buckets: Sequence[Bucket], limit_bytes: float) -> list[Bucket]:
     begin = 0.0
     while begin < total:
         end = min(total, begin + (limit_bytes if made else min(limit_bytes, _FIRST_BUCKET_BYTES)))
+        # A last bucket of less than a byte comes from rounding.
         if total - end < 1:
             end = total
         made.append(Bucket(_ready_s(buckets, reached, end), end - begin))
@@ -89,11 +91,18 @@ def regrouped(buckets: Sequence[Bucket], limit_bytes: float) -> list[Bucket]:
 
 
 def _ready_s(buckets: Sequence[Bucket], reached: Sequence[float], num_bytes: float) -> float:
-    """When the first `num_bytes` of the gradients are there."""
+    """Return the time at which the first `num_bytes` of the gradients are ready, interpolated between the
+    buckets that were measured.
+
+    Args:
+        buckets: the measured buckets, in the order in which they were ready.
+        reached: the bytes up to the end of each.
+        num_bytes: above 0.
+    """
     place = min(bisect_left(reached, num_bytes), len(reached) - 1)
     bucket = buckets[place]
     if place == 0:
-        # Nothing is known of what came before: the first gradients of a backward pass come at once.
+        # Within the first bucket gradients count as evenly spread from the beginning of the backward pass.
         return bucket.ready_s * num_bytes / reached[0]
     before_s, before = buckets[place - 1].ready_s, reached[place - 1]
     return before_s + (bucket.ready_s - before_s) * (num_bytes - before) / bucket.num_bytes

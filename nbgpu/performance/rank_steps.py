@@ -91,7 +91,7 @@ class RankStep:
 
 
 def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float = 0.0) -> RankStep | None:
-    """One step of a rank from the detail of its event of the kind TIMELINE; None if that is damaged.
+    """Read one step of a rank from the detail of its event of the kind TIMELINE; None if that is damaged.
 
     Args:
         step: the number of the step.
@@ -126,7 +126,8 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
 
 
 def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float = 0.0) -> RankStep | None:
-    """One step of a rank from the parts in its record: each in one piece, and no single transfers.
+    """Build one step of a rank from the durations in its record: each part is one span, and no transfers are
+    known.
 
     Args:
         step: the number of the step.
@@ -155,6 +156,7 @@ def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float
         ("other", arrived_s + values["optimizer_s"]),
     ]
     ends = [*(at_s for _, at_s in times[1:]), begun_s + values["step_s"]]
+    # The backward pass ends when the gradients are ready; from then on the rank waits for the exchange.
     ends[3] = computed_s
     work = [
         Span(kind, rank, at_s, end_s) for (kind, at_s), end_s in zip(times, ends, strict=True) if end_s > at_s
@@ -164,6 +166,8 @@ def from_parts(step: int, rank: int, values: Mapping[str, float], shift_s: float
 
 
 def _read(detail: Mapping[str, Any]) -> tuple[list[tuple[str, float]], list[tuple[float, float, int]]] | None:
+    """Return (marks (part, moment), transfers (ready, arrived, bytes)) of an event; None unless all types and
+    orders are right, because the record may have been cut off or edited."""
     marks, sent = detail.get("marks"), detail.get("sent")
     if not (type(marks) is list and type(sent) is list and len(marks) > 1):
         return None
@@ -199,7 +203,7 @@ def blocked_spans(ranks: Sequence[RankStep]) -> Iterator[Span]:
 
 
 def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
-    """The path through the ranks of one step that took its time, from the beginning to the end.
+    """Return the path through the ranks of one step that determined its time, from the beginning to the end.
 
     It goes back from the end of the rank that was done last, or of the one with which the path of the next
     step begins. Where that rank waited in an exchange, the path goes on with the transfer, and then on the
@@ -219,7 +223,7 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
     for index in reversed(range(num_exchanges)):
         arrived_s = current.blocked[index].arrived_s
         if arrived_s > now_s:
-            continue  # several were on their way, and the path came from one that this rank began before
+            continue  # the path has already passed to an earlier moment than the end of this exchange
         path += reversed(_clipped(current, arrived_s, now_s))
         last = max(ranks, key=lambda rank: rank.blocked[index].given_s)
         now_s = last.blocked[index].given_s
@@ -231,6 +235,7 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
 
 
 def _clipped(rank_step: RankStep, begin_s: float, end_s: float) -> list[Span]:
+    """Return the parts of a rank's work that lie within an interval."""
     return [
         Span(span.kind, span.rank, max(span.begin_s, begin_s), min(span.end_s, end_s))
         for span in rank_step.work

@@ -1,5 +1,5 @@
-"""Models of how DDP's buckets travel while the backward pass goes on, and of how FSDP gathers weights and
-scatters gradients while the ranks compute."""
+"""Simulations of the exchange of DDP's buckets during the backward pass, and of FSDP's collectives, which
+gather weights and scatter gradients while the ranks compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Timing = Callable[[float], tuple[float, float]]
 
 
 def line(latency_s: float, bytes_per_s: float) -> Timing:
-    """The same latency for all sizes, and bytes at a rate."""
+    """Return the timing of a link with a fixed latency and rate."""
     return lambda num_bytes: (latency_s, num_bytes / bytes_per_s)
 
 
@@ -63,7 +63,7 @@ class Exchange:
 def play(
     buckets: Sequence[Bucket], backward_s: float, timing: Timing, at_once: int = 1, gain: float = 1.0
 ) -> Exchange:
-    """Play the exchange of one step through.
+    """Simulate the exchange of one step, from event to event.
 
     A bucket travels when it is ready and one of `at_once` places is free, first come, first served. It needs
     the latency, and then the time of its bytes, for which those that travel share the link.
@@ -89,7 +89,10 @@ def play(
             bucket = waiting.pop(0)
             begun_s[bucket] = now_s
             latency_left[bucket] = timing(buckets[bucket].num_bytes)[0]
+        # The fraction of the link that each travelling bucket has.
         share = (gain if len(transfer_left) > 1 else 1.0) / max(1, len(transfer_left))
+        # The time until the next event: a latency or a transfer ends, or a bucket becomes ready for a free
+        # place.
         next_s = list(latency_left.values())
         next_s += [left / share for left in transfer_left.values()]
         if waiting and len(latency_left) + len(transfer_left) < at_once:
@@ -127,7 +130,7 @@ def play_sharded(
     scatter: Timing,
     overlaps: bool,
 ) -> Exchange:
-    """Play one forward and one backward pass of FSDP2's `fully_shard` through.
+    """Simulate one forward and one backward pass of FSDP2's `fully_shard`.
 
     All collectives go through one queue, in the order in which FSDP2 issues them. With a GPU, a block is
     gathered while the one before it computes, in both passes, and its gradients are scattered while the next
@@ -162,6 +165,7 @@ def play_sharded(
         now_s += block.forward_s
     now_s += forward_s - sum(block.forward_s for block in blocks)
 
+    # The backward pass goes through the model in reverse: first the layers after the blocks.
     slower = backward_s / forward_s
     previous_s = now_s
     now_s += slower * (forward_s - sum(block.forward_s for block in blocks))
@@ -179,5 +183,5 @@ def play_sharded(
                 gathered_s = send(now_s, blocks[index - 1].num_bytes, gather)
     if rest_bytes:
         scattered_s = send(now_s, rest_bytes, scatter)
-    # The pass ends with the last gradients, whose block computes until they are sent.
+    # `Exchange.exposed_s` is what the collectives add to the computation of both passes.
     return Exchange(tuple(sent), forward_s + backward_s)

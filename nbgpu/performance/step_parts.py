@@ -72,6 +72,14 @@ def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepPart
 
 
 def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:
+    """Split one step of each rank into its parts, in order of rank. Ranks wait from the moment at which their
+    own gradients are ready until the last rank's are, and from then on for the transfer.
+
+    Args:
+        step: the number of the step.
+        of_ranks: the values of the step's record, for every rank.
+        clocks: bring the ranks' clocks together.
+    """
     ready_at_s = {
         rank: clocks.of_rank_0(rank, values["ready_at_s"])
         for rank, values in of_ranks.items()
@@ -92,7 +100,8 @@ def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: 
             parts_s |= {"waiting_s": waiting_s, "transfer_s": values["exposed_s"] - waiting_s}
         elif "exposed_s" in values:
             parts_s["transfer_s"] = values["exposed_s"]
-        # On a GPU the host may be ahead of the device, so that a single step does not add up.
+        # On a GPU the host may be ahead of the device, so that the parts of a single step can be longer than
+        # the step.
         parts_s["other_s"] = max(0.0, values["step_s"] - sum(parts_s.values()))
         parts_of_ranks.append(
             StepParts(

@@ -1,4 +1,4 @@
-"""What a training step takes: measured on the ranks at hand, and modelled for other ranks and links."""
+"""The time of a training step: measured on the ranks at hand, and modelled for other ranks and links."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ class StepTimes:
         measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]],
         strategy: str = "ddp",
     ) -> None:
+        """Take the medians of the measured steps, in each step of the rank that took longest."""
         self.title = title
         self.strategy = strategy
         self.backend = backend
@@ -174,6 +175,8 @@ class StepTimes:
         ranks_per_node: int | None,
         between: Link | str | None,
     ) -> Costs:
+        """Return the costs of collectives over the measured links, a described link or by NCCL's model, on
+        one node or on several."""
         inside: Costs
         if isinstance(link, NcclTimes):
             inside = link
@@ -193,6 +196,8 @@ class StepTimes:
     _repr_html_ = shown_as_html
 
     def _in_lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table, and sentences on buckets or blocks, on a slow rank and on
+        disturbance."""
         yield f"{self.title}; {count_of_ranks(self.world_size)} over {self.backend}"
         parts = {
             "forward": self.forward_s,
@@ -230,7 +235,8 @@ class StepTimes:
 def _slowest(
     measured: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]], kind: str
 ) -> list[tuple[int, Mapping[str, Any]]]:
-    """For each step of a kind, the rank that took longest and its times. All ranks begin a step together."""
+    """Return for each step of a kind the rank that took longest and its times. All ranks begin a step
+    together."""
     return [
         max(enumerate(of_ranks), key=lambda times: float(times[1]["step_s"]))
         for of_ranks in zip(*(times[kind] for times in measured), strict=True)
@@ -242,7 +248,8 @@ def _median(steps: Sequence[Mapping[str, Any]], part: str) -> float:
 
 
 def _blocks(steps: Sequence[Mapping[str, Any]], forward_s: float) -> list[ShardedBlock]:
-    """The blocks with the medians of their times; where they could not be timed, shared by their bytes."""
+    """Return the blocks of FSDP with the medians of their forward times; if blocks could not be timed, the
+    forward pass is shared among them in proportion to their bytes."""
     blocks = [
         ShardedBlock(num_bytes, median(step["blocks"][index][1] for step in steps))
         for index, (num_bytes, _) in enumerate(steps[0]["blocks"])
@@ -290,7 +297,7 @@ class Overlap:
 
 
 def overlap(times: StepTimes, link: Link, ranks: int, bucket_mb: float | None = None) -> Overlap:
-    """Play a step of DDP through.
+    """Simulate a step of DDP over a link, with the measured buckets or with buckets of another size.
 
     Args:
         times: a step that was measured with DDP.

@@ -1,4 +1,4 @@
-"""What a study has measured: each repeat of each point, and the medians of points with their intervals."""
+"""The measurements of a study: each repeat of each point, and the medians of points with their intervals."""
 
 from __future__ import annotations
 
@@ -109,14 +109,15 @@ class Gap:
 def summarise(
     points: Sequence[tuple[Any, int, int]], measured: Sequence[Measured]
 ) -> list[PointSummary | Gap]:
-    """Take the repeats of each point together.
+    """Combine the repeats of each point into medians, and compare each point with the measured one that has
+    the fewest ranks.
 
     Intervals are those of resampling: repeats are drawn with replacement, and steps within each of them, so
     that repeats that differ widen the interval.
 
     Args:
         points: the value, the ranks and the samples of a step of each point, in order of their numbers.
-        measured: the repeats, in any order. All of the first point that was measured are the reference.
+        measured: the repeats, in any order.
     """
     by_point: dict[int, list[Measured]] = {number: [] for number in range(len(points))}
     for repeat in measured:
@@ -162,7 +163,8 @@ def summarise(
 
 
 def differ_in_size(summary: Sequence[PointSummary | Gap]) -> bool:
-    """Whether the models of the measured points are of known and not all of one size."""
+    """Return whether the models of the measured points have different numbers of parameters, all of them
+    known."""
     sizes = {point.parameters for point in summary if isinstance(point, PointSummary)}
     return len(sizes) > 1 and 0 not in sizes
 
@@ -199,7 +201,8 @@ def _mean_parts(repeats: Sequence[Measured]) -> dict[str, float]:
 
 
 def _slowest(repeats: Sequence[Measured]) -> tuple[int, float] | None:
-    """The rank that was the slowest in the most steps of all repeats, and the mean share of the steps."""
+    """Return the rank that was slowest in the most steps over all repeats, and the mean share of these
+    steps."""
     shares: dict[int, float] = {}
     slowest = [repeat.slowest for repeat in repeats if repeat.slowest is not None]
     for rank, share in slowest:

@@ -62,6 +62,7 @@ class Timeline:
         unit: Literal["step", "cell"] = "step",
         notes: Sequence[str] = (),
     ) -> None:
+        """Keep the steps in order of their numbers."""
         self.title = title
         self.by_step = dict(sorted(steps.items()))
         self.clocks = clocks
@@ -104,11 +105,15 @@ class Timeline:
 
     @cached_property
     def _paths(self) -> dict[int, list[Span]]:
+        """The critical path of each step. Steps are visited from the last one back, because the path of a
+        step ends on the rank with which that of the next step begins."""
         paths: dict[int, list[Span]] = {}
         for step, ranks in reversed(self.by_step.items()):
             following = paths.get(step + 1, [])[:1]
             ends_on = next((span.rank for span in following if span.kind != "transfer"), None)
             path = rank_steps.critical_path(ranks, ends_on)
+            # A wait that cannot be compared between the ranks hides which rank held the others up, so the
+            # path begins after the last such wait.
             unknown = [index for index, span in enumerate(path) if span.kind == "blocked"]
             paths[step] = path[unknown[-1] + 1 :] if unknown else path
         return paths
@@ -155,6 +160,8 @@ class Timeline:
     __repr__ = __str__
 
     def _in_lines(self) -> Iterator[str]:
+        """Yield the lines of the printed table: the time of each step, the rank it ended on, and its critical
+        path."""
         yield self.title
         rows: list[tuple[str, ...]] = [(self.unit, "ms", "ended on", "critical path")]
         for step, ranks in self.by_step.items():
@@ -165,9 +172,11 @@ class Timeline:
         yield from self._about()
 
     def _path_of_step(self, step: int) -> str:
+        """Return the critical path of a step as text, with the time of each activity."""
         path = self.critical_path(step)
         if self.unit == "cell":
-            # It changes between the ranks in every turn of a loop: the time on each rank is told at once.
+            # In a cell with a loop the path alternates between ranks in every iteration, so totals for each
+            # rank are shown.
             path = sorted(path, key=lambda span: span.rank)
         return _format_path(path)
 
@@ -194,7 +203,7 @@ def of_run(
     profiles: Mapping[int, Path],
     steps: int | Iterable[int] | None = None,
 ) -> Timeline:
-    """The timeline of some steps of a run.
+    """Build the timeline of some steps of a run.
 
     Args:
         title: the run, with the simulated link and slow ranks if there are any.
@@ -252,6 +261,8 @@ def of_run(
 
 
 def _shift_s(clocks: Clocks, rank: int, detail: Mapping[str, Any]) -> float:
+    """Return the seconds to add to the moments of a rank's event to get those of rank 0's clock; 0 for a
+    damaged event, which `from_moments` refuses."""
     try:
         begun_s = float(detail["marks"][0][1])
     except (KeyError, IndexError, TypeError, ValueError):
@@ -268,6 +279,8 @@ def _are_together(by_rank: Mapping[int, RankStep], world_size: int) -> bool:
 
 
 def _wanted(steps: int | Iterable[int] | None, detailed: Iterable[int]) -> list[int]:
+    """Return the numbers of the steps to show: those asked for, or the newest uninterrupted series of steps
+    that were recorded moment by moment."""
     if steps is None:
         newest: list[int] = []
         for step in sorted(detailed, reverse=True):
@@ -330,7 +343,12 @@ def write(
     errors_us = {}
     for rank, profile in sorted(profiles.items()):
         of_rank, errors_us[f"rank {rank}"] = _profiler_events(
-            profile, rank, {step: 1e6 * (begun[rank] - zero_s) for step, begun in begun_s.items()}
+            profile,
+            rank,
+            {
+                step: 1e6 * (dict(zip(ranks, begun, strict=True))[rank] - zero_s)
+                for step, begun in begun_s.items()
+            },
         )
         events += of_rank
     other: dict[str, Any] = {"title": title, "clocks": about[0], "notes": about[1:], f"{unit}s": list(steps)}
@@ -345,6 +363,8 @@ def write(
 def _record_events(
     title: str, steps: Steps, ranks: Sequence[int], zero_s: float, unit: str
 ) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of all ranks: a process for each rank with threads for computation, data and
+    transfers, and one process for the critical path."""
     for rank in ranks:
         pid = rank * _PIDS_OF_RANK + 1
         of_rank = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
@@ -367,6 +387,7 @@ def _path_events(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -
 
 
 def _event(span: Span, step: int, pid: int, tid: int, zero_s: float, unit: str) -> dict[str, Any]:
+    """Return a complete event ('X') of the trace format for a span; times are microseconds from `zero_s`."""
     arguments: dict[str, Any] = {unit: step, "rank": span.rank}
     if span.name:
         arguments["operation"] = span.name
@@ -385,6 +406,7 @@ def _event(span: Span, step: int, pid: int, tid: int, zero_s: float, unit: str) 
 
 
 def _named(pid: int, name: str, place: int, threads: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield the metadata events that name a process and its threads and set their places in the viewer."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": place}}
     for tid, thread in sorted(threads.items()):
@@ -393,7 +415,7 @@ def _named(pid: int, name: str, place: int, threads: Mapping[int, str]) -> Itera
 
 
 def _threads(spans: Sequence[Span]) -> dict[Span, int]:
-    """A thread for each span of a rank: in one thread no two overlap."""
+    """Assign a thread to each span of a rank, so that no two spans of one thread overlap."""
     threads = {}
     ends_s: list[float] = []
     for span in sorted(spans, key=lambda span: span.begin_s):
@@ -409,10 +431,15 @@ def _threads(spans: Sequence[Span]) -> dict[Span, int]:
 def _profiler_events(
     profile: Profile, rank: int, begun_us: Mapping[int, float]
 ) -> tuple[list[dict[str, Any]], float]:
-    """The events of a rank's profile on the time axis of the records, and the error in microseconds.
+    """Return the events of a rank's profile on the time axis of the records, and the error in microseconds.
 
     The profiler has a clock of its own. The beginnings of the steps are known by both clocks: the median of
     the differences is taken off, and the largest distance from it is the error.
+
+    Args:
+        profile: the file, and the number of its first step.
+        rank: the rank.
+        begun_us: the beginning of each step on the time axis of the trace.
     """
     try:
         with gzip.open(profile.path, "rt") as file:
@@ -439,6 +466,7 @@ def _profiler_events(
         new = {**event, "pid": pid}
         if "ts" in event and event.get("ph") != "M":
             new["ts"] = round(event["ts"] + shift_us, 3)
+        # Ids of flows and numbers of processes must differ between the ranks of one trace.
         if event.get("ph") in _FLOWS and isinstance(event.get("id"), int):
             new["id"] = event["id"] + rank * _FLOW_IDS
         if event.get("ph") == "M" and event.get("name") == "process_name":

@@ -54,6 +54,7 @@ def figure(
     if any(path for _, path in steps.values()):
         data.append(_path(steps, zero_s))
     lanes = [(rank, lane) for rank in ranks for lane in range(len(_LANES))]
+    # A vertical line at the beginning of each step.
     begins = {step: min(span.begin_s for span in spans) for step, (spans, _) in steps.items()}
     layout: dict[str, Any] = {
         "title": {"text": f"{title}, {names}<br><sup>{'; '.join(['measured', *about])}</sup>"},
@@ -91,6 +92,7 @@ def figure(
 
 
 def _bars(kind: Kind, steps: Steps, zero_s: float, unit: str) -> dict[str, Any]:
+    """Return Plotly's trace of all spans of one kind: a horizontal bar for each, in the lane of its rank."""
     of_kind = [(step, span) for step, (spans, _) in steps.items() for span in spans if span.kind == kind]
     color = KIND_COLORS[kind]
     marker: dict[str, Any] = {"color": color, "line": {"width": 0}}

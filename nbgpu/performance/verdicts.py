@@ -1,4 +1,4 @@
-"""What a study decides, and where it decides nothing: what would.
+"""The verdicts of a study: which differences are decided, and what would decide the others.
 
 A difference is decided where the intervals of two points do not overlap. One repeat has no interval: how much
 repeats differ is not known. A speed-up above the number of ranks is no effect of more ranks.
@@ -24,8 +24,8 @@ ONE_REPEAT = "one repeat has no interval. Measure with repeats=3"
 
 
 def doubt(point: PointSummary) -> str:
-    """Why the speed of a point by that of the first one is not decided, and what would decide it; empty where
-    it is decided, and for the first point."""
+    """Return why the comparison of a point with the first one is not decided, and what would decide it; empty
+    if it is decided, and for the first point."""
     if point.is_reference:
         return ""
     low, high = point.relative_between
@@ -92,7 +92,14 @@ def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:
 
 
 def _more_repeats(num_repeats: int, difference: float, width: float) -> str:
-    """How many repeats would tell a difference, because intervals shrink with the root of their number."""
+    """Return a sentence on how many repeats would decide a difference: an interval shrinks with the square
+    root of their number.
+
+    Args:
+        num_repeats: the repeats so far.
+        difference: the difference between the two points.
+        width: the width of the difference's interval.
+    """
     if difference:
         needed = math.ceil(num_repeats * (width / 2 / difference) ** 2) + 1
         if needed <= _MOST_REPEATS:

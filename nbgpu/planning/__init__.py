@@ -1,2 +1,2 @@
-"""Conclusions from the settings, drawn before anything starts and without torch: epochs, workers, trials,
-suitability."""
+"""The consequences of the settings, computed before anything starts and without torch: epochs, workers,
+trials, suitability."""

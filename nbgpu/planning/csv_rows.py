@@ -1,4 +1,4 @@
-"""Rows of a CSV file as programs and spreadsheets of any country write it. Needs no torch."""
+"""Reads CSV files as programs and spreadsheets of any country write them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class CsvRows:
     """Whether numbers may be written as 12,5: values are not separated by commas."""
 
     def number(self, text: str) -> float | None:
-        """Return the number that a value says; None where it says none."""
+        """Parse a value as a number; None if it is none. A comma may be the decimal point, where it separates
+        no values."""
         if self.has_decimal_commas and text.count(",") == 1 and "." not in text:
             text = text.replace(",", ".")
         try:
@@ -49,8 +50,8 @@ class CsvRows:
 def read_csv(path: Path) -> CsvRows:
     """Read a CSV file with a line of headings.
 
-    The separator is the comma, semicolon, tab or bar that the headings have most of. The encoding is that of
-    the byte-order mark, otherwise UTF-8, and otherwise that of Windows in Western Europe, which older
+    The separator is the comma, semicolon, tab or bar that occurs most often in the headings. The encoding is
+    that of the byte-order mark, otherwise UTF-8, and otherwise that of Windows in Western Europe, which older
     spreadsheets write.
 
     Raises:
@@ -70,12 +71,14 @@ def read_csv(path: Path) -> CsvRows:
     headings = lines[0][1] if lines else []
     if problems := list(_problems(headings, lines[1:])):
         raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+    # Spreadsheets leave out empty values at the end of a row.
     padding = [""] * len(headings)
     rows = tuple((n, dict(zip(headings, [*values, *padding], strict=False))) for n, values in lines[1:])
     return CsvRows(tuple(headings), rows, delimiter != ",")
 
 
 def _decoded(content: bytes) -> str:
+    """Decode a file's bytes by its byte-order mark, else as UTF-8, else as Windows-1252."""
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if content.startswith(mark):
             return content.decode(encoding)
@@ -86,6 +89,12 @@ def _decoded(content: bytes) -> str:
 
 
 def _problems(headings: Sequence[str], lines: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
+    """Return a phrase for each heading that occurs twice, and for each line with more values than headings.
+
+    Args:
+        headings: the headings.
+        lines: (number of the line, values) of the others.
+    """
     named = [heading.lower() for heading in headings if heading]
     twice = sorted({heading for heading in named if named.count(heading) > 1})
     problems = [f"has the heading {heading!r} twice. Rename one" for heading in twice]

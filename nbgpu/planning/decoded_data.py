@@ -1,12 +1,11 @@
-"""How much memory a run's decoded data take, worked out without torch and from a few files only.
+"""An estimate of the memory that a run's decoded data take, without torch and from a few files only.
 
-For generated data the settings say it. For files the numbers are an estimate, from names, the headers of some
-files and the voxels of one or two.
+For generated data the memory follows from the settings. For files it is estimated from names, the headers of
+some files and the voxels of one or two.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
+from nbgpu.planning.csv_rows import read_csv
 from nbgpu.planning.epochs import epoch_of, held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
@@ -30,15 +30,16 @@ from nbgpu.text.sizes import in_words
 MAX_HEADERS = 64
 MAX_READ = 2
 _MAX_READ_VOXELS = 2**26
-"""The most files of which the header and the voxels are read, and the largest volume that is read: the
-kernel does this beside a person's cells."""
+"""The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
+They are small because the kernel reads them, in which a person's cells run as well."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
-"""The autoencoder keeps the place of each bright voxel, from which it draws patches, beside a volume."""
+"""Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""
 _MNI152_BYTES = 24_601_715
 """nilearn's template at 1 mm without its margins, with the places of its bright voxels."""
 _ONE_OF_A_CASE = re.compile(r"(?!.*_ce-)[^.].*[-_](t1n|t1|t1w)\.nii(\.gz)?", re.IGNORECASE)
-"""The file that each case of BraTS has once."""
+"""The names of T1 images without contrast, which each case of BraTS has once, so that they count the
+cases."""
 
 
 class UnknownError(NbgpuError):
@@ -59,7 +60,7 @@ class DecodedData:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """Whether the data fit into the memory of a host, in words."""
+    """A sentence on whether the data fit into the memory of a host."""
 
     words: str
     fits: bool
@@ -67,10 +68,10 @@ class MemoryFit:
 
 
 def decoded_data(config: TrainConfig) -> DecodedData:
-    """Return what the training data take in memory.
+    """Estimate the number and size of the decoded training volumes.
 
     Raises:
-        UnknownError: it is not known before the ranks read the data.
+        UnknownError: they are not known before the ranks read the data.
     """
     look = _LOOKS.get(type(config))
     if look is None:
@@ -90,12 +91,14 @@ def memory_fit(
     free_bytes: int,
     limit_bytes: int | None = None,
 ) -> MemoryFit:
-    """Compare the data with the memory that is free.
+    """Compare the memory of the decoded data with the memory that is free on a host.
 
     Args:
+        config: the settings.
+        data: the number and size of the volumes.
         host: the ranks that share the host, and its cores.
         free_bytes: the host memory that is free for all ranks together.
-        limit_bytes: what their `memory_limit` allows all of them; None where there is none.
+        limit_bytes: the memory that `memory_limit` allows all of them; None where there is none.
     """
     room = "that are free"
     if limit_bytes is not None and limit_bytes < free_bytes:
@@ -115,7 +118,8 @@ def memory_fit(
         )
         amount = f"{about}{in_words(whole)} of the {in_words(free_bytes)} {room}"
         return MemoryFit(f"fits in memory: {every}, {amount}{basis}", True)
-    # A part of the data may be read ahead by worker processes, where all of them would not be.
+    # With a part of the data in memory, worker processes read the rest ahead, and share a second copy of the
+    # cache; with all data in memory there are none. Any rate below 1 gives this number of copies.
     copies = _num_copies(config.model_copy(update={"cache_rate": 0.5}), host)
     whole *= copies / _num_copies(config.model_copy(update={"cache_rate": 1.0}), host)
     share = free_bytes / whole
@@ -132,14 +136,16 @@ def memory_fit(
 
 
 def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rate: float) -> float:
-    """What all ranks of the host keep in memory at this cache rate."""
+    """Return the bytes that all ranks of the host keep in memory at this cache rate, with the copies of
+    worker processes."""
     with_rate = config.model_copy(update={"cache_rate": rate})
     epoch = epoch_of(with_rate, data.num_volumes, 1, host.num_ranks)
     return _num_copies(with_rate, host) * sum(epoch.num_cached) * data.volume_bytes
 
 
 def _num_copies(config: TrainConfig, host: HostResources) -> int:
-    # Worker processes get a copy of what is cached, which they share.
+    """Return how many copies of the cached volumes a rank's processes have: worker processes share a second
+    one."""
     return 2 if workers_for(config, host).count else 1
 
 
@@ -147,6 +153,8 @@ def _num_copies(config: TrainConfig, host: HostResources) -> int:
 
 
 def _autoencoder_data(config: AutoencoderConfig) -> DecodedData:
+    """Estimate the data of the autoencoder: from the patch for phantoms, a constant for the template, and
+    from some of the files."""
     kept = 1 - config.val_fraction - config.test_fraction
     if config.data == "phantoms":
         count, num_left = config.num_phantoms, config.num_phantoms - 1
@@ -164,8 +172,9 @@ def _autoencoder_data(config: AutoencoderConfig) -> DecodedData:
 
 
 def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
+    """Return the number of training volumes, after whole patients are held out."""
     if volumes.validation or volumes.test or config.split:
-        # How many a file of parts takes away is left open, so that the number is the most that it can be.
+        # A file named by `split` may hold out more volumes; it is not read here, so this is an upper bound.
         return len(volumes.training)
     patients = {volumes.patient_of(path, config.patient_pattern) for path in volumes.training}
     share_left = 1 - sum(held_out(len(patients), config)) / len(patients)
@@ -173,6 +182,8 @@ def _num_training(volumes: VolumeList, config: AutoencoderConfig) -> int:
 
 
 def _diffusion_data(config: DiffusionConfig) -> DecodedData:
+    """Estimate the data of the diffusion recipe: cubes of four modalities, as many as there are cases by
+    their names."""
     # Three modalities, and the one that is made from them.
     volume_bytes = 4 * _FLOAT_BYTES * config.edge**3
     if config.data == "phantoms":
@@ -191,6 +202,8 @@ def _diffusion_data(config: DiffusionConfig) -> DecodedData:
 
 
 def _survival_data(config: SurvivalConfig) -> DecodedData:
+    """Estimate the data of the survival recipe: a volume of `image_size` for each training row of the
+    table."""
     if config.left_to_data:
         raise UnknownError("image_size is left out, and is chosen by the files when a run begins")
     # An order, an event and a number stand beside each volume.
@@ -199,13 +212,12 @@ def _survival_data(config: SurvivalConfig) -> DecodedData:
     if config.data == "generated":
         return DecodedData(config.num_patients - sum(held_out(config.num_patients, config)), volume_bytes)
     path = Path(config.data).expanduser()
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            rows = list(csv.DictReader(file))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UnknownError(f"{path} cannot be read as CSV: {error}") from None
+    try:
+        rows = [row for _, row in read_csv(path).rows]
+    except DataError as error:
+        raise UnknownError(str(error)) from None
     if config.fold:
-        count = sum((row.get(config.fold) or "").strip().lower().startswith("train") for row in rows)
+        count = sum(row.get(config.fold, "").strip().lower().startswith("train") for row in rows)
     else:
         count = len(rows) - sum(held_out(len(rows), config))
     if count < 1:
@@ -214,6 +226,7 @@ def _survival_data(config: SurvivalConfig) -> DecodedData:
 
 
 def _lithography_data(config: LithographyConfig) -> DecodedData:
+    """Return the data of the lithography recipe, which are known for generated masks only."""
     if config.data != "generated":
         raise UnknownError("how many masks the files give is known when the ranks have read them")
     count = config.num_masks - sum(held_out(config.num_masks, config))
@@ -233,11 +246,11 @@ _LOOKS: Mapping[type[TrainConfig], Callable[[Any], DecodedData]] = {
 
 
 def _mean_bytes(paths: Sequence[Path], config: AutoencoderConfig) -> tuple[float, str]:
-    """(the mean size of the decoded volumes, what that was estimated from)."""
+    """Return (the mean bytes of a decoded volume, a phrase about the files from which it was estimated)."""
     looked_at = _spread(paths, MAX_HEADERS)
     voxels = [_num_voxels(path, config) for path in looked_at]
     to_read = [path for path in _spread(looked_at, MAX_READ) if _raw_voxels(path) <= _MAX_READ_VOXELS]
-    # Margins are cut off, and the places of the bright voxels are kept: how much that is, voxels say.
+    # Decoding cuts empty margins off and adds the indices of bright voxels: how much, only voxels show.
     bytes_per_voxel = float(np.mean([_bytes_per_voxel(path, config) for path in to_read] or [_FLOAT_BYTES]))
     headers = f"the headers of {len(looked_at)} of {len(paths)} files"
     basis = f"{headers} and the voxels of {len(to_read)}" if to_read else headers
@@ -245,13 +258,14 @@ def _mean_bytes(paths: Sequence[Path], config: AutoencoderConfig) -> tuple[float
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
-    """At most so many of the files, evenly spread over the list."""
+    """Return at most `most` of the files, evenly spread over the list."""
     num = min(most, len(paths))
     return [paths[(2 * index + 1) * len(paths) // (2 * num)] for index in range(num)]
 
 
 def _num_voxels(path: Path, config: AutoencoderConfig) -> float:
-    """The voxels of a file as they are trained on: with its channels, at the spacing that is asked for."""
+    """Return the number of voxels of a file at the channels and the voxel size of the settings, at least
+    those of a patch."""
     import nibabel
 
     image = _opened(path)
@@ -266,7 +280,8 @@ def _raw_voxels(path: Path) -> int:
 
 
 def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
-    """The size of the decoded volume by the voxels of the file's."""
+    """Return the bytes of the decoded volume, without empty margins and with the indices of bright voxels,
+    divided by the voxels of the file."""
     try:
         values = np.asarray(_opened(path).dataobj, np.float32)
     except (OSError, EOFError, ValueError) as error:
@@ -286,6 +301,7 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
 
 
 def _opened(path: Path) -> Any:
+    """Open a NIfTI file for its header; DataError if it is damaged or has fewer than three dimensions."""
     # The import takes a moment, and most data are generated.
     import nibabel
     from nibabel.filebasedimages import ImageFileError

@@ -40,7 +40,8 @@ class EpochPlan:
 
 
 def share_of(count: int, rate: float) -> int:
-    """`rate` times `count`, rounded up as a person would: 0.07 of 100 is 7, where a plain ceil gives 8."""
+    """Return the share `rate` of `count`, rounded up; first to 6 digits, because 100 * 0.07 is a little above
+    7 in floating point and would become 8."""
     return math.ceil(round(count * rate, 6))
 
 
@@ -89,8 +90,8 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
 
 
 def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> tuple[int, tuple[str, ...]]:
-    """(optimizer steps of an epoch, sentences about it), where all ranks draw from one list of samples and
-    cache none."""
+    """Plan an epoch in which all ranks draw from one list of samples and cache none. Return (optimizer steps
+    of an epoch, sentences about it)."""
     per_step = config.samples_per_step(world_size)
     whole, left = divmod(num_samples, per_step)
     num_steps = whole + 1 if left and (config.shards == "padded" or not whole) else whole
@@ -102,6 +103,8 @@ def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> 
 
 
 def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
+    """Return the number of volumes of each rank. With fewer volumes than ranks, every rank has all of
+    them."""
     if num_volumes < world_size:
         return (num_volumes,) * world_size
     whole, rest = divmod(num_volumes, world_size)
@@ -111,6 +114,7 @@ def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tupl
 
 
 def _explain_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: int) -> str:
+    """Return a sentence on how the volumes are divided among the ranks."""
     world_size = len(sizes)
     if world_size == 1:
         return f"{_count(config, num_volumes)} on one rank"
@@ -129,6 +133,8 @@ def _explain_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: in
 def _explain_memory(
     config: TrainConfig, sizes: tuple[int, ...], num_cached: tuple[int, ...], num_replaced: tuple[int, ...]
 ) -> str:
+    """Return a sentence on which volumes a rank keeps in memory, and how often the others are decoded. Rank 0
+    stands for all ranks."""
     size, cached, replaced = sizes[0], num_cached[0], num_replaced[0]
     if config.dataset_kind == "persistent":
         return f"PersistentDataset: every {config.VOLUME} is decoded once, and read from {config.cache_dir} from then on"
@@ -149,6 +155,7 @@ def _explain_memory(
 def _explain_steps(
     num_steps: int, num_taken: int, num_repeated: int, num_left_out: int, only_cached: bool
 ) -> str:
+    """Return a sentence on the steps of an epoch, and on samples that are repeated or left out."""
     words = (
         f"an epoch has {num_steps} step{'s' if num_steps != 1 else ''} of {num_taken // num_steps} samples"
     )
@@ -167,12 +174,12 @@ def _count(config: TrainConfig, number: int) -> str:
 
 
 def held_out(num_groups: int, config: DataSettings) -> tuple[int, int]:
-    """(the groups for validation, those for the test): at least one in every part whose share is above 0, if
-    there are enough for two parts."""
+    """Return (the number of groups for validation, for the test): at least one in every part whose share is
+    above 0, if there are enough groups, and at least one is left to train on."""
     num_left = num_groups - 1
     counts = []
     for fraction, part in ((config.val_fraction, "validation"), (config.test_fraction, "test")):
-        # Each of the parts that follow gets one at least.
+        # Leave one group for the test, if there is one.
         spared = 1 if part == "validation" and config.test_fraction else 0
         wanted = min(max(1, round(fraction * num_groups)), num_left - spared) if fraction else 0
         counts.append(max(0, wanted))
@@ -181,10 +188,11 @@ def held_out(num_groups: int, config: DataSettings) -> tuple[int, int]:
 
 
 def on_other_ranks(config: TrainConfig, num_before: int, num_now: int) -> tuple[dict[str, Any], str]:
-    """Return the settings that change, and what becomes of the step, in words.
+    """Return (the settings that change when a run goes on with another number of ranks, a sentence about its
+    steps).
 
-    No rank takes more samples at once than before, because its memory may hold no more: what is left is
-    accumulated.
+    No rank takes more samples at once than before, because its memory may hold no more: the rest is
+    accumulated over micro-batches.
 
     Args:
         config: the settings on the ranks from before.

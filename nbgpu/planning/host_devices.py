@@ -1,4 +1,4 @@
-"""What is known of the devices of other hosts before these have dialled in."""
+"""Assumptions about the devices of other hosts before these hosts have dialled in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ UNKNOWN = (Device("cuda", "", "GPU-0", 0, 0), Device("cuda", "", "GPU-1", 1, 0))
 
 
 def assumed_devices(cluster: ClusterConfig) -> Sequence[Device]:
-    """The device of each rank of a cluster on other hosts, by its settings alone; one rank on each host where
-    `gpus_per_node` is left out."""
+    """Return a device for each rank of a cluster on other hosts, by its settings alone; one rank on each host
+    where `gpus_per_node` is left out."""
     num_ranks = (cluster.gpus_per_node or 1) * cluster.num_hosts
     if cluster.gpus == "none":
         return devices.choose("none", num_ranks)

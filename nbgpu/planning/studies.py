@@ -30,7 +30,7 @@ from nbgpu.host import enough_ranks, free_gpus
 from nbgpu.machine import devices, requirements
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
-from nbgpu.planning.suitability import divide, settled
+from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
@@ -80,7 +80,7 @@ class StudyConfig(Settings):
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One value of what is varied."""
+    """One value of the varied setting, or of the number of ranks."""
 
     number: int
     value: Any
@@ -95,8 +95,8 @@ class StudyPoint:
 
     @property
     def cycle(self) -> int:
-        """After how many steps validations and checkpoints come again, so that only the time of so many steps
-        together can be compared; 0 where there are none."""
+        """The number of steps after which validations and checkpoints come again, so that only the time of
+        whole cycles can be compared; 0 where there are none."""
         return _cycle(self.config)
 
 
@@ -123,21 +123,21 @@ class StudyPlan:
 
     @property
     def title(self) -> str:
-        """The recipe and what is varied, as people and folders use it."""
+        """The recipe and the varied setting, as messages and folders name the study."""
         of_run = str(self.train.get("run_name") or train_config(self.recipe).title)
         return f"{of_run}-{self.vary}"
 
     @property
     def subject(self) -> str:
-        """What is measured, as titles name it: of a recipe in a file the name of the file."""
+        """The measured recipe, as titles name it; for a recipe in a file the name of the file."""
         return Path(self.recipe).name
 
     def point_cluster(self, ranks: int) -> ClusterConfig:
-        """The settings of a cluster that has the ranks of a point, or more on other hosts."""
+        """Return the settings of a cluster that has the ranks of a point, or more on other hosts."""
         return self.cluster.changed(ranks=ranks) if self.cluster.is_local else self.cluster
 
     def _devices(self, ranks: int | None) -> Sequence[Device]:
-        """The known devices of a point's ranks.
+        """Return the known devices of a point's ranks.
 
         Args:
             ranks: the number of ranks; None for as many as the cluster's settings give.
@@ -161,7 +161,7 @@ class StudyPlan:
         return there[:wanted]
 
     def points(self) -> list[StudyPoint]:
-        """The checked points.
+        """Return the checked points.
 
         Raises:
             ConfigError: points cannot be measured; the message has one line for each reason.
@@ -184,6 +184,11 @@ class StudyPlan:
         return points
 
     def _point(self, number: int, value: Any) -> StudyPoint:
+        """Build and check one point: the shared settings with the varied value, and the steps of the study.
+
+        Raises:
+            ConfigError: the point cannot be measured, or not be compared with the others.
+        """
         is_ranks = self.vary == RANKS
         ranks = self._devices(value if is_ranks else None)
         num_steps = self.config.warm_up_steps + self.config.measured_steps
@@ -201,10 +206,11 @@ class StudyPlan:
                     f"validations and checkpoints come again every {cycle} steps, and measured_steps = "
                     f"{self.config.measured_steps} is not a multiple of that. Give measured_steps={fitting}"
                 )
-            # The beginning of the next step tells what came after the last one.
+            # A validation after the last measured step is timed until the next step begins, so one more step
+            # is needed.
             config = config.changed(steps=num_steps + 1)
         if config.left_to_data:
-            # With more ranks each may have less memory, and would train another model.
+            # Ranks of a larger point may each have less memory, and would choose another model.
             names = ", ".join(config.left_to_data)
             raise ConfigError(
                 f"{names}: left out, and chosen by the memory of a rank. Points are compared only with the same model: give "
@@ -217,11 +223,11 @@ class StudyPlan:
         if is_ranks and self.config.mode == "strong" and config.global_batch_size is None:
             config = config.changed(global_batch_size=config.batch_size * config.accumulate)
         if is_ranks and self.config.mode == "strong":
-            config = _shared_out(config, len(ranks))
+            _require_even_shares(config, len(ranks))
         requirements.require_extras(config)
-        # As the settings have it: on the command line every value is text.
+        # Take the parsed value from the settings: on the command line every value is text.
         value = value if is_ranks else getattr(config, self.vary)
-        return StudyPoint(number, value, len(ranks), settled(config, ranks))
+        return StudyPoint(number, value, len(ranks), adapt_to_devices(config, ranks))
 
     def write(self, folder: Path, environment: Mapping[str, Any]) -> None:
         """Write study.toml, with the environment of the first start."""
@@ -274,9 +280,9 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
     """Plan the study that the person asks for.
 
     Args:
-        recipe: what is trained.
+        recipe: the recipe to train.
         vary: 'ranks', or a field of the recipe's settings.
-        values: the values of that.
+        values: the values to measure.
         settings: fields of StudyConfig, ClusterConfig and the recipe's settings, and `preset`, the name of
             values for those of the recipe that are not given.
 
@@ -304,8 +310,8 @@ def plan(recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, A
 
 
 def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
-    """The settings with as many ranks on each of other hosts as the largest point needs, if they do not say
-    how many: a study has to know before the hosts are there."""
+    """Return the settings of the cluster with enough ranks on each of other hosts for the largest point,
+    unless they give a number: a study has to know before the hosts are there."""
     if cluster.is_local or cluster.gpus_per_node is not None or not ranks:
         return cluster
     numbers = [ClusterConfig.checked(ranks=number).ranks or 1 for number in ranks]
@@ -315,8 +321,8 @@ def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
 def _with_preset(
     recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The settings with the values of a preset, but for what a study decides, and for checkpoints and
-    validations, which it leaves out unless they are asked for."""
+    """Merge the values of a preset into the settings, without those that a study decides, and without
+    checkpoints and validations unless they are asked for."""
     varied = {} if vary == RANKS else {vary: list(values)}
     merged = with_preset(recipe, {**varied, **settings})
     left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
@@ -334,7 +340,7 @@ def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
 
 
 def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
-    """The (repeat, point) pairs in the order in which they are measured.
+    """Return the (repeat, point) pairs in the order in which they are measured.
 
     The points take turns, so that a machine that becomes warm or busy slows no single point. Every other turn
     goes backwards, so that neighbours in time are neighbours in size, and a cluster changes its size by as
@@ -345,12 +351,13 @@ def order(num_points: int, repeats: int) -> list[tuple[int, int]]:
 
 
 def _cycle(config: TrainConfig) -> int:
+    """Return the number of steps after which validations and checkpoints coincide again; 0 without either."""
     periods = [every for every in (config.val_every, config.checkpoint_every) if every]
     return math.lcm(*periods) if periods else 0
 
 
 def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
-    """The problems of the study as a whole."""
+    """Yield the problems of the study as a whole, before its points are checked."""
     if made.vary != RANKS and made.vary not in fields:
         meant = did_you_mean(made.vary, fields)
         yield f"{made.vary} is not a setting of {made.recipe}.{meant} Settings: {', '.join(fields)}"
@@ -379,21 +386,21 @@ def _problems(made: StudyPlan, fields: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _shared_out(config: TrainConfig, num_ranks: int) -> TrainConfig:
-    """The settings with a batch for each rank, as a fixed global batch gives it."""
+def _require_even_shares(config: TrainConfig, num_ranks: int) -> None:
+    """Raise ConfigError if the global batch cannot be divided evenly among the ranks and micro-batches."""
     assert config.global_batch_size is not None, "the caller has set it"
     if config.global_batch_size % (num_ranks * config.accumulate):
         raise ConfigError(
             f"a step of {config.global_batch_size} samples cannot be shared out over {count_of_ranks(num_ranks)} and "
             f"accumulate={config.accumulate}. Give a global_batch_size that all numbers of ranks divide"
         )
-    return config
 
 
 def _as_toml(value: Any) -> Any:
-    """A value in a form that TOML can hold; `_from_toml` reads it back."""
+    """Convert a value to a form that TOML can hold; `_from_toml` converts it back."""
     return _NOTHING if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _from_toml(value: Any) -> Any:
+    """Convert a value of study.toml back: None for the table that stands for it, and tuples for lists."""
     return None if value == _NOTHING else tuple(value) if isinstance(value, list) else value

@@ -28,7 +28,7 @@ def divide(
     Args:
         settings: by name, as the user gave them.
         homes: the fields of each class.
-        owner: what has these settings, such as 'a study of autoencoder', for the message.
+        owner: the owner of these settings for the message, such as 'a study of autoencoder'.
 
     Raises:
         ConfigError: no class has a setting; one line for each.
@@ -44,9 +44,9 @@ def divide(
     return [{name: value for name, value in settings.items() if name in home} for home in homes]
 
 
-def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
-    """The final settings for these ranks: `batch_size` follows from `global_batch_size` where that is given,
-    amp='auto' is what their devices can do, and a smoke test gets a short run.
+def adapt_to_devices(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
+    """Return the final settings for these ranks: `batch_size` follows from `global_batch_size` where that is
+    given, amp='auto' becomes the best precision of all devices, and a smoke test gets a short run.
 
     Args:
         config: the settings as the user gave them.
@@ -69,23 +69,24 @@ def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
 
 
 def _amp_of(config: TrainConfig, devices: Sequence[Device]) -> str:
-    """What amp='auto' is on these devices, the same for all ranks."""
+    """Return the precision for amp='auto': the best that all devices have in hardware, the same for all
+    ranks."""
     least = min(device.compute_capability if device.kind == "cuda" else 0.0 for device in devices)
     if config.dtype == "float64" or least < _FP16_SINCE:
         return "off"
     if least >= _BF16_SINCE:
         return "bf16"
-    # As for a person who asks for it: ranks with shards would scale their losses differently.
+    # fp16 needs a scaled loss, and with sharded gradients the ranks would scale their losses differently.
     return "off" if config.strategy == "fsdp" or config.cpu_offload else "fp16"
 
 
 def least_amp(of_ranks: Sequence[str]) -> str:
-    """What all ranks can do, of what amp='auto' is for each."""
+    """Return the precision that all ranks can compute in, from the best of each."""
     return min(of_ranks, key=("off", "fp16", "bf16").index)
 
 
 def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each setting that means nothing on CPU ranks, where these are some.
+    """Yield a sentence for each setting that has no effect because all ranks are CPU ranks.
 
     The run goes on: a notebook that was written for GPUs works where there is none.
     """
@@ -102,8 +103,8 @@ def without_gpus(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str
 
 
 def require_paths(config: TrainConfig) -> None:
-    """Raise ConfigError with a line for every path among the settings that cannot be read, as far as that is
-    known without opening it."""
+    """Raise ConfigError with a line for every path among the settings that does not exist, or is neither a
+    file nor a folder; nothing is opened."""
     if wrong := list(_wrong_paths(config)):
         raise ConfigError("\n".join(wrong))
 
@@ -116,7 +117,7 @@ def _wrong_paths(config: TrainConfig) -> Iterator[str]:
                 yield f"{name} = {str(path)!r}: there is no such file or folder. {name}: {description(type(config), name)}"
             elif _is_special(path):
                 yield _not_read(name, path)
-    # What an own recipe calls its data need not be a path.
+    # In an own recipe `data` need not be a path. If it names a pipe or a device, opening it could block.
     data = Path(config.data)
     if _is_special(data) and data not in paths_to_read(config, "data"):
         yield _not_read("data", data)
@@ -134,6 +135,8 @@ def _not_read(name: str, path: Path) -> str:
 
 
 def _smaller(config: TrainConfig) -> TrainConfig:
+    """Return the settings of a smoke test: three steps of two samples for each rank, with a validation and
+    without a cache."""
     accumulate = min(config.accumulate, 2)
     return config.counting(
         steps=3,
@@ -148,13 +151,15 @@ def _smaller(config: TrainConfig) -> TrainConfig:
         on_nonfinite="stop",
         resume="",
         profile="",
-        # Volumes are read when they are needed, because few of them are.
+        # A cache would decode all volumes before the first of three steps.
         dataset="plain",
         replace_rate=0.0,
     )
 
 
 def _problems(config: TrainConfig, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield a sentence for each setting that these ranks cannot fulfil: their number, and the abilities of
+    their devices."""
     num_ranks = len(devices)
     if config.strategy == "single" and num_ranks > 1:
         yield (

@@ -25,7 +25,7 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import requirements
 from nbgpu.machine.files import write_whole
-from nbgpu.planning.suitability import divide, settled
+from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
 
 FILE = "sweep.toml"
@@ -72,12 +72,13 @@ class Range:
         return f"{'..'.join(ends)}{':log' if self.log else ''}"
 
     def draw(self, source: random.Random) -> float | int:
+        """Draw a number, rounded to four digits or to a whole number, and never outside the range."""
         if self.whole and not self.log:
             return source.randint(int(self.low), int(self.high))
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         value = source.uniform(low, high)
         value = math.exp(value) if self.log else value
-        # Nobody wants to read or type more digits.
+        # More digits would only make the tables of trials hard to read.
         rounded = round(value) if self.whole else float(f"{value:.{_DRAWN_DIGITS}g}")
         return min(max(rounded, self.low), self.high) if not self.whole else int(rounded)
 
@@ -100,15 +101,16 @@ class SweepPlan:
     """The settings in which each trial differs, by field."""
 
     def settings(self, number: int) -> TrainConfig:
-        """The checked settings of one trial."""
+        """Return the checked settings of one trial."""
         return config_of_point(self.recipe, self.shared, self.trials[number])
 
     def asked(self, number: int) -> dict[str, Any]:
-        """The settings of one trial that the user varies. It may differ in others, whose defaults follow from
-        these."""
+        """Return the settings of one trial that the user varies. A trial may differ from others in more
+        settings, whose defaults follow from these."""
         return {name: value for name, value in self.trials[number].items() if name in self.varied}
 
     def write(self, folder: Path) -> None:
+        """Write the plan as sweep.toml into a folder, whole or not at all."""
         varied = {
             name: str(values) if isinstance(values, Range) else [_as_toml(value) for value in values]
             for name, values in self.varied.items()
@@ -199,7 +201,8 @@ def plan(recipe: str, settings: Mapping[str, Any]) -> SweepPlan:
 
 
 def _cluster(given: Mapping[str, Any]) -> ClusterConfig:
-    """The settings of the clusters, with one rank on each host where nothing else is given."""
+    """Check the settings of the trials' clusters, and set one rank on each host where nothing else is
+    given."""
     name = given.get("launcher", default_of(ClusterConfig, "launcher"))
     # A name that is not known is refused with the other settings.
     launcher = LAUNCHERS.get(name, LauncherSettings)
@@ -223,7 +226,7 @@ def checked(
     ranks: Sequence[Sequence[Device]],
     check: Callable[[TrainConfig], object] = lambda _: None,
 ) -> SweepPlan:
-    """The plan with the settings of every trial completed and checked.
+    """Complete and check the settings of every trial, and return the plan with them.
 
     Args:
         plan: a plan from the function `plan`.
@@ -245,7 +248,7 @@ def checked(
         )
     configs = [plan.settings(number).model_dump() for number in range(len(plan.trials))]
     present = [defaults_beside(settings_of(plan.recipe), config) for config in configs]
-    # Where what varies decides which default a setting has, trials differ in that setting as well.
+    # A varied setting may decide the default of another one, in which trials then differ as well.
     differing = [
         name
         for name in configs[0]
@@ -253,7 +256,8 @@ def checked(
         and any(config[name] != configs[0][name] for config in configs)
     ]
     trials = [{name: config[name] for name in (*plan.varied, *differing)} for config in configs]
-    # A setting that does not count in every trial is at its default in the others.
+    # A setting that has no effect in some trials is at its default there. The shared value is that of a trial
+    # in which it was changed.
     shared = {
         name: next(
             (c[name] for c, defaults in zip(configs, present, strict=True) if c[name] != defaults[name]),
@@ -276,13 +280,13 @@ def create_folder(plan: SweepPlan) -> Path:
 
 
 def from_text(text: str) -> str | list[str]:
-    """The value of a flag: a list where it contains commas, else one value or a range."""
+    """Parse the value of a flag: a list if it contains commas, else one value or a range as text."""
     parts = [part.strip() for part in text.split(",")]
     return parts if len(parts) > 1 else text.strip()
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """Some settings in words: 'lr=0.001, seed=0'."""
+    """Return settings as text: 'lr=0.001, seed=0'."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
@@ -293,7 +297,7 @@ def _fields(recipe: str) -> Mapping[str, FieldInfo]:
 def _problems(
     config: SweepConfig, cluster: ClusterConfig, shared: Mapping[str, Any], varied: Varied
 ) -> Iterator[str]:
-    """The problems of the sweep as a whole."""
+    """Yield the problems of the sweep as a whole, before its trials are made."""
     for name in varied.keys() & _NOT_SWEPT.keys():
         yield f"{name} cannot be swept: {_NOT_SWEPT[name]}"
     if not varied:
@@ -321,13 +325,13 @@ def _problems(
 
 
 def _grid(varied: Varied) -> list[dict[str, Any]]:
-    """Every combination; the field that was given last changes first."""
+    """Return every combination of the values; the field that was given last changes first."""
     lists = [values for values in varied.values() if not isinstance(values, Range)]
     return [dict(zip(varied, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
-    """Combinations drawn at random, no two alike."""
+    """Draw combinations at random, no two alike."""
     source = random.Random(config.random_seed)
     if not any(isinstance(values, Range) for values in varied.values()):
         return source.sample(_grid(varied), config.random)
@@ -344,7 +348,7 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
 
 
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
-    """The values to try for a field: the items of a list, a range, or one value."""
+    """Return the values to try for a field: the items of a list, a range, or one value."""
     if isinstance(given, list):
         return [item(value, info) for value in given]
     if isinstance(given, str) and (number := _number_type(info)) and (match := _RANGE.fullmatch(given)):
@@ -360,7 +364,8 @@ def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:
 
 
 def item(value: Any, info: FieldInfo) -> Any:
-    """One value, parsed where it is text from the command line or from sweep.toml."""
+    """Return a value of a field, parsed if it is text from the command line or from sweep.toml: None, a tuple
+    of words, or the text itself, which the settings parse."""
     if not isinstance(value, str):
         return value
     types = _types(info)
@@ -372,12 +377,12 @@ def item(value: Any, info: FieldInfo) -> Any:
 
 
 def _as_toml(value: Any) -> Any:
-    """A value in a form that TOML can hold; `item` reads it back."""
+    """Convert a value to a form that TOML can hold; `item` converts it back."""
     return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _types(info: FieldInfo) -> set[Any]:
-    """The types that a field may have, without their type arguments."""
+    """Return the types that a field may have, without their type arguments."""
     annotation = info.annotation
     if get_origin(annotation) in (Literal, tuple):
         return {get_origin(annotation)}
@@ -394,12 +399,12 @@ def _trial_problems(
     ranks: Iterable[Sequence[Device]],
     check: Callable[[TrainConfig], object],
 ) -> list[str]:
-    """The reasons why one trial cannot run, each once."""
+    """Return the reasons why one trial cannot run, each once."""
     try:
         config = plan.settings(number)
         requirements.require_extras(config)
         for devices in ranks:
-            settled(config, devices)
+            adapt_to_devices(config, devices)
         check(config)
     except ConfigError as error:
         return list(dict.fromkeys(str(error).splitlines()))
@@ -407,7 +412,8 @@ def _trial_problems(
 
 
 def _refusal(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
-    """A reason with the combinations that it keeps from running, described in as few words as possible."""
+    """Return a reason with the combinations that cannot run because of it, described by the settings that
+    they have in common if no other trial has these."""
     if len(numbers) == len(plan.trials):
         return f"all trials: {line}"
     first = plan.trials[numbers[0]]

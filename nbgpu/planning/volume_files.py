@@ -18,7 +18,7 @@ IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volu
 """The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""
 
 _PATIENT_IN_NAME = (
-    re.compile(r"(?:^|[/\\\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
+    re.compile(r"(?:^|[/\\])(sub-[A-Za-z0-9]+)"),  # BIDS: sub-01/anat/sub-01_T1w.nii.gz
     re.compile(r"(BraTS[A-Za-z0-9-]*?-[0-9]{5})-[0-9]{3}"),  # BraTS-GLI-00005-100/...-t1n.nii.gz
     re.compile(r"(BraTS[0-9]{2,4}_[A-Za-z_]*?[0-9]+)(?:_|$)"),  # BraTS20_Training_001_flair.nii
 )
@@ -45,8 +45,8 @@ class VolumeList:
         return (*self.training, *self.validation, *self.test)
 
     def patient_of(self, path: Path, pattern: str = "") -> str:
-        """Return the patient of a file: what the pattern finds in its path, or what the list says, or what
-        names of BIDS and BraTS say; otherwise the file is one of its own."""
+        """Return the patient of a file: by the pattern if there is one, else by the list, else by the naming
+        of BIDS and BraTS. Any other file counts as a patient of its own."""
         if pattern:
             in_path = re.search(pattern, str(path))
             return in_path[1] if in_path else str(path)
@@ -89,6 +89,11 @@ def find_volumes(source: str) -> VolumeList:
 
 
 def _read_folder(folder: Path) -> VolumeList:
+    """Find the NIfTI files in a folder and its subfolders, and note images of other formats.
+
+    Raises:
+        DataError: there is no NIfTI file.
+    """
     # A Mac leaves a hidden file '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
     files = [
         path
@@ -112,11 +117,12 @@ def _read_folder(folder: Path) -> VolumeList:
 
 
 def _is_other_image(path: Path) -> bool:
-    """Whether a file is an image of a format that is not read: by its name, or DICOM by its first bytes,
-    because scanners write DICOM files without an ending."""
+    """Return whether a file is an image of a format that is not read: by its name, or DICOM by its first
+    bytes, because scanners write DICOM files without an ending."""
     name = path.name.lower()
     if name.endswith(_OTHER_SUFFIXES):
         return True
+    # Names of DICOM files often end with a number, such as 'IM.0001'.
     if path.suffix and not path.suffix[1:].isdigit():
         return False
     with path.open("rb") as file:
@@ -129,6 +135,7 @@ def is_nifti(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> VolumeList:
+    """Read a list of volumes from a CSV file, with the patient of each if a column names them."""
     table = read_csv(path)
     column, patient = table.heading(*IMAGE_COLUMNS), table.heading(*_PATIENT_KEYS)
     if column is None:
@@ -144,6 +151,12 @@ def _read_csv(path: Path) -> VolumeList:
 
 
 def _read_json(path: Path) -> VolumeList:
+    """Read a list of volumes from JSON: of paths, of objects, or of such lists for training, validation and
+    test.
+
+    Raises:
+        DataError: the file has another form, or a volume is in two parts.
+    """
     content = json.loads(path.read_text(encoding="utf-8"))
     sections = content if isinstance(content, dict) and "training" in content else {"training": content}
     lists = {part: sections.get(part, []) for part in ("training", "validation", "test")}

@@ -20,13 +20,13 @@ MIN_SHARED_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Workers:
-    """The number of worker processes of each rank, and the reason in words."""
+    """The number of worker processes of each rank, and the reason as a phrase."""
 
     count: int
     reason: str
 
     def in_words(self) -> str:
-        """A sentence for the user."""
+        """Return a sentence for the user."""
         if self.count == 0:
             return f"no worker processes: {self.reason}"
         return f"{self.count} worker process{'es' if self.count > 1 else ''} for each rank: {self.reason}"
@@ -43,7 +43,7 @@ class HostResources:
 
 
 def workers_for(config: TrainConfig, host: HostResources) -> Workers:
-    """The worker processes that read, decode, crop and augment for each rank."""
+    """Choose the number of worker processes that read, decode, crop and augment for each rank."""
     if config.num_workers is not None:
         return Workers(config.num_workers, "as the settings say")
     if config.transforms_on == "gpu":
@@ -73,17 +73,17 @@ def workers_for(config: TrainConfig, host: HostResources) -> Workers:
 
 
 def workers_for_own(config: TrainConfig) -> Workers:
-    """The worker processes that read for each rank, where the dataset is the user's own and may already be in
-    memory."""
+    """Return the worker processes that read for each rank, where the dataset is the user's own: none unless
+    the settings ask for them, because the samples may already be in memory."""
     if config.num_workers:
         return Workers(config.num_workers, "as the settings say")
     return Workers(0, "the rank reads its samples itself, between two steps; num_workers has them read ahead")
 
 
 def this_host(world_size: int) -> HostResources:
-    """The resources of this process's host. Under torchrun, LOCAL_WORLD_SIZE gives the number of its
-    ranks. A rank that is bound to its GPU's NUMA node has the cores of that, with the other ranks there, if a
-    quota of the container leaves them."""
+    """Return the resources of this process's host. Under torchrun, LOCAL_WORLD_SIZE is the number of its
+    ranks. A rank that is bound to its GPU's NUMA node shares that node's cores with the other ranks there,
+    unless a quota of the container leaves each of them fewer."""
     num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     shares = [(len(os.sched_getaffinity(0)), numa.num_ranks_on_cores() or num_ranks)]
     if (quota := cpu_quota()) is not None:

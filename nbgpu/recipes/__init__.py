@@ -1,1 +1,1 @@
-"""The workloads: one folder for each, and what they share."""
+"""The workloads: one folder for each, and the modules that several of them share."""

@@ -26,14 +26,15 @@ BAD_DATA = 3
 
 
 def main() -> None:
-    """Check the data of the settings, or of the `Job`, that stdin has as JSON, and report slow work on
-    stdout.
+    """Read the settings of a training, or the fields of a `Job`, as JSON from stdin, check their data, and
+    report slow work on stdout.
 
-    The process ends with its parent.
+    The process ends with its parent, whose number is the first argument.
     """
     end_with(int(sys.argv[1]))
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("nbgpu").setLevel(logging.INFO)
+    # A recipe file of the person may import modules from the working folder.
     interpreter.look_in([""])
     asked = json.load(sys.stdin)
     try:
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _check_training(settings: dict[str, Any]) -> None:
-    """Have the recipe of these settings look at its files; a DataError lists what is wrong with them."""
+    """Let the recipe of these settings inspect its files; a DataError lists all problems."""
     recipe: object = by_name.load(from_data.complete(train_config(**settings)))
     if isinstance(recipe, Problem):
         recipe.load()

@@ -70,8 +70,9 @@ def predict_share(job_fields: dict[str, Any], done: Sequence[tuple[bool, str]]) 
 
 
 def conclude(job_fields: dict[str, Any], rows_fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what can be said once all samples are predicted: `columns` by the name of the sample, and
-    `notes`.
+    """Let the recipe add results that need all samples at once, such as a rank among patients. Return
+    `columns`, further values of the table by the name of the sample, and `notes`, sentences; both empty if
+    the recipe adds nothing.
 
     Args:
         job_fields: the fields of the `Job`.
@@ -92,7 +93,8 @@ def check(job_fields: Mapping[str, Any]) -> None:
     """Look at the names and headers of the new data.
 
     Raises:
-        ConfigError, DataError: as `predict_share`.
+        ConfigError: the recipe cannot predict, or the settings contradict each other.
+        DataError: files are bad by their names or headers, and `skip_bad` is not set.
     """
     job = Job(**job_fields)
     _, recipe = _loaded(job)
@@ -104,13 +106,19 @@ def check(job_fields: Mapping[str, Any]) -> None:
 
 
 def _job(fields: Mapping[str, Any]) -> Job:
-    """The job, with its folders as this rank's host has them."""
+    """Build the Job from its fields, with the paths of the copies that this rank's host has of its
+    folders."""
     job = Job(**fields)
     run_folder, checkpoint, out = map(str, map(served.here, (job.run_folder, job.checkpoint, job.out)))
     return replace(job, run_folder=run_folder, checkpoint=checkpoint, out=out)
 
 
 def _loaded(job: Job) -> tuple[TrainConfig, Predicting]:
+    """Return (the run's settings with the job's changes, its recipe).
+
+    Raises:
+        ConfigError: the recipe is a person's own file and the job has no trust, or it cannot predict.
+    """
     folder = Path(job.run_folder)
     _, config = runs.read_settings(folder)
     require_trust(config, folder, job.trust)
@@ -122,10 +130,13 @@ def _loaded(job: Job) -> tuple[TrainConfig, Predicting]:
 
 
 def _from_json(value: Any) -> Any:
+    """Turn a list into a tuple: JSON has no tuples, and settings take no lists."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _samples(recipe: Predicting, job: Job) -> tuple[list[Item], list[str]]:
+    """Return (the job's samples, a line for each problem). Samples of the same name are a problem, because
+    rows are told apart by name; the last one of them is kept."""
     samples, problems = recipe.new_samples(job.data)
     names = [str(sample["name"]) for sample in samples]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -144,8 +155,8 @@ def _row(
     is_reference: bool,
     rank: int,
 ) -> Row:
-    """Predict for one sample; what is wrong with its files, or too large for the memory, is its own
-    failure."""
+    """Predict for one sample and return its row. A file that cannot be used, or a lack of memory, fails this
+    sample alone; any other error is raised."""
     name, begun_s = str(sample["name"]), time.monotonic()
     try:
         with torch.no_grad():
@@ -162,6 +173,7 @@ def _row(
     return Row(
         name,
         rank,
+        # A row is written as JSON. Converting here turns tuples into lists, as a reader will see them.
         values=json.loads(json.dumps(dict(found.values))),
         files=[path.name for path in found.files],
         aside=dict(found.aside),

@@ -1,5 +1,5 @@
-"""Images side by side, with the names and units of their axes and a bar that says what the colours mean, and
-figures as PNG data URIs, which are stored in a result and shown on a page."""
+"""Images side by side, with the names and units of their axes and a colour bar, and figures as PNG data URIs,
+which are stored in a result and shown on a page."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def row(
     draw_over: Draw | None = None,
     least_px: int = _LEAST_TILE_PX,
 ) -> Figure:
-    """Draw images (H, W) side by side, each pixel as a square of whole pixels of the screen.
+    """Draw images (H, W) side by side; each pixel of an image is a square of n x n pixels of the screen, with
+    a whole number n, so that no resampling blurs it.
 
     Args:
         images: at least one.
@@ -138,6 +139,7 @@ def draw_bar(figure: Figure, colours: Colours, bottom_px: int, height_px: int) -
     bar = figure.colorbar(scale, cax=axes, ticks=[colours.lowest, colours.highest])
     bar.ax.set_yticklabels([f"{value:.3g}" for value in (colours.lowest, colours.highest)])
     bar.ax.tick_params(labelsize=FONT_PT, length=2, pad=2)
+    # The label runs along the bar, and has to become smaller where the bar is short.
     shrink = min(1.0, height_px / _SHORTEST_BAR_LABEL_PX + 0.15)
     bar.set_label(colours.quantity, fontsize=FONT_PT * shrink, labelpad=-4)
     bar.outline.set_linewidth(0.5)
@@ -168,6 +170,8 @@ def _name_axes(axes: Axes, image: Pixels, grid: Grid, with_vertical: bool) -> No
 
 
 def _size_px(image: Pixels, least_px: int) -> tuple[int, int]:
+    """Return (height, width) of an image on the screen, a whole multiple of its pixels and at least
+    `least_px` wide."""
     height, width = image.shape[:2]
     times = max(1, math.ceil(least_px / width))
     return times * height, times * width
@@ -182,7 +186,7 @@ def figure_uri(figure: Figure) -> str:
 
 
 def _write_in_grey(figure: Figure) -> None:
-    """Let the page show around the axes, and what is black in a figure be grey."""
+    """Make the background of a figure transparent and its black text grey, to be read on any page."""
     figure.patch.set_alpha(0)
     for axes in figure.axes:
         axes.tick_params(which="both", colors=TEXT_COLOR)

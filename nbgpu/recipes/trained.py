@@ -38,12 +38,22 @@ def load_trained(
 
 
 def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool = False) -> nn.Module:
-    """As `load_trained`, with the weights of a checkpoint by its folder; None for the newest intact one."""
+    """Build the recipe's model on the CPU in evaluation mode, and load the weights of a checkpoint, or the
+    averaged weights if the checkpoint has them.
+
+    Args:
+        folder: the run's folder.
+        checkpoint_folder: the folder of the checkpoint; None for the newest intact one.
+        trust: whether a recipe file in the run's folder may be executed.
+    """
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
+    # Settings that only a start needs, such as a file of pretrained weights, get their defaults: the file may
+    # be gone, and the checkpoint has all weights.
     if at_start := type(config).ONLY_AT_START:
         config = config.counting(**{name: type(config).model_fields[name].default for name in at_start})
     path = checkpoint_folder or _newest(folder)
+    # Building draws initial weights, which must not change the caller's random numbers.
     with torch.random.fork_rng():
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))
     tensors, _ = checkpoint.load(path)
@@ -65,6 +75,7 @@ def require_trust(config: TrainConfig, folder: Path, trust: bool) -> None:
 
 
 def _newest(folder: Path) -> Path:
+    """Return the folder of the newest intact checkpoint; RunError if there is none."""
     found = checkpoint_files.newest_whole(folder).checkpoint
     if found is None:
         raise RunError(f"{folder} has no intact checkpoint")
@@ -72,6 +83,8 @@ def _newest(folder: Path) -> Path:
 
 
 def _best(folder: Path) -> Path:
+    """Return the folder of the checkpoint with the best validation result; RunError if there is none or it
+    cannot be read."""
     try:
         found = checkpoint_files.best(folder)
     except ValueError as error:

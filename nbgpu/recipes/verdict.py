@@ -33,16 +33,17 @@ def interval(statistic: Callable[[Floats], Floats], *values: ArrayLike) -> tuple
     """
     of_cases = np.array(values, dtype=np.float64)
     num_cases = of_cases.shape[1]
+    # A fixed seed: the same measurements always give the same interval.
     drawn = np.random.default_rng(0).integers(num_cases, size=(_NUM_DRAWS, num_cases))
     low, high = np.quantile(statistic(of_cases[:, drawn].mean(axis=2)), [(1 - _SHARE) / 2, (1 + _SHARE) / 2])
     return float(low), float(high)
 
 
 def mean_interval(values: ArrayLike) -> tuple[float, float]:
-    """Return the interval of the mean over cases, (N,)."""
+    """Return the 95 % bootstrap interval of the mean of one number for each case, (N,)."""
     return interval(lambda means: means[0], values)
 
 
 def ratio_interval(numerators: ArrayLike, denominators: ArrayLike) -> tuple[float, float]:
-    """Return the interval of the ratio of two means over the same cases, each (N,)."""
+    """Return the 95 % bootstrap interval of the ratio of two means over the same cases, each (N,)."""
     return interval(lambda means: np.asarray(means[0] / means[1].clip(1e-300)), numerators, denominators)

@@ -1,4 +1,4 @@
-"""Reads files with a network's weights, and says what of them does not fit."""
+"""Reads files with a network's weights, and finds the tensors that do not fit a network."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def read_weights(path: Path, setting: str = "pretrained") -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path}: cannot be read as weights: {first_line}") from None
+    # Files of a training nest the weights, sometimes twice, among other things such as an optimizer's state.
     for name in _INSIDE:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
@@ -57,8 +58,8 @@ def require_fit(weights: Mapping[str, Tensor], network: Mapping[str, Tensor], to
 
     Args:
         weights: the weights by the network's names.
-        network: the network's own, of which only names and shapes count.
-        told: the setting or file that the message begins with.
+        network: the network's own weights; only names and shapes count.
+        told: the setting or file with which the message begins.
         advice: the settings to look at.
     """
     if problems := list(misfits(weights, network)):

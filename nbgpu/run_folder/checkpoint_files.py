@@ -104,7 +104,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoints(run_folder: Path) -> list[Path]:
-    """The run's finished checkpoints, whole or not, the newest first."""
+    """Return the run's finished checkpoints, intact or not, the newest first."""
     parent = checkpoints_folder(run_folder)
     found = [p for p in parent.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
@@ -120,7 +120,8 @@ def seal_of(path: Path) -> Seal:
 
 
 def text(manifest: CheckpointManifest) -> str:
-    """The text of `manifest.json`. Its last entry is the sha256 of everything before it."""
+    """Return the text of `manifest.json`. Its last entry is the sha256 of the other entries, so that damage
+    to the manifest itself is found."""
     fields = {
         "format": _FORMAT,
         "step": manifest.step,
@@ -131,8 +132,12 @@ def text(manifest: CheckpointManifest) -> str:
 
 
 def read(checkpoint: Path) -> CheckpointManifest:
-    """Read a checkpoint's manifest. A ValueError says what is wrong with it, and an OSError that it cannot be
-    read."""
+    """Read and check a checkpoint's manifest.
+
+    Raises:
+        ValueError: it is missing or damaged; the message says how.
+        OSError: it cannot be read.
+    """
     path = checkpoint / MANIFEST
     # Reading a pipe in its place would block.
     if not path.is_file():
@@ -151,14 +156,16 @@ def read(checkpoint: Path) -> CheckpointManifest:
         raise ValueError(f"is not JSON ({error})") from None
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError):
         raise ValueError("is not what nbgpu writes") from None
+    # Writing the manifest again must give the very same text: otherwise it has something that nbgpu did not
+    # write.
     if set(manifest.seals) - {AVERAGE, DISCRIMINATOR} != set(FILES) or text(manifest) != content:
         raise ValueError("is not what nbgpu writes")
     return manifest
 
 
 def damage(checkpoint: Path, contents: bool = True) -> str:
-    """The damage of a checkpoint in words, such as 'model.safetensors: sha256 differs'; empty where it is
-    whole.
+    """Return the damage of a checkpoint as a phrase, such as 'model.safetensors: sha256 differs'; empty if it
+    is intact.
 
     Args:
         checkpoint: the checkpoint's folder.
@@ -179,12 +186,12 @@ def damage(checkpoint: Path, contents: bool = True) -> str:
 
 
 def newest_whole(run_folder: Path, contents: bool = True) -> Newest:
-    """The newest checkpoint of a run in which `damage` finds nothing."""
+    """Return the newest intact checkpoint of a run, and the damaged ones that are newer."""
     return first_whole(checkpoints(run_folder), contents)
 
 
 def first_whole(candidates: Sequence[Path], contents: bool = True) -> Newest:
-    """The first whole checkpoint among the candidates, and the damage of those before it."""
+    """Return the first intact checkpoint among the candidates, and the damage of those before it."""
     damaged: list[tuple[Path, str]] = []
     for checkpoint in candidates:
         what = damage(checkpoint, contents)
@@ -195,7 +202,7 @@ def first_whole(candidates: Sequence[Path], contents: bool = True) -> Newest:
 
 
 def best(run_folder: Path) -> Best | None:
-    """The checkpoint with the best validation, whole or not; None where the run has none.
+    """Return the checkpoint with the best validation, intact or not; None where the run has none.
 
     Raises:
         ValueError: `best.json` is not what nbgpu writes.
@@ -212,7 +219,7 @@ def best(run_folder: Path) -> Best | None:
 
 
 def best_if_any(run_folder: Path) -> Best | None:
-    """As `best`, and None also where `best.json` is not what nbgpu writes."""
+    """Return the checkpoint with the best validation; None if the run has none or `best.json` is damaged."""
     try:
         return best(run_folder)
     except ValueError:
@@ -240,7 +247,7 @@ def remove_old(folder: Path, keep: int) -> None:
 
 
 def state(checkpoint: Path) -> dict[str, Any]:
-    """The content of `state.json` of a whole checkpoint; RunError where it is not what nbgpu writes."""
+    """Read `state.json` of an intact checkpoint; RunError if it is not what nbgpu writes."""
     try:
         fields: Any = json.loads((checkpoint / STATE).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -271,6 +278,8 @@ def _sha256_of_file(path: Path) -> str:
 
 
 def _damage_of_file(path: Path, seal: Seal, contents: bool) -> str:
+    """Return how a file differs from its seal: missing, another size or, if `contents`, another hash or no
+    valid content; empty if it is intact."""
     try:
         if not path.is_file():
             return "is not a file" if path.exists() else "is missing"
@@ -283,6 +292,7 @@ def _damage_of_file(path: Path, seal: Seal, contents: bool) -> str:
 
 
 def _damage_of_contents(path: Path, seal: Seal) -> str:
+    """Return how a file's bytes differ from its seal or from its format; empty if they are intact."""
     if _sha256_of_file(path) != seal.sha256:
         return "sha256 differs"
     # Anybody who can write the file can write its sha256, too. So the file is parsed, but never unpickled.

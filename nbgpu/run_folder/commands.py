@@ -1,4 +1,4 @@
-"""What a person asks of a run that goes on: lines of `commands.jsonl`, which rank 0 reads."""
+"""Requests to a running run: lines of `commands.jsonl`, which rank 0 reads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COMMANDS = "commands.jsonl"
 
 
 def send_command(folder: Path, command: Command, cluster_folder: Path | None = None, why: str = "") -> None:
-    """Asks a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
+    """Ask a run to pause, go on or stop: one line in `commands.jsonl`, which rank 0 watches.
 
-    A file and not a socket, because it works the same for a run that torchrun started, is protected as the
-    run's folder is, and stays as a record of what was asked and when.
+    A file and not a socket, because it works the same for a run that torchrun started, is protected like the
+    run's folder, and stays as a record of the requests and their times.
 
     Args:
         folder: the run's.
@@ -38,11 +38,22 @@ def send_command(folder: Path, command: Command, cluster_folder: Path | None = N
 
 
 def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path | None = None) -> None:
-    """Asks a run to go on with other settings, as `send_command` does. `values` are JSON, by field."""
+    """Ask a run to go on with other settings, by one line in `commands.jsonl`.
+
+    Args:
+        folder: the run's folder.
+        values: the new values as JSON, by the name of the setting.
+        cluster_folder: takes the line where the run's folder cannot be written.
+
+    Raises:
+        OSError: neither folder can be written.
+    """
     _send(folder, {"set": dict(values)}, cluster_folder)
 
 
 def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -> None:
+    """Append a request with the time to `commands.jsonl` in the run's folder, or to a file in the cluster's
+    folder if the first cannot be written."""
     line = json.dumps({"time_s": time.time(), **requests}).encode() + b"\n"
     try:
         _append_whole(folder / COMMANDS, line)
@@ -53,7 +64,7 @@ def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -
 
 
 def _append_whole(path: Path, line: bytes) -> None:
-    """Appends a line, or nothing of it: half a line on a full disk would spoil the next one."""
+    """Append a line, or nothing of it: half a line on a full disk would spoil the next one."""
     with path.open("ab", buffering=0) as file:
         size_bytes = file.tell()
         try:
@@ -65,20 +76,21 @@ def _append_whole(path: Path, line: bytes) -> None:
 
 
 def _commands_beside(cluster_folder: Path, folder: Path) -> Path:
-    """Where the commands to a run are whose own folder cannot be written."""
+    """Return the file in the cluster's folder for commands to a run whose own folder cannot be written."""
     return cluster_folder / f"{folder.name}.{COMMANDS}"
 
 
 class CommandWatch:
-    """Rank 0's view of what was asked of a run: the newest command, and new settings.
+    """Rank 0's view of the requests to a run: the newest command, and new settings.
 
     Args:
-        folder: the run's.
-        cluster_folder: as for `send_command`.
-        only_new: whether to pass over what is there already, which was meant for an earlier life of the run.
-        settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
-            are passed over, because the run begins with them. A pause counts whenever it was asked for: the
-            run stays paused until the person resumes it. So does a stop.
+        folder: the run's folder.
+        cluster_folder: the cluster's folder, which has the requests that the run's folder could not take.
+        only_new: whether to skip requests that are in the files already, which were meant for an earlier
+            process of the run.
+        settings_since_s: the time, in seconds since the epoch, before which requests for settings are
+            skipped, because the run begins with them. A pause or a stop counts whenever it was requested: a
+            run stays paused until the person resumes it.
     """
 
     def __init__(
@@ -88,6 +100,7 @@ class CommandWatch:
         only_new: bool = False,
         settings_since_s: float = 0.0,
     ) -> None:
+        """Begin at the start of both files, or behind what they hold already."""
         self._settings_since_s = settings_since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
@@ -97,20 +110,22 @@ class CommandWatch:
             self._offsets_bytes |= {path: path.stat().st_size for path in paths if path.exists()}
         self._settings: dict[str, Any] = {}
         self.why_stop = ""
-        """Why the run is to stop, in words; empty where a person stops it."""
+        """The reason why the run is to stop, as a sentence; empty if a person stops it."""
 
     @property
     def has_settings(self) -> bool:
-        """Whether `newest` has come across settings that nobody has taken."""
+        """Whether `newest` has read settings that `take_settings` has not returned yet."""
         return bool(self._settings)
 
     def take_settings(self) -> dict[str, Any]:
-        """What `newest` came across since the last call; of a field that was set twice the newer value."""
+        """Return the settings that `newest` has read since the last call; of a setting that was sent twice
+        the newer value."""
         settings, self._settings = self._settings, {}
         return settings
 
     def newest(self) -> Command | None:
-        """The newest command since the last call, or None; a stop is never overruled by what follows it."""
+        """Read new requests and return the newest command, or None. A stop is never overruled by a later
+        command."""
         requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
         for fields in requests:
             if _is_since(self._settings_since_s, fields):
@@ -144,12 +159,13 @@ class CommandWatch:
 
 
 def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:
+    """Return whether a request was made at or after a time; one without a time counts as new."""
     asked_s = fields.get("time_s")
     return not isinstance(asked_s, int | float) or asked_s >= since_s
 
 
 def _request(line: bytes) -> dict[str, Any] | None:
-    """What a line of `commands.jsonl` asks for; None where it is not what nbgpu writes."""
+    """Parse a line of `commands.jsonl`; None if it is not what nbgpu writes."""
     try:
         fields = lines.decode(line)
     except ValueError:

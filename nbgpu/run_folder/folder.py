@@ -24,11 +24,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, site_file, write_toml
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.machine import requirements
 from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, names, resume
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.version import VERSION
 
 _log = logging.getLogger("nbgpu.runs")
@@ -36,21 +36,17 @@ _log = logging.getLogger("nbgpu.runs")
 _PACKAGES = ("torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
 
-def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = None) -> Path:
+def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
     """Make the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
     If the run resumes from a checkpoint, resume.json says from which one, and if settings were left out that
     the data have decided, chosen.json says why. Their values are in run.toml as if they had been given.
 
     Raises:
-        ConfigError: there is no checkpoint that fits, as for `resume.find`, or a package for a log is not
-            installed.
-        RunError: every checkpoint is damaged, as for `resume.find`, or the folder cannot be made. Nothing is
-            left of the folder then.
+        RunError: the folder cannot be made. Nothing is left of it then.
     """
-    requirements.require_extras(config)
-    beginning = resume.find(config)
-    for note in beginning.notes:
+    config = settled.config
+    for note in settled.beginning.notes:
         _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(config.runs_dir).absolute()
@@ -64,9 +60,9 @@ def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = 
             # was edited.
             shutil.copy(config.recipe, folder)
         if config.resume:
-            beginning.write(folder)
-        if chosen is not None and chosen.words:
-            (folder / names.CHOSEN).write_text(json.dumps(asdict(chosen), indent=2) + "\n")
+            settled.beginning.write(folder)
+        if settled.chosen.words:
+            (folder / names.CHOSEN).write_text(json.dumps(asdict(settled.chosen), indent=2) + "\n")
         (folder / names.ENVIRONMENT).write_text(json.dumps(environment(), indent=2) + "\n")
     except BaseException as error:
         # Half of a run's folder is of no use.
@@ -91,11 +87,12 @@ def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = 
 
 
 def read_settings(folder: Path) -> tuple[ClusterConfig, TrainConfig]:
-    """The settings that a run was started with.
+    """Read the settings with which a run was started.
 
     Raises:
         ConfigError: the folder is no run's, or its settings cannot be read.
     """
+    # run.toml has all settings; this site's defaults of today must not change them.
     with site_file.ignored():
         return read_toml(folder / names.SETTINGS)
 
@@ -113,8 +110,8 @@ def last_settings(runs_dir: Path, recipe: str) -> tuple[Path, TrainConfig] | Non
 
 
 def who_may_rename(folder: Path) -> str:
-    """The other users who may rename or replace a folder or its content, in words; empty where there are
-    none."""
+    """Return which other users may rename or replace a folder or its content, as a phrase; empty if none
+    may."""
     for path in (folder.resolve(), *folder.resolve().parents):
         status = path.stat()
         if status.st_uid not in (0, os.geteuid()):
@@ -170,7 +167,7 @@ def leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | Non
 
 
 def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
-    """How the training of a rank ended; None while it goes on, or where the rank was killed.
+    """Return how the training of a rank ended; None while it goes on, or where the rank was killed.
 
     Raises:
         RunError: the file with the outcome cannot be read.
@@ -194,7 +191,7 @@ def outcome(folder: Path, rank: int) -> RunState | RankFailure | None:
 
 
 def world_size(folder: Path, otherwise: int) -> int:
-    """The number of ranks of a run; `otherwise` where its ranks have not read their data yet.
+    """Return the number of ranks of a run; `otherwise` if its ranks have not read their data yet.
 
     Raises:
         RunError: `run_info.json` cannot be read.
@@ -206,7 +203,7 @@ def world_size(folder: Path, otherwise: int) -> int:
 
 
 def end_state(folder: Path, num_ranks: int) -> RunState | None:
-    """The state in which a run ended, by what all of its ranks have left; None while it goes on.
+    """Return the state in which a run ended, from the outcomes of all of its ranks; None while it goes on.
 
     Raises:
         RunError: the file of a rank cannot be read.
@@ -220,7 +217,8 @@ def end_state(folder: Path, num_ranks: int) -> RunState | None:
 
 
 def read_chosen(folder: Path) -> Chosen:
-    """What was chosen for a run, and why; nothing where no setting was left to the data.
+    """Return the settings that were chosen for a run from its data, with the reasons; none where all were
+    given.
 
     Raises:
         RunError: the file about it cannot be read.
@@ -259,10 +257,9 @@ def note_change(folder: Path, step: int, settings: Mapping[str, Any]) -> None:
 
 
 def with_changes(config: TrainConfig, folder: Path) -> TrainConfig:
-    """The present settings of a run that began with these settings.
+    """Return the present settings of a run: those it began with, and the changes of `changes.jsonl` in order.
 
-    An unreadable line of `changes.jsonl` is skipped with a warning, because the run can be controlled all the
-    same.
+    An unreadable line of the file is skipped with a warning, because the run can be controlled all the same.
 
     Raises:
         ConfigError: a change is not one of a setting of this run, or its value is not valid.

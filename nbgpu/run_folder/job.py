@@ -1,4 +1,5 @@
-"""The job that a run belongs to, by which a run that is started again goes on in its own folder.
+"""The identity of the job that a run belongs to, by which a run that is started again goes on in its own
+folder.
 
 A launcher that restarts a killed job starts the same command with the same identity. The exported files give
 it in NBGPU_JOB; torchrun gives its own in TORCHELASTIC_RUN_ID, the same for all restarts of one torchrun.
@@ -28,17 +29,19 @@ _LOCK_POLL_S = 0.2
 
 
 def job_identity(config: TrainConfig) -> str:
-    """The identity of the job that this process belongs to; empty if there is none, or if the settings do not
-    ask to go on by themselves."""
+    """Return the identity of the job that this process belongs to; empty if there is none, or if the setting
+    `resume` is not 'auto'."""
     if config.resume != AUTO:
         return ""
     own = os.environ.get(VARIABLE, "")
     of_torchrun = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun sets 'none' if it was given no id.
     return own or ("" if of_torchrun == "none" else of_torchrun)
 
 
 def folder_of(config: TrainConfig, job: str) -> Path | None:
-    """The newest folder of a run of this job with these settings; None if the job begins its first one."""
+    """Return the newest folder of a run of this job with these settings; None if the job begins its first
+    run."""
     asked = _as_asked(config, job)
     runs_dir = Path(config.runs_dir).absolute()
     for path in sorted(runs_dir.glob(f"*/{names.JOB}"), reverse=True):
@@ -55,23 +58,23 @@ def folder_of(config: TrainConfig, job: str) -> Path | None:
 
 
 def note(folder: Path, config: TrainConfig, job: str) -> None:
-    """Note in a run's folder which job it belongs to, and what that was asked for."""
+    """Write a run's job and settings to its folder, for `folder_of` after a restart."""
     write_whole(folder / names.JOB, json.dumps(_as_asked(config, job), indent=2) + "\n")
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run of a folder has come to its end."""
+    """Return whether the run of a folder has come to its end."""
     return runs.outcome(folder, 0) == "finished"
 
 
 def hold(folder: Path) -> int:
-    """Keep other processes from going on with this run while this one does.
+    """Lock a run's folder, so that no other process goes on with the same run.
 
     Returns:
         The descriptor that holds the lock, to this process's end at most.
 
     Raises:
-        RunError: another process has held it for a minute, as where a job was submitted twice.
+        RunError: another process has held the lock for a minute, as where a job was submitted twice.
     """
     give_up_s = time.monotonic() + _LOCK_PATIENCE_S
     while True:

@@ -31,6 +31,7 @@ def decode(line: bytes) -> Any:
     try:
         # This is a third faster than json.loads, which first detects the encoding.
         text = line.decode().strip()
+        # `raw_decode` stops behind the first value; whatever follows is an error.
         value, end = _raw_decode(text)
     except RecursionError:
         raise ValueError("too many brackets stand in one another") from None
@@ -75,7 +76,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def load(path: Path) -> Any:
-    """The content of a file that holds one JSON value.
+    """Read a file that holds one JSON value.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -91,16 +92,19 @@ def load(path: Path) -> Any:
 
 
 def load_lines(path: Path) -> list[dict[str, Any] | None]:
-    """The objects in a file's complete lines, in order, with None for a line that is not a JSON object.
+    """Read the JSON objects in a file's complete lines, in order, with None for a line that is not a JSON
+    object.
 
     Raises:
-        FileNotFoundError, RunError: as for `open_file`.
+        FileNotFoundError: the file does not exist.
+        RunError: it is a folder, a pipe or the like, or cannot be opened.
     """
     with open_file(path) as file:
         return [_object(line) for line in whole(file.read())]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
+    """Parse a line as a JSON object; None if it is none, or is nested too deeply."""
     try:
         value = decode(line)
         require_shallow(value)
@@ -110,7 +114,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def passed_over(path: Path, numbers: Sequence[int]) -> str:
-    """Say which lines of a file were skipped, without a full stop.
+    """Return a sentence, without a full stop, about the lines of a file that were skipped.
 
     Args:
         path: the file.

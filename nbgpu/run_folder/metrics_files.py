@@ -1,6 +1,6 @@
-"""Write `metrics.csv` and `epochs.jsonl` in a run's folder, and pass the numbers of a run on to other sinks.
+"""Write `metrics.csv` and `epochs.jsonl` in a run's folder, and pass the metrics of a run on to other sinks.
 
-The numbers come from the records that the ranks write anyway, so that no rank waits. Rank 0 writes the files
+The metrics come from the records that the ranks write anyway, so that no rank waits. Rank 0 writes the files
 while it trains; the notebook completes the files of a run whose rank 0 is gone. Existing files are continued.
 """
 
@@ -58,6 +58,7 @@ class MetricsFile:
             self._truncate_last_step()
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Append the rows, after adding a column for each new series."""
         new = dict.fromkeys(name for row in rows for name in row.values if name not in self._columns)
         if new:
             self._add_columns(list(new))
@@ -119,6 +120,8 @@ class EpochsFile:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Keep the complete epochs at the beginning of an existing file, and cut off the rest, which is
+        written again."""
         self._path = folder / EPOCHS
         self.last_step = 0
         if self._path.exists():
@@ -135,6 +138,7 @@ class EpochsFile:
             self._path.write_text("".join(kept))
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Append the epochs that the file does not have yet."""
         new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
         if new:
             with self._path.open("a") as file:
@@ -160,6 +164,8 @@ class MetricsWriter:
         more: Mapping[str, Callable[[int], Sink]] | None = None,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
+        """Open the files, find the step from which each sink goes on, and make the other sinks. A sink that
+        cannot be opened is left out."""
         self._folder = folder
         self._tell = tell
         self._sinks: dict[str, Sink] = {}
@@ -183,7 +189,7 @@ class MetricsWriter:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has said how it ended."""
+        """Whether every rank has recorded its end."""
         return self._table.over
 
     def update(self) -> None:
@@ -207,6 +213,7 @@ class MetricsWriter:
                 self._disable(name, error)
 
     def _read_from_the_beginning(self) -> None:
+        """Begin again with the first record of each rank, an empty table and an empty epoch."""
         self._info = runs.read_info(self._folder)
         self._tails = [Tail(self._folder, rank) for rank in range(self._info.world_size)]
         self._table = MetricsTable(self._info.world_size)
@@ -216,6 +223,7 @@ class MetricsWriter:
         return self._info.epoch_at(step).epoch
 
     def _new_rows(self) -> list[MetricsRow]:
+        """Read the new records of all ranks, and return the rows of the steps that are complete now."""
         records = [record for tail in self._tails for record in tail.new()]
         # The info is read after the records, because a change of the steps per epoch is in the info before
         # its first step.
@@ -223,6 +231,8 @@ class MetricsWriter:
         return self._table.add(records)
 
     def _make(self, name: str, make: Callable[[int], Sink], known_step: int) -> None:
+        """Make a sink that has everything up to `known_step`; if that fails, training goes on without the
+        sink."""
         self._known_steps[name] = known_step
         try:
             self._sinks[name] = make(known_step)
@@ -230,8 +240,8 @@ class MetricsWriter:
             self._disable(name, error)
 
     def _begin_the_files_again(self) -> None:
-        """Write the files again, because the ranks went back and repeat steps. The other sinks keep what they
-        got the first time."""
+        """Rewrite the files from the first record, because the ranks went back and repeat steps. The other
+        sinks keep the values of the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
         files: dict[str, Callable[[int], Sink]] = {
@@ -243,6 +253,8 @@ class MetricsWriter:
             self._make(name, files[name], known_step=0)
 
     def _write_rows(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Pass rows and epochs on to each sink, without those that the sink has already. A sink that fails
+        gets nothing more; the others go on."""
         if rows:
             self._newest_step = max(self._newest_step, rows[-1].step)
         # metrics.csv comes last, because it records how far the other sinks have got.
@@ -257,6 +269,7 @@ class MetricsWriter:
                 self._disable(name, error)
 
     def _disable(self, name: str, error: Exception) -> None:
+        """Drop a sink, and report why."""
         self._sinks.pop(name, None)
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or repr(error)
         self._tell(f"{name} is not written any more: {cause}")
@@ -290,10 +303,13 @@ def lacks_rows(folder: Path, world_size: int) -> bool:
 
 
 def _last_step(path: Path) -> int:
+    """Return the step of the last complete row of `metrics.csv`, without reading more than the end of the
+    file; 0 if there is none."""
     if not path.exists():
         return 0
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, io.SEEK_END) - _LAST_LINE_BYTES))
         *_, last = file.read().splitlines(keepends=True) or [b""]
+    # Without the length check a damaged line of digits would be a step beyond any number.
     key = last.split(b",")[0]
     return int(key) if last.endswith(b"\n") and key.isdigit() and len(key) <= _MAX_DIGITS else 0

@@ -63,6 +63,7 @@ class MetricsTable:
     """
 
     def __init__(self, world_size: int) -> None:
+        """Begin with no records; the steps that are not complete are kept by step and rank."""
         self._open: dict[int, dict[int, MetricsRow]] = {}
         self._reached: list[float] = [-1] * world_size
         """The last step that each rank has recorded; infinity where no more will come."""
@@ -74,7 +75,7 @@ class MetricsTable:
 
     @property
     def over(self) -> bool:
-        """Whether every rank has said how it ended."""
+        """Whether every rank has recorded its end."""
         return min(self._reached) == math.inf
 
     def add(self, records: Iterable[Sample | Event]) -> list[MetricsRow]:
@@ -107,6 +108,9 @@ class MetricsTable:
                 del self._open[undone]
 
     def _add_sample(self, sample: Sample) -> None:
+        """Add one sample: the numbers of a step make a row, and any other sample adds to the row of its step.
+        Memory and utilization, which are measured now and then, go into all later rows until they are
+        measured again."""
         if STEP_SERIES in sample.values:
             if sample.step > self._closed_step:
                 values = {**sample.values, **self._measured[sample.rank]}
@@ -123,6 +127,7 @@ class MetricsTable:
         self._measured[sample.rank].update(measured)
 
     def _close(self, beyond: float) -> list[MetricsRow]:
+        """Return the rows of all open steps below `beyond`, in order of step and rank, and forget them."""
         done = sorted(step for step in self._open if step < beyond)
         if done:
             self._closed_step = done[-1]
@@ -169,7 +174,7 @@ class EpochSummarizer:
     """Summarizes rows, in order of their steps, by epoch.
 
     Args:
-        span_of: returns the epoch that a step belongs to, as `RunInfo.epoch_at` does.
+        span_of: returns the epoch to which a step belongs, such as `RunInfo.epoch_at`.
     """
 
     def __init__(self, span_of: Callable[[int], EpochSpan]) -> None:
@@ -199,6 +204,7 @@ class EpochSummarizer:
             by_rank.setdefault(row.rank, []).append(row)
         own_s = {rank: _own_s(own) for rank, own in sorted(by_rank.items())}
         slowest = max(own_s, key=own_s.__getitem__)
+        # A step takes as long as on its slowest rank.
         longest_s: dict[int, float] = {}
         for row in rows:
             longest_s[row.step] = max(longest_s.get(row.step, 0.0), row.values["step_s"])
@@ -233,6 +239,7 @@ class EpochSummarizer:
 
 
 def _own_s(rows: Sequence[MetricsRow]) -> float:
+    """Return the mean time per step of a rank's own work: without waiting for others if that was measured."""
     name = "compute_s" if all("compute_s" in row.values for row in rows) else "step_s"
     return _mean(rows, name)
 
@@ -242,6 +249,8 @@ def _mean(rows: Sequence[MetricsRow], name: str) -> float:
 
 
 def _means(rows: Sequence[MetricsRow]) -> dict[str, float]:
+    """Return the mean over rows of the loss, its terms and the gradient's norm; values that are not finite
+    are left out, so that one NaN does not hide an epoch."""
     finite: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.values.items():

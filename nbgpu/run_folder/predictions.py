@@ -14,6 +14,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _IDENTITY = ("run_folder", "checkpoint", "data", "settings")
 
 @dataclass(frozen=True)
 class Job:
-    """What to predict, with which model, and where to. It travels to the ranks as JSON."""
+    """A prediction to do: the data, the model and the output folder. It travels to the ranks as JSON."""
 
     run_folder: str
     checkpoint: str
@@ -49,7 +50,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Row:
-    """What was done with one sample."""
+    """The result for one sample."""
 
     name: str
     rank: int
@@ -67,8 +68,8 @@ class Row:
 
 
 def begin(job: Job) -> Job:
-    """Make the folder of a job, or find in it what an earlier attempt has left; return the job of this
-    attempt.
+    """Make the folder of a job, or check that an existing folder has an earlier attempt of the same job.
+    Return the job with the number of this attempt.
 
     Raises:
         ConfigError: the folder has something else in it, or cannot be written to.
@@ -90,7 +91,8 @@ def begin(job: Job) -> Job:
 
 
 def _same(job: Job) -> Job:
-    """Return the job if the folder has its predictions, and none of another one."""
+    """Return the job if its folder has predictions of the same model, data and settings; ConfigError if
+    not."""
     out = Path(job.out)
     try:
         there = lines.load(out / JOB)
@@ -99,6 +101,8 @@ def _same(job: Job) -> Job:
             f"out = {job.out!r}: the folder is not empty, and it has no predictions. Give another one"
         ) from None
     wanted = json.loads(json.dumps(asdict(job)))
+    if not isinstance(there, dict):
+        raise ConfigError(f"out = {job.out!r}: {JOB} there is not what nbgpu writes. Give another out")
     if different := [name for name in _IDENTITY if there.get(name) != wanted[name]]:
         found = "; ".join(
             f"{name} is {there.get(name)!r} there and {wanted[name]!r} now" for name in different
@@ -108,9 +112,9 @@ def _same(job: Job) -> Job:
 
 
 class RowWriter:
-    """Writes a rank's rows, one by one, so that those before a crash are there after it.
+    """Writes a rank's rows, one by one, so that after a crash of the rank all rows before it are in the file.
 
-    The first line says how many samples the ranks have to do together in this attempt.
+    The first line has the number of samples that all ranks have to do together in this attempt.
     """
 
     def __init__(self, job: Job, rank: int, num_samples: int) -> None:
@@ -149,7 +153,7 @@ def _attempt_of(path: Path) -> tuple[int, str]:
 
 @dataclass
 class Progress:
-    """How far the ranks are in the present attempt."""
+    """The progress of the ranks in the present attempt."""
 
     num_samples: int | None = None
     """How many there are to do; None before a rank knows."""
@@ -160,7 +164,7 @@ class Progress:
 
 
 class ProgressReader:
-    """Reads how far the ranks are, without reading anything twice."""
+    """Reads the progress of the ranks from their rows, each row once."""
 
     def __init__(self, job: Job) -> None:
         self._folder = Path(job.out) / _ROWS
@@ -176,19 +180,23 @@ class ProgressReader:
                     self.progress.num_samples = int(record["num_samples"])
                 else:
                     self.progress.num_done += 1
-                    self.progress.num_failed += bool(record["failed"])
+                    self.progress.num_failed += bool(record.get("failed"))
                     self.progress.newest = str(record["name"])
         return self.progress
 
     def _new_records(self, path: Path) -> Iterator[dict[str, Any]]:
+        """Yield the records that were added to a rank's file since the last call; an incomplete last line is
+        left for the next one."""
         with path.open("rb") as file:
             file.seek(self._read_bytes.get(path, 0))
             batch = file.read()
         self._read_bytes[path] = self._read_bytes.get(path, 0) + batch.rfind(b"\n") + 1
         for line in lines.whole(batch):
-            record = lines.decode(line)
-            if isinstance(record, dict):
-                yield record
+            # A line that is damaged is no sample that is done.
+            with suppress(ValueError):
+                record = lines.decode(line)
+                if isinstance(record, dict) and record.keys() & {"num_samples", "name"}:
+                    yield record
 
 
 def write_table(out: Path, rows: Sequence[Row]) -> Path:

@@ -1,4 +1,4 @@
-"""How far a run has come, for readers that do not follow each of its records: JupyterLab's sidebar and status
+"""The progress of a run, for readers that do not follow each of its records: JupyterLab's sidebar and status
 bar, and `nbgpu ps`."""
 
 from __future__ import annotations
@@ -60,15 +60,21 @@ class ProgressBar:
 
 
 def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> ProgressBar:
-    """The progress of the slowest rank of a run, and the remaining time at the present pace."""
+    """Return the progress of the slowest rank of a run, and the remaining time at the present pace.
+
+    Args:
+        info: the run.
+        state: the state of the run.
+        statuses: the newest state and values of each rank.
+    """
     step = min((s.step for s in statuses), default=0)
     rates = [s.values.get("samples_per_s", 0.0) for s in statuses]
     samples_per_s = sum(rate for rate in rates if math.isfinite(rate))
-    # A search goes over no samples, and has the time of its steps alone.
+    # A search for a field has no samples, only times of steps.
     step_s = max((s.values.get("step_s", 0.0) for s in statuses), default=0.0)
     step_s = info.global_batch_size / samples_per_s if samples_per_s > 0 else step_s
     left_s = (info.total_steps - step) * step_s
-    # The pace of the steps says nothing about the work after the last one.
+    # After the last step the result is computed, and the pace of the steps does not say how long that takes.
     moves = 0 < left_s < math.inf and state not in FINAL_STATES and state != "paused"
     return ProgressBar(
         step=step,
@@ -81,6 +87,8 @@ def progress(info: RunInfo, state: str, statuses: Sequence[RankStatus]) -> Progr
 
 
 def _num_epochs(info: RunInfo) -> int:
+    """Return the run's length in epochs; 0 if it is not known, or no fixed number because epochs have had
+    different lengths."""
     if not info.steps_per_epoch:
         return 0
     last = info.epoch_at(max(1, info.total_steps)).epoch
@@ -88,16 +96,17 @@ def _num_epochs(info: RunInfo) -> int:
 
 
 def state_of_slowest(states: Iterable[RunState]) -> RunState:
-    """The state of a run that is not over: that of its ranks, or of the slowest one if they differ."""
+    """Return the state of a run that is not over: the state of its ranks, or of the rank that the others wait
+    for if they differ."""
     known = set(states)
     return next((state for state in _ORDER if state in known), "training")
 
 
 class NewestRecords:
-    """The state, the step and the newest numbers of one rank of a run, from the end of its file.
+    """The state, the step and the newest values of one rank of a run, from the end of its file.
 
-    Other than `Reader` it keeps no records and reads no long file from its beginning, so that it costs little
-    to look at a run now and then.
+    Unlike `Reader` this class keeps no records and reads no long file from its beginning, so that a look at a
+    run costs little.
 
     Args:
         folder: the run's folder.
@@ -105,6 +114,7 @@ class NewestRecords:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
+        """Begin with no values, in the state 'starting'."""
         self._path = record_path(folder, rank)
         self._rank = rank
         self._offset_bytes: int | None = None
@@ -114,10 +124,10 @@ class NewestRecords:
         self.values: dict[str, float] = {}
 
     def read(self) -> None:
-        """Take in what the rank has written since the last call. Unreadable lines are passed over.
+        """Read the records that the rank has written since the last call. Unreadable lines are skipped.
 
         Raises:
-            RunError: there is something else than a file, or it cannot be opened.
+            RunError: the path is not a regular file, or cannot be opened.
         """
         try:
             file = lines.open_file(self._path)
@@ -143,11 +153,12 @@ class NewestRecords:
                 continue  # those who follow the run are told of damaged lines
 
     def _take(self, record: Record) -> None:
+        """Update state, step and values from one record."""
         if not isinstance(record, Event):
             self.values.update(record.values)
             self.step = max(self.step, record.step)
             if not self._has_state and STEP_SERIES in record.values:
-                self.state = "training"  # it was written further back than was looked
+                self.state = "training"  # the state was recorded too far back in the file to be searched for
         elif record.kind == "state":
             self._has_state = True
             self.state = record.text  # type: ignore[assignment]  # `parse` has checked it
@@ -159,7 +170,8 @@ class NewestRecords:
 
 
 def _last_state(descriptor: int, size_bytes: int) -> bytes:
-    """The line with the last change of state in a rank's file; empty where none is found."""
+    """Return the line with the last change of state in a rank's file, searching block by block from the end;
+    empty if none is found."""
     end_bytes, after = size_bytes, b""
     while end_bytes > max(0, size_bytes - _MOST_BYTES_BACK):
         begin_bytes = max(0, end_bytes - _BLOCK_BYTES)
@@ -204,27 +216,27 @@ class RunView:
         return self.folder / names.REPORT
 
     def read(self) -> None:
-        """Take in what was written since the last call.
+        """Read what was written since the last call.
 
         Raises:
             RunError: a file of the run cannot be read.
         """
         self._read_info()
         if self._info is not None and self._info.world_size != len(self._ranks):
-            # It goes on with fewer ranks without a host, and with more when one comes back.
+            # A run continues with fewer ranks when a host is lost, and with more when one comes back.
             self._ranks = [NewestRecords(self.folder, rank) for rank in range(self._info.world_size)]
         for rank in self._ranks:
             rank.read()
         self.state = self._state()
 
     def in_words(self) -> str:
-        """The run's name, what it does and how far it is, in a line."""
+        """Return the run's name, its state and its step, in a line."""
         if self._info is None:
             return f"{self.folder.name}, {self.state}"
         return f"{self.folder.name}, {self.state}, {self._progress(self._info).in_steps}"
 
     def describe(self) -> dict[str, Any]:
-        """The run as JSON. `progress` is None until the ranks have looked at their data."""
+        """Return the run as JSON. `progress` is None until the ranks have read their data."""
         return {
             "name": self.folder.name,
             "title": self._info.title if self._info is not None else "",
@@ -235,7 +247,7 @@ class RunView:
         }
 
     def states(self) -> Mapping[int, str]:
-        """What each rank does in the run, by rank: 'step 12', 'validating, step 12'."""
+        """Return the state and step of each rank, by rank: 'step 12', 'validating, step 12'."""
         return {rank: _in_words(records) for rank, records in enumerate(self._ranks)}
 
     def _progress(self, info: RunInfo) -> ProgressBar:
@@ -246,11 +258,12 @@ class RunView:
         return progress(info, self.state, statuses)
 
     def _state(self) -> RunState:
-        """The state of the run: how its ranks say that they ended, or what the slowest one does."""
+        """Return the state of the run: that in which its ranks ended, or that of the slowest rank."""
         end = runs.end_state(self.folder, len(self._ranks))
         return end or state_of_slowest({rank.state for rank in self._ranks} - FINAL_STATES)
 
     def _read_info(self) -> None:
+        """Read `run_info.json` again if it was written since the last time."""
         try:
             written_ns = (self.folder / names.INFO).stat().st_mtime_ns
         except FileNotFoundError:
@@ -261,6 +274,7 @@ class RunView:
 
 
 def _in_words(records: NewestRecords) -> str:
+    """Return the state and step of a rank as text; the step alone while the rank trains."""
     if not records.step:
         return records.state
     step = f"step {records.step}"
@@ -268,7 +282,7 @@ def _in_words(records: NewestRecords) -> str:
 
 
 def opened(folder: Path, num_ranks: int) -> RunView | None:
-    """A view of a run; None where its folder is gone or is not this user's own."""
+    """Open a view of a run; None if its folder is gone or is not this user's own."""
     try:
         return RunView(folder, num_ranks)
     except (OSError, RunError):

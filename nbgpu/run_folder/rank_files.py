@@ -28,10 +28,10 @@ def endpoint_path(folder: Path, rank: int) -> Path:
 
 
 def parse(rank: int, line: bytes) -> Record:
-    """One line of `rankN.jsonl` as a record.
+    """Parse one line of `rankN.jsonl` as a record.
 
     Raises:
-        ValueError: it is not what a Recorder writes.
+        ValueError: the line is not what a Recorder writes.
     """
     fields = lines.decode(line)
     try:
@@ -49,7 +49,7 @@ def parse(rank: int, line: bytes) -> Record:
 
 
 def _are_numbers(values: object) -> bool:
-    """Whether these can be the numbers of a sample. A loss may be NaN or infinite; what is measured of each
+    """Return whether the values of a sample are valid. A loss may be NaN or infinite; times and rates of a
     step may not."""
     if type(values) is not dict:
         return False
@@ -60,7 +60,7 @@ def _are_numbers(values: object) -> bool:
         return True
     known: dict[str, float] = values
     get = known.get
-    # Comparisons, because a loop over the names takes longer than all of the rest.
+    # Written out, because a loop over the names would take longer than the rest of `parse`.
     return (
         0 <= known[STEP_SERIES] <= MAX_NUMBER
         and 0 <= get("samples_per_s", 0) <= MAX_NUMBER
@@ -84,7 +84,7 @@ def _fits_a_float(value: float) -> bool:
 
 
 def _require_event(event: Event) -> None:
-    """Raises ValueError where an event lacks what those who show it ask for."""
+    """Raise ValueError if an event lacks fields that its readers use."""
     if not (isinstance(event.kind, str) and isinstance(event.text, str) and isinstance(event.detail, dict)):
         raise ValueError("kind, text or detail is of another type")
     lines.require_shallow(event.detail)
@@ -100,12 +100,12 @@ def _require_event(event: Event) -> None:
 
 
 def parse_or_mark(rank: int, line: bytes, number: int) -> Record:
-    """A line of a file as a record; an event of the kind DAMAGE stands for one that cannot be read.
+    """Parse a line of a file as a record; an event of the kind DAMAGE stands for a line that cannot be read.
 
     Args:
-        rank: whose file it is.
-        line: without its end.
-        number: how many lines stand before it, which is the record's `seq`.
+        rank: the rank that wrote the file.
+        line: the line without its end.
+        number: the number of lines before it, which is the record's `seq`.
     """
     try:
         return parse(rank, line)
@@ -114,11 +114,11 @@ def parse_or_mark(rank: int, line: bytes, number: int) -> Record:
 
 
 class Tail:
-    """Reads the file of one rank piece by piece, and keeps nothing of it.
+    """Reads the file of one rank piece by piece, without keeping records.
 
     Args:
         folder: the run's folder.
-        rank: whose records.
+        rank: the rank that writes the file.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -128,10 +128,10 @@ class Tail:
         self._num_lines = 0
 
     def new(self) -> list[Record]:
-        """The records since the last call; empty where the rank has not begun to write.
+        """Return the records since the last call; empty if the rank has not begun to write.
 
         Raises:
-            RunError: there is something else than a file, or it cannot be opened.
+            RunError: the path is not a regular file, or cannot be opened.
         """
         try:
             with lines.open_file(self._path) as file:

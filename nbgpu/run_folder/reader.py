@@ -45,32 +45,37 @@ START: Cursor = ()
 
 @dataclass
 class _RankSource:
-    """How far one rank's file has been read, and the socket that runs ahead of it."""
+    """The state of reading one rank: the place in its file, its newest records, and its socket, which runs
+    ahead of the file."""
 
     rank: int
     path: Path
     offset_bytes: int = 0
     num_taken: int = 0
-    """Records taken, which is lines: an event of the kind DAMAGE stands for each that cannot be read."""
+    """The number of records taken, which is that of lines: an event of the kind DAMAGE stands for each line
+    that cannot be read."""
     newest: deque[Record] = field(default_factory=deque)
-    """The newest of those, without a gap."""
+    """The newest records, without a gap."""
     places_bytes: list[int] = field(default_factory=list)
     """Where each WINDOWth record begins in the file."""
     damaged_lines: list[int] = field(default_factory=list)
     """The numbers of the file's lines that cannot be read, counted from 1."""
     torn_lines: list[int] = field(default_factory=list)
-    """Those whose records do not follow on the records of the lines before them."""
+    """The numbers of lines whose `seq` is not one more than that of the line before."""
     shift: int = 0
     """A record's `seq` less the number of lines before it; 0 in a file as a rank writes it."""
     socket: zmq.Socket[bytes] | None = None
     endpoint: bytes = b""
-    """Where the socket is connected to; a rank that is replaced has another one."""
+    """The content of the endpoint file to which the socket is connected; a rank that is replaced writes
+    another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
     read_mono_s: float = 0.0
 
 
 def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
-    """How many samples of the result, of how many, a rank has evaluated by the record of a state."""
+    """Return (samples of the result that a rank has evaluated, all of them) from the record of a state; the
+    earlier progress if the state continues the evaluation without telling it, and (0, 0) in any other
+    state."""
     done, total = record.detail.get("done"), record.detail.get("total")
     if isinstance(done, int) and isinstance(total, int) and 0 <= done <= total:
         return done, total
@@ -78,6 +83,7 @@ def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
 
 
 def _damage_of(source: _RankSource) -> list[str]:
+    """Return sentences about the lines of a rank's file that cannot be read or are out of order."""
     sentences = []
     if source.damaged_lines:
         named = lines.passed_over(source.path, source.damaged_lines)
@@ -95,21 +101,22 @@ def _damage_of(source: _RankSource) -> list[str]:
 class Reader:
     """Follows every rank of a run, or reads a run that is over.
 
-    Of the samples it keeps the newest in memory (WINDOW), of the events all. What is older is read from the
-    files when somebody asks for it.
+    The reader keeps the newest samples in memory (WINDOW), and all events. Older samples are read from the
+    files when a caller asks for them.
 
     Args:
         folder: the run's folder.
-        world_size: how many ranks write there.
-        live: whether a thread follows the sockets. What stands in the files is read now in either case.
+        world_size: the number of ranks that write there.
+        live: whether a thread follows the sockets. The files are read now in either case.
 
-    Lines of the files that cannot be read are passed over; a warning is logged, and `damage` says which.
+    Lines of the files that cannot be read are skipped; a warning is logged, and `damage` says which.
 
     Raises:
-        RunError: something else than a file has a file's name, or a file cannot be opened.
+        RunError: the path of a file is not a regular file, or cannot be opened.
     """
 
     def __init__(self, folder: Path, world_size: int, live: bool = True) -> None:
+        """Read the files, and start the thread that follows the ranks if `live`."""
         self.folder = folder
         self._sources = [_RankSource(rank, record_path(folder, rank)) for rank in range(world_size)]
         self._num_ranks = world_size
@@ -120,7 +127,7 @@ class Reader:
         self._steps = [0] * world_size
         self._values: list[dict[str, float]] = [{} for _ in range(world_size)]
         self._heard: deque[tuple[_RankSource, bytes]] = deque()
-        """What came from other hosts, for the thread."""
+        """Batches of lines from ranks on other hosts, for the thread to take."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         for source in self._sources:
@@ -130,14 +137,13 @@ class Reader:
             self._thread.start()
 
     def keep_only(self, num_ranks: int) -> None:
-        """Give no records of ranks from this number on, which the run has lost, until it is called with more:
-        the step that a run has reached is that of the ranks it has. What they did is among the events as
-        before."""
+        """Return records of the first `num_ranks` ranks only, after the run has lost the others: the step of
+        a run is that of the ranks it has. Events of lost ranks stay. May be called again with more ranks."""
         self._num_ranks = num_ranks
 
     def since(self, cursor: Cursor = START) -> tuple[list[Record], Cursor]:
-        """All records that arrived after `cursor`, in the order of their times, and the cursor for the next
-        call. Of a long run they may be more than there is memory for; `batches` gives them piece by piece."""
+        """Return all records that arrived after `cursor`, in the order of their times, and the cursor for the
+        next call. The records of a long run may not fit into memory; `batches` yields them piece by piece."""
         records: list[Record] = []
         behind = cursor or (0,) * len(self._sources)
         for batch, now in self.batches(cursor):
@@ -146,8 +152,8 @@ class Reader:
         return records, behind
 
     def batches(self, cursor: Cursor = START) -> Iterator[tuple[list[Record], Cursor]]:
-        """The records that arrived after `cursor`, at most WINDOW of each rank at a time, each time with the
-        cursor for the next call. In a batch they are in the order of their times."""
+        """Yield the records that arrived after `cursor`, at most WINDOW of each rank at a time, each time
+        with the cursor for the next call. A batch is in the order of the records' times."""
         taken = list(cursor or (0,) * len(self._sources))
         while True:
             kept = self._sources[: self._num_ranks]
@@ -159,28 +165,31 @@ class Reader:
             yield list(heapq.merge(*by_rank, key=lambda record: record.time_s)), tuple(taken)
 
     def records(self) -> Iterator[Record]:
-        """All records so far, as `batches` gives them, one by one."""
+        """Yield all records so far, one by one: in pieces of WINDOW records of each rank, each piece in order
+        of time."""
         return (record for batch, _ in self.batches() for record in batch)
 
     def events(self) -> list[Event]:
-        """All that has happened on the ranks so far, in the order in which it was heard of."""
+        """Return all events of the ranks so far, in the order in which they arrived here."""
         with self._lock:
             return list(self._events)
 
     def damage(self) -> list[str]:
-        """Says which lines of the files were passed over, or are not as the ranks wrote them: a sentence or
-        two for each file, and none where all is well."""
+        """Return a sentence or two for each file with lines that were skipped or are not as the ranks wrote
+        them."""
         with self._lock:
             return [sentence for source in self._sources for sentence in _damage_of(source)]
 
     def _after(self, source: _RankSource, count: int) -> list[Record]:
-        """At most WINDOW records of a rank, from the one with this number on."""
+        """Return at most WINDOW records of a rank, beginning with number `count`, from memory or from the
+        file."""
         with self._lock:
             num_behind = source.num_taken - count
             if num_behind <= len(source.newest):
                 first = len(source.newest) - num_behind
                 last = min(len(source.newest), first + WINDOW)
                 return [source.newest[i] for i in range(first, last)]
+            # Begin at the nearest record before, whose place in the file is known.
             index = count // WINDOW
             begin_bytes = source.places_bytes[index]
             is_last = index + 1 == len(source.places_bytes)
@@ -191,8 +200,8 @@ class Reader:
         return [parse_or_mark(source.rank, line, number) for number, line in enumerate(read, count)]
 
     def statuses(self, devices: tuple[Device, ...]) -> list[RankStatus]:
-        """The last known of every rank that has one of these devices, in order. They may have become
-        fewer."""
+        """Return the last known status of each rank that has one of these devices, in order. A run may have
+        lost ranks."""
         now_s = time.monotonic()
         with self._lock:
             return [
@@ -210,23 +219,23 @@ class Reader:
             ]
 
     def offset_bytes(self, rank: int) -> int:
-        """How much of a rank's file was taken."""
+        """Return up to where a rank's file has been read."""
         return self._sources[rank].offset_bytes
 
     def hear(self, rank: int, batch: bytes = b"") -> None:
-        """Takes note that a rank on another host was heard of, which has no socket here, and of lines of its
-        file if there are new ones."""
+        """Accept lines of a rank on another host, which has no socket here; without lines, only that the rank
+        is alive."""
         source = self._sources[rank]
         source.heard_mono_s = time.monotonic()
         if batch:
             self._heard.append((source, batch))
 
     def look_at(self, rank: int) -> None:
-        """Has the file of a rank read soon, because something was written to it."""
+        """Let the thread read the file of a rank soon, because something was written to it."""
         self._sources[rank].read_mono_s = 0.0
 
     def close(self) -> None:
-        """Reads the files to their end and stops following; what was read stays readable."""
+        """Read the files to their end and stop following; what was read stays readable."""
         if self._thread is None:
             return
         self._closing.set()
@@ -234,6 +243,8 @@ class Reader:
         self._thread = None
 
     def _follow(self) -> None:
+        """Receive records from the ranks' sockets until `close`, and read the files once a second as well.
+        Runs on the reader's thread, because a ZMQ socket may be used by one thread only."""
         context = zmq.Context()
         poller = zmq.Poller()
         try:
@@ -269,6 +280,8 @@ class Reader:
     def _connect(
         self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, source: _RankSource
     ) -> None:
+        """Connect to a rank's socket as its endpoint file says, and again if the file has changed, which
+        means that the rank was replaced. Without a usable endpoint the file of records alone is read."""
         path = endpoint_path(self.folder, source.rank)
         try:
             with lines.open_file(path) as file:
@@ -282,6 +295,8 @@ class Reader:
             source.socket.close(0)
         source.endpoint = text
         socket = context.socket(zmq.SUB)
+        # The rank does not check who reads, but Curve needs a key pair on either side. Nobody gets records
+        # without the rank's public key.
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.subscribe(b"")
         try:
@@ -299,6 +314,7 @@ class Reader:
         source.socket = socket
 
     def _receive(self, source: _RankSource) -> None:
+        """Receive one message of a rank's socket; if it shows a gap, read the file."""
         assert source.socket is not None
         batch = source.socket.recv()
         source.heard_mono_s = time.monotonic()
@@ -306,6 +322,8 @@ class Reader:
             self._read_file(source)
 
     def _read_file(self, source: _RankSource) -> None:
+        """Read the records that a rank's file has beyond those taken, and trim the records in memory to
+        WINDOW."""
         source.read_mono_s = time.monotonic()
         try:
             file = lines.open_file(source.path)
@@ -321,7 +339,8 @@ class Reader:
                     batch += file.readline()
                 begin_bytes = source.offset_bytes
                 self._take(source, batch, is_file=True)
-                # While the disk is full, what was heard does not stand in the file.
+                # While the disk is full, records that came by the socket are not in the file yet, and must
+                # stay in memory.
                 if source.offset_bytes <= os.fstat(file.fileno()).st_size:
                     with self._lock:
                         while len(source.newest) > WINDOW:
@@ -332,14 +351,15 @@ class Reader:
             _log.warning("%s", "\n".join(_damage_of(source)))
 
     def _take(self, source: _RankSource, batch: bytes, is_file: bool) -> bool:
-        """Takes the records that are next in turn; False if one before them is missing.
+        """Add the records that follow those already taken, and update the ranks' states and values. Return
+        False if a record before them is missing, which then has to be read from the file.
 
         Args:
-            source: what they come from.
-            batch: lines; what stands behind the last whole one counts once it is whole.
-            is_file: the batch begins with the first line of the file that was not taken. It has what there
-                is, so that its records are taken whatever their `seq` says. A socket repeats some, and loses
-                some.
+            source: the rank that they come from.
+            batch: lines; an incomplete last line is left for the next call.
+            is_file: whether the batch begins at the first line of the file that was not taken. A file is the
+                record, so all of its lines are taken, whatever their `seq` says. A socket repeats some
+                records and loses others.
         """
         taken: list[Record] = []
         places_bytes: list[int] = []

@@ -32,9 +32,9 @@ PROBE_PERIOD_S = 1.0
 
 
 def _make_whole(path: Path) -> int:
-    """Ends a file of records after its last whole line, and returns how many it has.
+    """Cut off an incomplete last line of a file of records, and return the number of its lines.
 
-    A rank that takes the place of a killed one goes on with its file, whose last line may be half written.
+    A rank that takes the place of a killed one goes on with the file, whose last line may be half written.
     """
     if not path.exists():
         return 0
@@ -62,19 +62,21 @@ class Recorder:
     def __init__(
         self, folder: Path, rank: int, probe: Callable[[], Mapping[str, float]] | None = None
     ) -> None:
+        """Open the file and a socket on a free port of loopback, write the endpoint file, and start the
+        thread."""
         self._rank = rank
         self._probe = probe
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._seq = _make_whole(record_path(folder, rank))
         self._step: int | None = None
-        """What the probe's samples belong to. A rank that takes another's place, or goes on from a
-        checkpoint, does not begin at step 0, and nothing is measured before its step is known."""
+        """The step of the probe's samples. A rank that takes another's place, or goes on from a checkpoint,
+        does not begin at step 0, and nothing is measured before its step is known."""
         self._unwritten = bytearray()
         self._full_disk_reported = False
         self._closing = threading.Event()
         self._file = record_path(folder, rank).open("ab", buffering=0)
-        # A context of its own: the engine's context belongs to ipyparallel, and closing it is theirs to do.
+        # A context of its own, because the engine's context belongs to ipyparallel, which closes it.
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         public_key, secret_key = zmq.curve_keypair()
@@ -88,7 +90,7 @@ class Recorder:
         try:
             write_whole(path, json.dumps(endpoint), mode=0o600)
         except OSError as error:
-            # Whoever reads finds the records in the file, and later.
+            # Readers then take the records from the file, up to a second later.
             self.event("note", f"{path} cannot be written, so that curves come late: {error.strerror}")
         self._thread = threading.Thread(
             target=self._send_until_closed, name=f"nbgpu-recorder-{rank}", daemon=True
@@ -96,12 +98,12 @@ class Recorder:
         self._thread.start()
 
     def at(self, step: int) -> None:
-        """Says how many optimizer steps are done now, for what the probe measures from here on."""
+        """Set the number of optimizer steps that are done, to which the probe's next samples belong."""
         with self._lock:
             self._step = step
 
     def sample(self, step: int, *, time_s: float | None = None, **values: float) -> None:
-        """Records numbers measured when `step` optimizer steps were done.
+        """Record values that were measured when `step` optimizer steps were done.
 
         Args:
             step: optimizer steps.
@@ -111,15 +113,15 @@ class Recorder:
         self._append(step, {"values": values}, time_s)
 
     def event(self, kind: str, text: str, step: int | None = None, **detail: Any) -> None:
-        """Records that something happened; `detail` must be JSON."""
+        """Record an event; `detail` must be JSON."""
         self._append(step, {"kind": kind, "text": text, "detail": detail})
 
     def state(self, state: RunState, step: int | None = None, **detail: Any) -> None:
-        """Records that the rank is now loading, training, paused and so on."""
+        """Record the rank's state: loading, training, paused and so on."""
         self.event("state", state, step, **detail)
 
     def close(self) -> None:
-        """Sends what is waiting, then closes file, socket and thread."""
+        """Send the records that are waiting, then close file, socket and thread."""
         self._closing.set()
         self._thread.join()
         self._socket.close()
@@ -127,18 +129,28 @@ class Recorder:
         self._file.close()
 
     def _append(self, step: int | None, fields: dict[str, Any], time_s: float | None = None) -> None:
+        """Number a record and hand it to the thread as a line of JSON, by a list under a lock.
+
+        Args:
+            step: the step of the record; None for the newest known one.
+            fields: the fields of the record.
+            time_s: seconds since the epoch; None for now.
+        """
         time_s = clock.notebooks_time_s() if time_s is None else time_s
         with self._lock:
             if step is None:
                 step = self._step or 0
             else:
-                # A checkpoint is told when it is written, which may be some steps after its own.
+                # The record of a checkpoint comes when it is written, perhaps some steps later, and must not
+                # set the step back.
                 self._step = step if self._step is None else max(self._step, step)
             line = json.dumps({"seq": self._seq, "time_s": time_s, "step": step, **fields})
             self._seq += 1
             self._waiting.append(line.encode() + b"\n")
 
     def _send_until_closed(self) -> None:
+        """Write and publish waiting records every FLUSH_PERIOD_S, take the probe's samples, and send a
+        heartbeat when there is nothing else. Runs on the recorder's thread."""
         last_probe_s = last_sent_s = 0.0
         while True:
             closing = self._closing.wait(FLUSH_PERIOD_S)
@@ -164,7 +176,7 @@ class Recorder:
                 return
 
     def _write(self) -> None:
-        """Appends to the file what fits on the disk. The rest is kept, and tried again the next time."""
+        """Append to the file what fits on the disk. The rest is kept, and tried again the next time."""
         try:
             del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
@@ -180,6 +192,7 @@ class Recorder:
             _log.error("%s lacks its last %d bytes: the disk is full", self._file.name, len(self._unwritten))
 
     def _append_probe(self) -> None:
+        """Record the probe's values. A probe that raises is not called again."""
         assert self._probe is not None
         try:
             values = self._probe()

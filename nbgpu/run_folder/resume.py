@@ -102,7 +102,8 @@ def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Pat
     """Return the folder of the run that these settings resume; None where 'auto' finds none.
 
     Raises:
-        ConfigError, RunError: as `find`, for a folder that has no checkpoint.
+        ConfigError: there is no such folder, or it has no checkpoint.
+        RunError: the file about the best checkpoint is damaged.
     """
     candidates = _candidates(resume, runs_dir, recipe, run_name)
     return _run_of(candidates[0]) if candidates else None
@@ -111,13 +112,12 @@ def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Pat
 def values_in_checkpoint(config: TrainConfig) -> Chosen:
     """Return the values of the settings left to the data, from the checkpoint that the run resumes.
 
-    There are none if the run begins with its first step, or if all settings were given.
+    There are none if the run begins with its first step.
 
     Raises:
-        ConfigError, RunError: as `find`.
+        ConfigError: there is no such folder, or its checkpoint does not fit the settings.
+        RunError: all candidate checkpoints are damaged.
     """
-    if not config.resume or not config.left_to_data:
-        return Chosen()
     checkpoint = find(config, contents=False).checkpoint
     saved = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
     values = {
@@ -134,14 +134,14 @@ def _as_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _candidates(resume: str, runs_dir: str, recipe: str, run_name: str) -> list[Path]:
-    """The checkpoints that `resume` refers to, the newest first; there may be none for 'auto' alone."""
+    """Return the checkpoints that `resume` refers to, the newest first; empty only for 'auto'."""
     if resume == AUTO:
         return _all_of(Path(runs_dir).absolute(), recipe, run_name)
     return _in_folder(Path(resume).absolute())
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """The checkpoints that a path refers to: a single one, or those of a run, the newest first."""
+    """Return the checkpoints that a path refers to: a single one, or those of a run, the newest first."""
     if folder.name == BEST and not folder.exists() and folder.parent.is_dir():
         return [_best_of(folder.parent)]
     if not folder.is_dir():
@@ -158,6 +158,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _best_of(run_folder: Path) -> Path:
+    """Return the checkpoint with the best validation of a run; an error if the run has none."""
     try:
         best = checkpoint_files.best(run_folder)
     except ValueError as error:
@@ -170,7 +171,8 @@ def _best_of(run_folder: Path) -> Path:
 
 
 def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
-    """Every checkpoint of every run of a recipe, with a name of the runs of that name, the newest first."""
+    """Return every checkpoint of every run of a recipe, the newest first; with a name, of the runs of that
+    name."""
     folders = runs_of(runs_dir, recipe, run_name)
     return sorted(
         (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
@@ -178,7 +180,7 @@ def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
 
 
 def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
-    """The folders of this user's runs of a recipe, with a name those of that name."""
+    """Return the folders of this user's runs of a recipe; with a name, of that name."""
     # Another user's run is used only if the settings name its folder.
     mine = [
         path for path in runs_dir.glob(f"*/{names.SETTINGS}") if path.parent.lstat().st_uid == os.geteuid()
@@ -192,6 +194,7 @@ def runs_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
 
 
 def _settings_in(run_toml: Path) -> Mapping[str, Any]:
+    """Read the training settings of a run's run.toml, unchecked; empty if they cannot be read."""
     try:
         return dict(read_tables(run_toml)["train"])
     except (ConfigError, KeyError, TypeError, ValueError):
@@ -200,7 +203,8 @@ def _settings_in(run_toml: Path) -> Mapping[str, Any]:
 
 
 def _age(checkpoint: Path) -> tuple[float, int]:
-    """A sort key by the time of writing, for which a damaged checkpoint uses the time of its folder."""
+    """Return a sort key: the time at which a checkpoint was written; for a damaged one the time of its
+    folder."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         return checkpoint_files.read(checkpoint).time_s, step
@@ -217,6 +221,7 @@ def _damaged(checkpoint: Path, what: str) -> str:
 
 
 def _way_out(candidates: list[Path]) -> str:
+    """Return advice for a run whose chosen checkpoints are damaged: another intact one, if there is one."""
     run_folder = _run_of(candidates[0])
     whole = checkpoint_files.newest_whole(run_folder).checkpoint
     if whole is not None:
@@ -225,8 +230,16 @@ def _way_out(candidates: list[Path]) -> str:
 
 
 def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfig) -> None:
+    """Raise ConfigError if a checkpoint cannot be continued with the settings: another model, another
+    division of the same data, or no steps left to do.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+        about: the content of its `state.json`.
+        config: the settings.
+    """
     then, now = about.get("config", {}), config.model_dump(mode="json")
-    # What is left to the data becomes what it was there.
+    # Settings that are left to the data take the checkpoint's values.
     fixed = [n for n in ("recipe", *marked(type(config), "shapes_the_model")) if n not in config.left_to_data]
     wrong = [
         f"{name} is {then.get(name)!r} there, and {now[name]!r} in the settings"
@@ -251,8 +264,8 @@ def _refuse_mismatch(checkpoint: Path, about: dict[str, Any], config: TrainConfi
 
 
 def _changed_settings(about: dict[str, Any], config: TrainConfig) -> list[str]:
-    """A note if the settings differ from the checkpoint's, because the run is then not an exact
-    continuation."""
+    """Return a note if settings that influence the result differ from the checkpoint's, because the run is
+    then not an exact continuation; else an empty list."""
     # A setting that an older version did not have counts as its default.
     then = _as_json(defaults_beside(type(config), about.get("config", {}))) | about.get("config", {})
     now = config.model_dump(mode="json")

@@ -73,6 +73,21 @@ def test_of_generated_data_the_settings_say_it(recipe: str, settings: dict[str, 
     assert (found.num_volumes, kept) == of_ranks(recipe, **settings)
 
 
+@pytest.mark.parametrize(("separator", "encoding"), [(",", "utf-8-sig"), (";", "cp1252")])
+def test_tables_of_patients_are_read_as_the_recipe_reads_them(
+    tmp_path: Path, separator: str, encoding: str
+) -> None:
+    table = tmp_path / "patients.csv"
+    rows = [["image", "time", "event", "fold", "Größe"]]
+    rows += [
+        [f"{n}.nii", "1,5" if separator == ";" else "1.5", "1", "train" if n else "test", "é"]
+        for n in range(5)
+    ]
+    table.write_text("".join(separator.join(row) + "\n" for row in rows), encoding=encoding)
+    found = decoded_data(train_config("survival", data=str(table), image_size=(16, 16, 16), fold="fold"))
+    assert (found.num_volumes, found.basis) == (4, "the rows of the table")
+
+
 @pytest.mark.parametrize("more", [{}, {"spacing": 1.5}])
 def test_of_files_it_is_an_estimate_that_is_near(folder: Path, more: dict[str, Any]) -> None:
     settings = {"data": str(folder), "patch_size": 8, **NETWORK, **more}

@@ -41,15 +41,17 @@ def trilinear(image: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def lowest_frequencies(image: Tensor, num_values: int) -> Tensor:
-    """Keep the `num_values` lowest frequencies of patches (N, 1, p, q, r), as a cosine transform (DCT-II)
-    has them.
+    """Filter patches (N, 1, p, q, r) with an ideal low-pass filter: keep the `num_values` coefficients of the
+    3D cosine transform (DCT-II) with the lowest spatial frequencies, and set the others to 0.
 
-    Frequencies count as low by their distance from 0, in periods per voxel. Of the orders tried on the
-    ellipsoids it is the best: 25.5 dB, where cubes of frequencies give 25.3 dB and planes 25.2 dB. Those that
-    are equally far come in the order of their indices, so that exactly `num_values` numbers are kept.
+    Frequencies count as low by their distance from 0, in periods per voxel. Among the orders tried on the
+    ellipsoids this one is the best: 25.5 dB, where cubes of frequencies give 25.3 dB and planes 25.2 dB.
+    Coefficients that are equally far are taken in the order of their indices, so that exactly `num_values`
+    are kept.
     """
     axes = (2, 3, 4)
-    # Whole numbers, so that equal distances are equal to the last bit.
+    # Coefficient k along an axis of n voxels has k / 2n periods per voxel, which is proportional to k * lcm /
+    # n. These are whole numbers, so that equal distances are equal to the last bit.
     common = math.lcm(*image.shape[2:])
     weights = np.array([common // edge for edge in image.shape[2:]]).reshape(3, 1, 1, 1)
     distances = np.square(np.indices(image.shape[2:]) * weights).sum(axis=0)
@@ -79,6 +81,8 @@ def principal_components(training: Tensor, max_components: int) -> tuple[Tensor,
 
 
 def project(image: Tensor, mean: Tensor, components: Tensor) -> Tensor:
+    """Return the orthogonal projection of patches (N, 1, p, q, r) onto the principal components, clipped to
+    0..1."""
     weights = (image - mean).flatten(1) @ components.T
     return ((weights @ components).view_as(image) + mean).clamp(0, 1)
 
@@ -86,14 +90,15 @@ def project(image: Tensor, mean: Tensor, components: Tensor) -> Tensor:
 def compared(
     config: AutoencoderConfig, image: Tensor, reconstruction: Tensor, fitted_on: Tensor
 ) -> tuple[dict[str, dict[str, float]], str]:
-    """Return ({method: {"psnr_db", "ssim"}}, what they say, in words).
+    """Measure the PSNR and SSIM of the autoencoder and of each baseline on held-out patches, and return
+    ({method: {"psnr_db", "ssim"}}, a note that compares the autoencoder with the best baseline).
 
     The coarser grid and the cosine transform keep as many values of each channel.
 
     Args:
         config: the settings, which say how many values the autoencoder keeps.
         image: held-out patches (N, C, p, q, r), values 0 to 1.
-        reconstruction: the autoencoder's, of the same shape.
+        reconstruction: the autoencoder's output for them, of the same shape.
         fitted_on: training patches (M, C, p, q, r), to which the mean and PCA are fitted.
     """
     num_latent = config.latent_channels * math.prod(config.latent_shape)
@@ -135,7 +140,12 @@ def compared(
 
 
 def _verdict(gains_db: np.ndarray, best: str) -> str:
-    """Return what the gains over the best baseline say, (N,), one for each patch."""
+    """Return a sentence that names the better method and the 95 % interval of the gain.
+
+    Args:
+        gains_db: the autoencoder's PSNR minus that of the best baseline, in dB for each patch (N,).
+        best: the name of the best baseline.
+    """
     if sentence := verdict.too_few(len(gains_db), "patches"):
         return sentence
     gain_db, (low_db, high_db) = float(gains_db.mean()), verdict.mean_interval(gains_db)

@@ -1,4 +1,4 @@
-"""The network and the patches for a person's volumes, where the person leaves them out."""
+"""Chooses the network and the patch size from the volumes, where the settings leave them out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _SMALLEST = 8
 
 
 def networks_for(config: AutoencoderConfig, volumes: Sequence[Path], on_gpu: bool) -> list[Proposal]:
-    """Return networks and patches, the largest first, in which the smallest volume has room for a patch.
+    """Propose networks and patch sizes, the largest first, for which a patch fits into the smallest volume.
+    Settings that were given keep their values.
 
-    A single volume is cut into parts, each of which has room for one. What the settings give stays as it is.
+    A single volume is cut into parts, and a patch has to fit into each of them.
 
     Raises:
         DataError: none of the files can be used.

@@ -183,6 +183,8 @@ class AutoencoderConfig(TrainConfig):
 
     @property
     def why_losses_differ(self) -> str:
+        """Return a sentence for the charts that names the loss terms of a training step that a validation
+        lacks; empty if both are the reconstruction loss alone."""
         added = {
             "the KL term": self.kl_weight > _NEGLIGIBLE_KL_WEIGHT,
             "the perceptual distance": self.perceptual != "none",
@@ -249,6 +251,8 @@ class AutoencoderConfig(TrainConfig):
         return int(math.log2(min(self.patch))) - 2
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each setting that is invalid beside the others, such as patches that the
+        network's resolutions do not divide."""
         try:
             if self.patient_pattern and not re.compile(self.patient_pattern).groups:
                 yield f"patient_pattern={self.patient_pattern!r} has no group, such as (case_[0-9]+)"
@@ -285,6 +289,8 @@ class AutoencoderConfig(TrainConfig):
         yield from self._problems_of_network()
 
     def _problems_of_network(self) -> Iterator[str]:
+        """Yield a message for each setting of the network that does not fit the others; `channels` sets the
+        number of resolutions."""
         if min(self.channels, default=1) < 1:
             yield f"channels={self.channels} must all be at least 1"
         elif any(number % self.norm_groups for number in self.channels):
@@ -295,7 +301,7 @@ class AutoencoderConfig(TrainConfig):
                 "attention_levels, with_encoder_nonlocal_attn or with_decoder_nonlocal_attn"
             )
         if not self.channels:
-            # They are known with the data, and the whole is checked once more then.
+            # The channels are chosen once the data are known, and then all settings are checked again.
             return
         num_levels = len(self.channels)
         if len(self.res_blocks) != num_levels:
@@ -311,6 +317,7 @@ class AutoencoderConfig(TrainConfig):
 
 
 def _per_axis(value: float | tuple[float, ...]) -> tuple[float, ...]:
-    """Return the value for each of three axes. What is too short is filled up, and `problems` refuses it."""
+    """Return the value for each of three axes. A tuple of the wrong length is filled up with 1 or cut to
+    three values, so that properties can be computed until `problems` refuses it."""
     given = value if isinstance(value, tuple) else (value,)
     return (*given, *given[-1:] * 2, 1, 1, 1)[:3]

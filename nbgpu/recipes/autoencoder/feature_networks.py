@@ -71,6 +71,7 @@ class Stack(nn.Module):
         self.taps = tuple(taps)
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the outputs of the tapped layers, in order, for images (N, C, ...)."""
         found = []
         for place, layer in enumerate(self.features):
             x = layer(x)
@@ -138,6 +139,7 @@ class MedicalNet(nn.Module):
     """
 
     def __init__(self, block: str, num_blocks: list[int]) -> None:
+        """Build MONAI's ResNet without the classification head, and dilate its last two stages."""
         super().__init__()
         self.resnet = resnet.ResNet(
             block,
@@ -148,6 +150,8 @@ class MedicalNet(nn.Module):
             feed_forward=False,
             bias_downsample=False,
         )
+        # MONAI's ResNet has no setting for dilation. A Conv3d reads its stride, dilation and padding in each
+        # forward pass, so changing these attributes is enough.
         for stage, dilation in ((self.resnet.layer3, 2), (self.resnet.layer4, 4)):
             for layer in stage.modules():
                 if isinstance(layer, nn.Conv3d):
@@ -191,7 +195,7 @@ def own_network(layers: Sequence[tuple[Tensor, Tensor]]) -> nn.Module:
 
 @dataclass(frozen=True)
 class FeatureNetwork:
-    """A frozen network, on the CPU, and what its features are compared with."""
+    """A frozen network, on the CPU, with LPIPS's weights of its features."""
 
     module: nn.Module
     """Returns a list of features."""
@@ -222,6 +226,8 @@ def network_of(network: str, linear: str) -> FeatureNetwork:
 
 
 def _stamp(file: Path | None) -> tuple[int, int] | None:
+    """Return (modification time in ns, size in bytes) of a file, by which a changed file is noticed; None if
+    there is no file."""
     if file is None or not file.is_file():
         return None
     found = file.stat()
@@ -230,7 +236,8 @@ def _stamp(file: Path | None) -> tuple[int, int] | None:
 
 @cache
 def _random() -> FeatureNetwork:
-    """Return two layers of random filters with mean 0 (He et al. 2015), the same each time."""
+    """Return two layers of random 3D filters with mean 0 (He et al. 2015), drawn from a fixed seed: the same
+    in every process."""
     generator = torch.Generator().manual_seed(0)
     layers = []
     for num_in, num_out in pairwise(_RANDOM_CHANNELS):
@@ -241,11 +248,21 @@ def _random() -> FeatureNetwork:
     return FeatureNetwork(_frozen(own_network(layers)), None, (), "random filters")
 
 
-# The stamps make a file that has changed another one.
+# The stamps are part of the cache's key, so a file that was written again is read again.
 @lru_cache(maxsize=2)
 def _read(
     file: Path, linear: Path | None, _stamp: tuple[int, int] | None, _linear_stamp: tuple[int, int] | None
 ) -> FeatureNetwork:
+    """Read a file of weights and return the frozen network that its tensors' names and shapes identify, for
+    LPIPS with the linear layers that weigh its features.
+
+    Args:
+        file: the file of the network.
+        linear: LPIPS's own file, or None to look in the network's file and beside it.
+
+    Raises:
+        DataError: the file belongs to no known network, or to one that takes no linear layers.
+    """
     weights = read_weights(file, "perceptual_network")
     if weights and all(_OWN_LAYER.fullmatch(name) for name in weights):
         _refuse_unused(linear, "it has 3D convolutions of its own")
@@ -272,9 +289,21 @@ def _name_of_features(name: str) -> str:
 def _recognised(
     file: Path, weights: Mapping[str, Tensor], features: Mapping[str, Tensor]
 ) -> tuple[Architecture, nn.Module]:
-    """Return the architecture with the most tensors of the file, with these as its weights."""
+    """Return the architecture that shares the most tensors with a file, by name and shape, and a network with
+    the file's weights.
+
+    Args:
+        file: the file, for messages.
+        weights: all of its tensors, by name.
+        features: those that are not of a classifier or of LPIPS's linear layers.
+
+    Raises:
+        DataError: no architecture shares a tensor, or tensors are missing, have other shapes or are not
+            finite.
+    """
     known = []
     for architecture in ARCHITECTURES:
+        # On the device 'meta' tensors have shapes and no values, so a network is built without taking memory.
         with torch.device("meta"):
             expected = architecture.build().state_dict()
         same = sum(
@@ -300,6 +329,7 @@ def _recognised(
         told = listed(problems).replace("resnet.", "")
         raise DataError(f"{file}: looks like {architecture.title}, but does not fit: {told}")
     _refuse_nonfinite(file, features)
+    # Building draws random weights. The run's random numbers must not depend on this.
     with torch.random.fork_rng(devices=[]):
         module = architecture.build()
     module.load_state_dict(dict(features), strict=False)
@@ -309,8 +339,12 @@ def _recognised(
 def _linear_layers(
     file: Path, linear: Path | None, weights: Mapping[str, Tensor], architecture: Architecture
 ) -> tuple[Path, tuple[Tensor, ...]]:
-    """Return LPIPS's linear layers and the file that has them: that of the setting, the network's own, or one
-    beside it."""
+    """Return (the file with LPIPS's linear layers, the layers' weights, (1, C, 1, 1) each). The file is that
+    of the setting, else the network's own, else one beside it.
+
+    Raises:
+        DataError: layers are missing, have other shapes than the network's features, or are not finite.
+    """
     beside = [file.with_name(architecture.linear_file + suffix) for suffix in _SUFFIXES]
     if linear is not None:
         source, weights = linear, read_weights(linear, "perceptual_linear")
@@ -345,6 +379,7 @@ def _linear_layers(
 
 
 def _refuse_unused(linear: Path | None, why: str) -> None:
+    """Raise DataError if the setting perceptual_linear is given for a network that has no use for it."""
     if linear is not None:
         raise DataError(
             f"{linear}: perceptual_linear is for networks of LPIPS, and {why}: leave perceptual_linear out"
@@ -367,6 +402,8 @@ def _layers(file: Path, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Ten
 
 
 def _problems_of_layers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield a message for each tensor that keeps the file from being successive 3D convolutions: missing
+    pairs, wrong shapes, channels that do not match the layer before, NaN, and unexpected names."""
     left = dict(tensors)
     num_given: int | None = None
     for index in range(max(1, len(tensors) // 2)):
@@ -390,8 +427,10 @@ def _problems_of_layers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _size_of(module: nn.Module) -> int:
+    """Return the number of 3D convolutions in a network."""
     return sum(isinstance(layer, nn.Conv3d) for layer in module.modules())
 
 
 def _frozen(module: nn.Module) -> nn.Module:
+    """Return the network in float32, in evaluation mode and without gradients for its weights."""
     return module.float().requires_grad_(False).eval()

@@ -63,8 +63,8 @@ class Latents:
 
     run: str
     scale_factor: float
-    """1 / the standard deviation of all latent values. Multiplied by it, the latents have variance 1, which
-    diffusion models expect (Rombach et al., CVPR 2022)."""
+    """1 / the standard deviation of all latent values. Latents multiplied by this factor have variance 1,
+    which diffusion models expect (Rombach et al., CVPR 2022)."""
     voxels_per_latent: int
     """The number of voxels per latent voxel along each axis. A volume is padded with 0 at its far ends to a
     multiple of it."""
@@ -116,6 +116,10 @@ def reconstruct_volume(
     turns = count(first)
 
     def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (reconstruction, mean latent) of a batch of windows (N, C, p, q, r); zeros if it is another
+        rank's turn."""
+        # The ranks take the windows in turn. Zeros stand for those of other ranks: MONAI blends windows with
+        # weights that are the same on every rank, so the sum over the ranks is the whole result.
         if next(turns) % world_size == rank:
             mean, _ = network.encode(windows)
             return network.decode(mean).clamp(0, 1), mean
@@ -125,9 +129,11 @@ def reconstruct_volume(
     found = sliding_window_inference(
         padded[None],
         edges,
+        # With several ranks a batch has one window, so that windows can be shared one by one.
         1 if world_size > 1 else _WINDOWS_AT_A_TIME,
         of_windows,
-        # MONAI rounds window * (1 - overlap) down.
+        # MONAI takes overlaps and rounds the stride, edge * (1 - overlap), down. Half a voxel more keeps
+        # floating-point errors from making it one voxel shorter.
         overlap=[
             1 - (stride + 0.5) / edge if stride < edge else 0.0
             for stride, edge in zip(strides, edges, strict=True)
@@ -166,7 +172,7 @@ def encode_volumes(
             writing.
         rank, world_size, device: this rank, the number of ranks, and this rank's device.
         data: data as in the recipe's setting; by default the data of the run. Files are not cropped.
-        which: the checkpoint, see `load_trained`.
+        which: the checkpoint: the newest intact one, or the one with the best validation result.
         window: edge of the windows in voxels, or one for each axis; by default the run's `patch_size`.
         overlap: the overlap of two windows, as a share of their edge.
         max_volumes: the largest number of volumes; the first ones are taken.
@@ -196,6 +202,8 @@ def encode_volumes(
     files = file_stems([str(item["name"]) for item in items], SUFFIXES)
     out.mkdir(parents=True, exist_ok=True)
     encoded, num_values, total, squares = [], 0, 0.0, 0.0
+    # Every rank reads every volume, because its windows are shared among all ranks. `first` gives the first
+    # window to another rank for each volume, which balances the ranks where volumes have few windows.
     for index, (item, file) in enumerate(zip(items, files, strict=True)):
         volume = _agreed(lambda item=item: _volume(item, config), world_size)  # type: ignore[misc]
         reconstruction, latent = reconstruct_volume(
@@ -227,6 +235,7 @@ def encode_volumes(
             voxels = made[0] if len(made) == 1 else made.movedim(0, -1)
             image = nibabel.Nifti1Image(voxels.numpy(), _affine(item))
             nibabel.save(image, out / record.reconstruction)
+    # The variance over all volumes from sums, without keeping their latents.
     variance = squares / num_values - (total / num_values) ** 2
     scale_factor = 1 / math.sqrt(max(variance, 1e-12))
     latents = Latents(str(folder), scale_factor, shrink, tuple(encoded), spacing_mm=config.spacing_mm)
@@ -236,16 +245,20 @@ def encode_volumes(
 
 
 def _padding(size: int, window: int, shrink: int) -> int:
+    """Return the voxels to append along an axis, so that it holds a whole number of latent voxels and at
+    least one window."""
     return max(window, math.ceil(size / shrink) * shrink) - size
 
 
 def _agreed(work: Callable[[], Result], world_size: int) -> Result:
-    """Do some work, and raise on all ranks if it failed on one, because no rank may enter a collective
-    alone."""
+    """Call a function on each rank, and raise on all ranks if it failed on one: a rank that went on alone
+    would wait in the next collective for ever."""
     return together(work) if world_size > 1 else work()
 
 
 def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
+    """Return an Item for each volume that `data` names, or the run's own setting if it is None. Headers of
+    files are checked here, so that all bad ones are reported before the first volume is encoded."""
     source = config.data if data is None else data
     if source == "phantoms":
         return [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
@@ -257,7 +270,8 @@ def _items(config: AutoencoderConfig, data: str | None) -> list[Item]:
 
 
 def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
-    """Return (C, right, front, top) with values 0 to 1, including the outside of the head."""
+    """Read a volume and scale each channel to 0..1: (C, right, front, top). Empty margins are kept, because
+    the latent has to cover the whole file."""
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
     name = str(item["name"])
@@ -269,6 +283,7 @@ def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
 
 
 def _affine(item: Item) -> np.ndarray:
-    """Return the affine matrix of the voxels of `load_volume`, in mm."""
+    """Return the affine matrix (4, 4), in mm, of a volume with axes to the right, front and top; the identity
+    for a volume that has no file."""
     path = item.get("image")
     return affine_of(path) if isinstance(path, Path) else np.eye(4)

@@ -57,10 +57,11 @@ class _Placed:
 
 
 class FeatureDistance:
-    """The difference of what a frozen network makes of two images, as the settings of an autoencoder have it.
+    """The perceptual distance of two images: the difference of their features in a frozen network, which the
+    settings name.
 
-    The network is no part of the model: it has no gradient, is in no checkpoint, and every rank has all of
-    it, on the device and in the precision of the images that it is given.
+    The network is not a part of the model: it has no gradient, is in no checkpoint, and every rank has all of
+    its weights, on the device and in the precision of the images.
     """
 
     def __init__(self, config: AutoencoderConfig) -> None:
@@ -69,14 +70,16 @@ class FeatureDistance:
 
     @cached_property
     def network(self) -> FeatureNetwork:
-        """The network, on the CPU. DataError lists all problems of its files and of the settings beside
-        it."""
+        """The frozen network, on the CPU. DataError lists all problems of its files, and of settings that do
+        not fit this network."""
         found = network_of(self._config.perceptual_network, self._config.perceptual_linear)
         if problems := list(self._problems(found)):
             raise DataError("\n".join(problems))
         return found
 
     def _problems(self, network: FeatureNetwork) -> Iterator[str]:
+        """Yield a message for patches that are too small for the network, and for each setting that has no
+        effect with it."""
         config, known = self._config, network.architecture
         if known is not None and min(config.patch) < known.min_edge:
             yield (
@@ -106,7 +109,11 @@ class FeatureDistance:
         return self._slice_distance(output, image)
 
     def _both_features(self, output: Tensor, image: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return the pairs (features of the output, features of the image) of each layer of the network, in
+        float32 or float64."""
         module, weights = self.network.module, self._on_device_of(output).weights
+        # `functional_call` takes the weights from the images' device, so that the module stays on the CPU.
+        # Only the output needs a gradient.
         with torch.no_grad():
             of_image = functional_call(module, weights, (image,))
         of_output = functional_call(module, weights, (output,))
@@ -116,8 +123,8 @@ class FeatureDistance:
         ]
 
     def _on_device_of(self, images: Tensor) -> _Placed:
-        """Return the network's tensors on the device of the images and in their precision; they stay there
-        for the next step."""
+        """Return the network's tensors on the device of the images and in their precision. The copies are
+        kept for the next step."""
         placed = self._placed
         if placed is None or (placed.shift.device, placed.shift.dtype) != (images.device, images.dtype):
 
@@ -143,18 +150,20 @@ class FeatureDistance:
         return torch.stack(distances).mean()
 
     def _medicalnet_distance(self, output: Tensor, image: Tensor) -> Tensor:
-        """Return the squared difference of the normalised features, summed over their channels and averaged
-        over place, as MONAI's PerceptualLoss does."""
-        # The standard deviation of an empty patch is 0.
+        """Return the squared difference of MedicalNet's features, whose channels are scaled to norm 1 at each
+        place, summed over channels and averaged over places, a scalar; the same as MONAI's PerceptualLoss."""
+        # MedicalNet was trained on images with mean 0 and variance 1. An empty patch has variance 0.
         output, image = ((one - one.mean()) / one.std().clamp_min(1e-6) for one in (output, image))
         [both] = self._both_features(output, image)
         return _squared_differences(*both, _MEDICALNET_EPSILON).sum(dim=1).mean()
 
     def _slice_distance(self, output: Tensor, image: Tensor) -> Tensor:
-        """Return LPIPS of slices across each axis, averaged over the slices and summed over the axes, as
-        MONAI's PerceptualLoss does with is_fake_3d. The slices are another random share each time."""
+        """Return LPIPS of 2D slices across each axis of volumes (N, 1, D, H, W), averaged over the slices and
+        summed over the three axes, a scalar; MONAI's PerceptualLoss does the same with is_fake_3d. Each call
+        draws another random share of the slices."""
         total = output.new_zeros(())
         for axis in (2, 3, 4):
+            # All slices across this axis, of all volumes: (N * length, 1, height, width).
             slices = [one.movedim(axis, 1).flatten(0, 2)[:, None] for one in (output, image)]
             num_slices = len(slices[0])
             num_taken = max(1, int(num_slices * self._config.perceptual_slices))
@@ -163,10 +172,13 @@ class FeatureDistance:
         return total
 
     def _lpips(self, output: Tensor, image: Tensor) -> Tensor:
-        """Return LPIPS (Zhang et al., CVPR 2018) of grey pictures (N, 1, H, W), averaged over them."""
+        """Return LPIPS (Zhang et al., CVPR 2018) of grey pictures (N, 1, H, W), averaged over the pictures, a
+        scalar."""
         placed = self._on_device_of(output)
         if self._config.perceptual_range == "symmetric":
             output, image = 2 * output - 1, 2 * image - 1
+        # The shift has a value for each of ImageNet's three colours, so broadcasting repeats the grey
+        # channel.
         output, image = ((one - placed.shift) / placed.scale for one in (output, image))
         distance = output.new_zeros(())
         for features, linear in zip(self._both_features(output, image), placed.linear, strict=True):
@@ -176,7 +188,8 @@ class FeatureDistance:
 
 
 def _squared_differences(one: Tensor, other: Tensor, epsilon: float) -> Tensor:
-    """Return the squared differences of features whose channels are scaled to norm 1 at each place."""
+    """Scale the features (N, C, ...) at each place to norm 1 over the channels, and return their squared
+    differences in the same shape."""
     one, other = (
         features / (features.square().sum(dim=1, keepdim=True) + epsilon).sqrt() for features in (one, other)
     )
@@ -195,8 +208,8 @@ def kl_divergence(mean: Tensor, sigma: Tensor) -> Tensor:
 
 
 def deceived(logits: Tensor) -> Tensor:
-    """Return the least-squares loss (Mao et al., ICCV 2017) of a discriminator's logits for reconstructions,
-    with target 1."""
+    """Return the generator's least-squares loss (Mao et al., ICCV 2017), a scalar: the mean of (logit - 1)^2,
+    where 1 is the discriminator's target for real images."""
     return (at_least_float32(logits) - 1).square().mean()
 
 

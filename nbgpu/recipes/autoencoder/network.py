@@ -45,6 +45,7 @@ def build_network(config: AutoencoderConfig) -> AutoencoderKL:
         use_flash_attention=True,
     )
     if config.upsampling == "trilinear":
+        # MONAI has no setting for this. nn.Upsample has no weights, so its mode can be changed afterwards.
         for module in network.decoder.modules():
             if isinstance(module, nn.Upsample):
                 module.mode, module.align_corners = "trilinear", False
@@ -52,8 +53,8 @@ def build_network(config: AutoencoderConfig) -> AutoencoderKL:
 
 
 def pretrained_network(config: AutoencoderConfig) -> AutoencoderKL:
-    """Return the network of the settings with the weights of their file, which may have the names of any of
-    the three.
+    """Return the network of the settings with the weights of the file `pretrained`, which may use the names
+    of MONAI, of MAISI or of `generative`.
 
     Raises:
         DataError: the file holds no weights, or others than the network's; the message has their names and
@@ -73,11 +74,16 @@ def pretrained_network(config: AutoencoderConfig) -> AutoencoderKL:
 
 
 def as_named(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with the names of the network's own, as far as those are known.
+    """Rename weights of MAISI's and of `generative`'s networks to the names of MONAI's AutoencoderKL; names
+    that match nothing stay.
 
-    MAISI's network wraps each convolution once more. What `generative` calls its attention and the
-    convolution after an upsampling, MONAI's `AutoencoderKL.load_old_state_dict` says. An attention without a
-    projection at its end gets one that changes nothing, as it does there.
+    MAISI's network wraps each convolution once more. `generative` has other names for its attention and for
+    the convolution after an upsampling, which MONAI's `AutoencoderKL.load_old_state_dict` lists. An attention
+    without an output projection gets the identity, as in that function.
+
+    Args:
+        weights: the tensors of a file, by name.
+        own: the network's state dict.
     """
     of_common = {_common(name): name for name in own}
     found: dict[str, Tensor] = {}
@@ -88,12 +94,14 @@ def as_named(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[s
 
 
 def _common(name: str) -> str:
-    """Return a name that is the same for all three, and different for every weight of one network."""
+    """Return a canonical name of a weight: equal for the three packages, and unique within one network."""
     name = name.replace(".postconv.", ".conv.").replace(".attn.to_", ".to_")
     return re.sub(r"(\.conv)+\.", ".conv.", name.replace(".attn.out_proj.", ".proj_attn."))
 
 
 def _with_projections(weights: dict[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
+    """Give each attention block whose file lacks an output projection the identity as its weight, and a bias
+    of 0, so that the block computes what the file's network computes; `weights` is changed in place."""
     for name in own:
         block, projects, _ = name.partition(".out_proj.weight")
         query = weights.get(f"{block}.to_q.weight")

@@ -51,9 +51,9 @@ def encoded(
 ) -> Predicted:
     """Write the latent of a volume (`Encoded.latent`), and its reconstruction as NIfTI.
 
-    The latent has the voxel size of the setting `spacing`, and so has what `psnr_db` compares. The
-    reconstruction lies on the volume's grid, in the volume's intensities; what is above their 99.5th
-    percentile is cut there.
+    The latent has the voxel size of the setting `spacing`, and `psnr_db` compares volumes of that voxel size.
+    The reconstruction lies on the file's own grid and in its intensities; values above their 99.5th
+    percentile are clipped.
 
     Raises:
         DataError: the file cannot be decoded, or has no contrast.
@@ -70,6 +70,7 @@ def encoded(
     reconstruction, latent = reconstruction.float().cpu(), latent.float().cpu()
     paths = [stem.with_name(stem.name + end) for end in (".latent.npy", ".reconstruction.nii.gz")]
     np.save(paths[0], latent.numpy())
+    # Undo the scaling to 0..1, separately for each channel.
     low, high = (torch.tensor(ends).reshape(-1, 1, 1, 1) for ends in zip(*ranges, strict=True))
     made = reconstruction * (high - low) + low
     if source is not None:
@@ -88,7 +89,11 @@ def encoded(
 
 
 def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> list[str]:
-    """Write `latents.json` about all volumes, and return sentences about it."""
+    """Write `latents.json`, which lists all volumes and the factor that scales their latents to variance 1,
+    and return sentences about this factor.
+
+    The variance follows from the sums that `encoded` left with each row, so no latent is read again.
+    """
     num, total, squares = (
         sum(row.aside[name] for row in rows) for name in ("num_latents", "sum", "sum_of_squares")
     )
@@ -110,6 +115,7 @@ def write_index(config: AutoencoderConfig, rows: Sequence[Row], job: Job) -> lis
 
 
 def _voxels(item: Item, config: AutoencoderConfig, reader: VolumeReader) -> Tensor:
+    """Generate a phantom or read a file, as (C, right, front, top) with the intensities of the file."""
     if "phantom" in item:
         return phantom(config.patch, config.split_seed, item["phantom"])
     try:

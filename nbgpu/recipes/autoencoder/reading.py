@@ -40,7 +40,7 @@ class VolumeReader:
         return cls(config.image_channels, config.spacing_mm)
 
     def problem(self, path: Path, patch: Sequence[int] = (1, 1, 1)) -> str | None:
-        """Return the problem of a file, see `header_problem`; None if there is none."""
+        """Return why a file cannot be used, as its name, header and size show; None if it can."""
         return header_problem(path, patch, spacing_mm=self.spacing_mm, channels=self.channels)
 
     def read(self, source: Source, name: str) -> Tensor:
@@ -52,12 +52,13 @@ class VolumeReader:
         image = load_volume(source, self.channels) if isinstance(source, Path) else source
         if not self.spacing_mm:
             return image
-        # Interpolation would spread them.
+        # Interpolation would spread NaN and infinite voxels to their neighbours.
         require_finite(image, name)
         return resampled(image, _affine(source), self.spacing_mm)[0]
 
     def onto_own_grid(self, volume: Tensor, source: Source) -> Tensor:
-        """Return a volume (C, right, front, top) like those of `read` with the voxels of its source."""
+        """Resample a volume (C, right, front, top) from the voxel size of the settings back to the grid of
+        its source."""
         if not self.spacing_mm:
             return volume
         shape = shape_of(source) if isinstance(source, Path) else tuple(source.shape[1:])
@@ -66,14 +67,15 @@ class VolumeReader:
 
 
 def scaled(image: Tensor, name: str) -> Tensor:
-    """Scale each channel of an image (C, D, H, W) to 0..1; see `scale_intensity`."""
+    """Scale each channel of an image (C, D, H, W) to 0..1: its smallest value becomes 0, its 99.5th
+    percentile 1, and larger values are clipped."""
     return torch.cat(
         [scale_intensity(one[None], label) for one, label in zip(image, labels(image, name), strict=True)]
     )
 
 
 def labels(image: Tensor, name: str) -> list[str]:
-    """Return what messages call each channel of an image (C, D, H, W)."""
+    """Return the name of each channel of an image (C, D, H, W), for messages."""
     return [name] if len(image) == 1 else [f"{name}, image channel {index}" for index in range(len(image))]
 
 
@@ -93,6 +95,13 @@ class Prepare(Transform):
     test_fraction: float = 0.0
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
+        """Generate or read a volume, scale it to 0..1, and crop its empty margins.
+
+        Returns:
+            `image`, (C, D, H, W), at least as large as a patch. For files also FOREGROUND: the flat indices
+            (K,) of the voxels that are brighter than the mean in at least one channel, around which patches
+            are drawn.
+        """
         if "phantom" in item:
             return {"image": phantom(self.patch_size, self.seed, item["phantom"])}
         image = self.reader.read(item["image"], item["name"])
@@ -105,8 +114,8 @@ class Prepare(Transform):
         return {"image": image, FOREGROUND: is_bright.flatten().nonzero().flatten().int()}
 
     def _cut(self, image: Tensor, item: Item) -> Tensor:
-        """Return one part of a volume, which cuts across its longest axis separate: behind the training part
-        comes the one for validation, and at the front that for the test."""
+        """Return one part of a single volume, so that training and held-out patches share no voxel: along the
+        longest axis come the training part, that for validation, and that for the test."""
         axis = max((1, 2, 3), key=lambda a: image.shape[a])
         p = self.patch_size[axis - 1]
         length = image.shape[axis]
@@ -119,6 +128,7 @@ class Prepare(Transform):
                 f"too short for {num_parts} parts of {p} voxels each. Lower patch_size, give a second volume, or set "
                 f"{' and '.join(f'{part}=0' for part in ('val_fraction', 'test_fraction')[: num_parts - 1])}"
             )
+        # Shorten the larger held-out part until at least one patch is left to train on.
         while sum(wanted.values()) > length - p:
             wanted[max(wanted, key=lambda name: wanted[name])] -= 1
         sizes = {"training": length - sum(wanted.values()), **wanted}

@@ -112,6 +112,8 @@ class Autoencoder:
         )
 
     def _warnings(self, steps_per_epoch: int) -> Iterator[str]:
+        """Yield a sentence for each choice that may surprise: files that were passed over, features of random
+        filters, and a discriminator that would begin after the run's end."""
         config = self.config
         if self._passed_over:
             yield self._passed_over
@@ -147,8 +149,8 @@ class Autoencoder:
         inspection.require(self.config, self._parts().everything, self._steps())
 
     def proposals(self, on_gpu: bool) -> list[Proposal]:
-        """Return networks and patches, the largest first; see `networks_for`. A DataError has a line for each
-        unusable file."""
+        """Propose networks and patch sizes for settings that were left out, the largest first, in which a
+        patch fits into the smallest volume. A DataError has a line for each unusable file."""
         volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
         return networks_for(self.config, volumes, on_gpu)
 
@@ -162,8 +164,8 @@ class Autoencoder:
         )
 
     def _parts(self) -> Parts:
-        """Return the volumes, with all of a patient in the same part. An item's `part` says which part of a
-        volume it is."""
+        """Return the volumes as Items, with all volumes of a patient in the same part. The parts of a single
+        volume are Items with its file and a `part`."""
         config = self.config
         if config.data == "phantoms":
             items: list[Item] = [{"name": f"phantom {i}", "phantom": i} for i in range(config.num_phantoms)]
@@ -188,6 +190,8 @@ class Autoencoder:
         return split(items, config, lambda item: volumes.patient_of(item["image"], config.patient_pattern))
 
     def _refuse_shared_patients(self, parts: Parts, volumes: VolumeList) -> None:
+        """Raise DataError if volumes of one patient are in two parts: the held-out error would then be too
+        good, because the network has seen the patient."""
         parts_of: dict[str, set[str]] = {}
         for part, items in vars(parts).items():
             for item in items:
@@ -203,6 +207,8 @@ class Autoencoder:
             )
 
     def _check_headers(self, paths: Sequence[Path]) -> None:
+        """Raise DataError with a line for each file that its header makes unusable, together with the
+        problems inside the other files, so that one message has all."""
         reader = VolumeReader.of(self.config)
         problems = {path: reader.problem(path, self.config.patch) for path in paths}
         if any(problems.values()):
@@ -212,7 +218,8 @@ class Autoencoder:
             raise DataError("\n".join(told + inspection.problems(self.config, others, self._steps())))
 
     def _parts_of_cut_volume(self, item: Item) -> Parts:
-        """Return the parts of a single volume, which is cut; see `Prepare`."""
+        """Return Items for the training, validation and test part of a single volume, which `Prepare` cuts
+        across its longest axis."""
         config = self.config
         shares = {"validation": config.val_fraction, "test": config.test_fraction}
         if not any(shares.values()):
@@ -223,6 +230,8 @@ class Autoencoder:
         return Parts([{**item, "part": "training"}], held_out["validation"], held_out["test"])
 
     def _steps(self) -> Compose:
+        """Return the transform that decodes an Item; its settings are part of the key of the cache on
+        disk."""
         config = self.config
         return Compose(
             [
@@ -237,14 +246,22 @@ class Autoencoder:
         )
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
-        """Return the rank's held-out patches (N, C, p, q, r), N >= 0: those of its volumes, or its share of
-        the patches of each volume."""
+        """Return the rank's held-out patches (N, C, p, q, r), N >= 0. Whole volumes are shared among the
+        ranks; where there are fewer volumes than ranks, each rank decodes all of them and takes its share of
+        the patches."""
         by_volume = len(held_out) >= world_size
         items = held_out[rank::world_size] if by_volume else held_out
         patches = self._held_out_patches(items, num_volumes=len(held_out))
         return patches if by_volume else patches[rank::world_size]
 
     def _held_out_patches(self, items: Sequence[Item], num_volumes: int) -> Tensor:
+        """Decode volumes and cut patches (N, C, p, q, r) at fixed places, so that each validation compares
+        the same patches: at most MAX_HELD_OUT_VOXELS voxels, or 8 patches, in all.
+
+        Args:
+            items: the volumes to decode.
+            num_volumes: the number of held-out volumes on all ranks, which share the limit.
+        """
         patch = self.config.patch
         max_patches = max(8, MAX_HELD_OUT_VOXELS // math.prod(patch))
         max_patches = self.config.num_evaluated(max_patches)
@@ -282,9 +299,9 @@ class Autoencoder:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """Return the network of the settings, see `build_network`, with the weights of `pretrained`.
+        """Return the network of the settings, with random weights or those of the file `pretrained`.
 
-        Raises DataError if its file is unusable.
+        Raises DataError if the file is unusable.
         """
         return pretrained_network(self.config) if self.config.pretrained else build_network(self.config)
 
@@ -323,7 +340,7 @@ class Autoencoder:
         loss = recon_loss + config.kl_weight * kl_loss
         terms = {"recon_loss": recon_loss, "kl_loss": kl_loss}
         if config.perceptual != "none":
-            # Each channel is an image of its own.
+            # The distances take one channel: (N, C, D, H, W) becomes (N * C, 1, D, H, W).
             output, true = (each.flatten(0, 1)[:, None] for each in (reconstruction, image))
             distance = (
                 spectral_distance(output, true)
@@ -378,7 +395,8 @@ class Autoencoder:
         return {**terms, "loss": loss, "adversarial_loss": adversarial_loss}, seen
 
     def discriminator_loss(self, discriminator: nn.Module, seen: tuple[Tensor, Tensor]) -> Tensor:
-        """Return `discrimination_loss` of the reconstruction and the image from `loss_against`."""
+        """Return the least-squares loss of the discriminator, a scalar, for the detached reconstruction and
+        the image that `loss_against` returned."""
         reconstruction, image = seen
         return discrimination_loss(_logits(discriminator, reconstruction), _logits(discriminator, image))
 
@@ -430,7 +448,8 @@ class Autoencoder:
         return new_volumes(self.config, data)
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Write the latent and the reconstruction of a volume, see `encoded`."""
+        """Encode a whole volume in overlapping windows, and write its latent as .npy and its reconstruction
+        as NIfTI on the file's own grid."""
         assert isinstance(model, AutoencoderKL)
         return encoded(model, device, self.config, sample, stem)
 
@@ -448,8 +467,8 @@ class Autoencoder:
 def _logits(discriminator: nn.Module, image: Tensor) -> Tensor:
     """Return a PatchDiscriminator's logits for each part of the patches.
 
-    They are computed in the image's own precision even with `amp`: with bf16 on a CPU the gradient of the
-    last layer was NaN (torch 2.13).
+    Autocast is switched off for the discriminator: with bf16 on a CPU the gradient of its last layer was NaN
+    (torch 2.13).
     """
     # The device 'meta', on which memory is estimated, has no autocast.
     is_meta = image.device.type == "meta"

@@ -17,14 +17,15 @@ def mean_image(targets: Tensor) -> Tensor:
 
 
 class VoxelwiseQuadratic:
-    """The quadratic polynomial in a voxel's other modalities that fits the voxel's target best by least
-    squares.
+    """A regression without a network: the target's voxel is a quadratic polynomial in the same voxel of the
+    other modalities, fitted by least squares.
 
     Args:
         pairs: batches of conditions (N, C, D, H, W) and targets (N, 1, D, H, W).
     """
 
     def __init__(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Fit the polynomial's weights (terms,) in float64 to all pairs."""
         # The normal equations A^T A w = A^T b are summed over parts, because A does not fit in memory.
         grams, moments = [], []
         for condition, target in pairs:
@@ -44,8 +45,8 @@ class VoxelwiseQuadratic:
 
 
 def _voxels(condition: Tensor) -> tuple[Tensor, ...]:
-    """Return the voxels (C, N * D * H * W) in parts, because the terms of 256 x 256 x 256 voxels would take
-    more than a gigabyte."""
+    """Return the voxels of conditions (N, C, D, H, W) as chunks (C, K) with K <= 2^20: the polynomial's terms
+    of a whole volume of 256 x 256 x 256 voxels would take more than a gigabyte."""
     return torch.split(condition.transpose(0, 1).flatten(1), _NUM_AT_ONCE, dim=1)
 
 

@@ -115,6 +115,8 @@ class DiffusionConfig(TrainConfig):
         return self.size or (16 if self.data == "phantoms" else 128)
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each contradiction between settings of the network, of the noise schedule, and
+        of the times that sampling visits."""
         shrink = 2 ** (len(self.channels) - 1)
         if self.edge % shrink:
             yield (

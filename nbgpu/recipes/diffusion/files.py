@@ -126,11 +126,14 @@ def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Cas
 
 
 def _by_names(root: Path) -> tuple[list[Case], list[str]]:
+    """Find cases by the names of files in all subfolders: files of one folder whose names differ in the
+    modality alone are a case. Return (the cases, a line for each modality that a case has twice)."""
     cases: dict[tuple[Path, str], Case] = {}
     problems = []
     for path in sorted(root.rglob("*.nii*")):
         matches = ((kind, pattern.fullmatch(path.name)) for kind, pattern in _NAMES.items())
-        # BIDS' name of T1 with contrast ends as that without it, and leaves the shorter name of the case.
+        # In BIDS 'sub-01_ce-gadolinium_T1w' also ends as a T1 without contrast does, '_T1w'. The right
+        # pattern matches more of the ending and leaves the shorter name of the case.
         kind, match = min(
             ((kind, match) for kind, match in matches if match is not None),
             key=lambda pair: len(pair[1]["case"]),
@@ -148,6 +151,8 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
 
 
 def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
+    """Find the cases of the Medical Segmentation Decathlon, which has all modalities of a case in one file in
+    imagesTr and the labels in labelsTr. Return (the cases, a line for each case that is there twice)."""
     cases: dict[str, Case] = {}
     problems = []
     for path in sorted((root / "imagesTr").iterdir()):
@@ -168,6 +173,8 @@ def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
 
 
 def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
+    """Yield a message for each needed modality that a case lacks, and for each file that cannot be read or
+    lies on another grid than the case's first file; only headers and file sizes are read."""
     missing = [name for name in needed if name not in case.files]
     if missing:
         yield f"{case.folder / case.name}: has no {' and no '.join(missing)}. Add the files, or take the case away"
@@ -187,7 +194,7 @@ def _header_problems(case: Case, needed: Sequence[str]) -> Iterator[str]:
 
 
 def _opened(path: Path, num_channels: int) -> tuple[tuple[int, ...], np.ndarray] | str:
-    """Return (shape, affine), or a description of what is wrong with the file."""
+    """Read a NIfTI header: return (shape, affine matrix), or a phrase about the problem of the file."""
     try:
         image = nibabel.load(path)
         if not isinstance(image, nibabel.Nifti1Pair):
@@ -250,7 +257,11 @@ def images(case: Case) -> dict[str, Tensor]:
 
 
 def modalities(case: Case) -> dict[str, Modality]:
-    """Return each modality of the case, in the order of MODALITIES; errors as for `images`."""
+    """Read the modalities that the case has, in the order of MODALITIES.
+
+    Raises:
+        DataError: a line for each file that is damaged, has NaN, or has no contrast.
+    """
     found, problems = {}, []
     loaded: dict[Path, Tensor] = {}
     for name in MODALITIES:
@@ -294,8 +305,8 @@ def limits_of(volume: Tensor, name: str) -> tuple[float, float]:
 
 
 def scaled(volume: Tensor, low: float, high: float) -> Tensor:
-    """Return a volume scaled so that `low` becomes -1 and `high` 1, and clipped to that range; zeros become
-    -1."""
+    """Scale a volume linearly so that `low` becomes -1 and `high` 1, and clip to that range; voxels that are
+    0, the background, become -1."""
     unit = ((volume - low) / (high - low)).clamp(0, 1)
     return torch.where(volume == 0, torch.zeros_like(unit), unit) * 2 - 1
 
@@ -350,7 +361,8 @@ class Cube:
 
     @classmethod
     def around(cls, images: Tensor, edge: int, fit: str) -> Self:
-        """Return the cube around what is not background, -1, in one of the images (C, D, H, W)."""
+        """Return the cube around all voxels that are above the background, -1, in any image of (C, D, H,
+        W)."""
         box = generate_spatial_bounding_box(images, select_fn=lambda values: values > -1)
         slices = tuple(slice(start, end) for start, end in zip(*box, strict=True))
         return cls(tuple(images.shape[1:]), slices, edge, fit)
@@ -365,12 +377,12 @@ class Cube:
         return functional.interpolate(cube[None], size=(self.edge,) * 3, mode=mode)[0]
 
     def placed(self, cube: Tensor, background: float) -> Tensor:
-        """Return the volume (1, D, H, W) of a cube (1, e, e, e), with the background where the cube has
-        nothing. What was resampled is resampled back trilinearly."""
+        """Undo `cut`: put a cube (1, e, e, e) back into a volume (1, D, H, W) of the case's shape, with the
+        background outside the cube. A resampled cube is resampled back trilinearly."""
         volume = torch.full((1, *self.shape), background, dtype=cube.dtype)
         within = volume[(slice(None), *self.box)]
-        # The numbers of the voxels take the same way as the voxels did, so that it need not be known here how
-        # MONAI rounds. float64 has every number up to 2^53.
+        # A volume of voxel indices is cropped and padded just as the image was, so the result says which
+        # voxel each position came from, however MONAI rounds. float64 holds every integer up to 2^53.
         numbers = torch.arange(within.numel(), dtype=torch.float64).reshape(within.shape)
         if self.fit == "crop":
             moved, values = ResizeWithPadOrCrop(self.edge, constant_values=-1)(numbers), cube

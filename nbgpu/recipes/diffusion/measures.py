@@ -38,8 +38,8 @@ def quality(
     `tumour_psnr_db` and `tumour_ssim`, if the case has one.
 
     Args:
-        output: what was made, (N, 1, e, e, e), from -1 to 1.
-        target: what is true, in the same way.
+        output: the sampled volumes, (N, 1, e, e, e), from -1 to 1.
+        target: the true volumes, of the same shape and range.
         brain: 1 in the brain and 0 outside, (N, 1, e, e, e).
         label: the classes of the tumour's voxels, 0 outside, (N, 1, e, e, e).
     """
@@ -81,7 +81,8 @@ def masked_ssim(output: Tensor, target: Tensor, mask: Tensor) -> float:
     one of 11 voxels, or of 7 for volumes smaller than 11.
     """
     window = 11 if output.shape[-1] >= 11 else 7
-    # Crop both to the mask's bounding box. Outside all is 0, so half a window of padding does the same.
+    # Crop both to the mask's bounding box, which saves time: outside it all voxels are 0, so padding with
+    # half a window of zeros gives the same values.
     box = generate_spatial_bounding_box(mask)
     crop = (slice(None), *(slice(start, end) for start, end in zip(*box, strict=True)))
     inside = mask[crop]
@@ -103,9 +104,10 @@ def masked_ssim(output: Tensor, target: Tensor, mask: Tensor) -> float:
 def spectrum_distance_db(output: Tensor, target: Tensor) -> float:
     """Return how far apart the power spectra of (1, e, e, e) are, in dB: 0 for the same sharpness.
 
-    The power at each frequency, averaged over shells around 0 one index wide, from the first up to Nyquist's;
-    then the root mean square over shells of the difference in dB (the log-spectral distance of Gray & Markel
-    1976). Phases don't count: an image that is too smooth is far away, however small its squared error is.
+    The power is averaged over shells of frequencies, one index wide, from 1 up to Nyquist's frequency; the
+    distance is the root mean square over shells of the difference in dB (the log-spectral distance of Gray &
+    Markel 1976). Phases don't count: an image that is too smooth is far away, however small its squared
+    error is.
     """
     difference = _shells_db(output) - _shells_db(target)
     return float(difference.square().mean().sqrt())

@@ -53,7 +53,8 @@ def phantom(size: int, seed: int, index: int, clean: str = "t2f", noise: float =
 
 
 def _tissues(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return indices into TISSUES, (size, size, size)."""
+    """Draw a head from ellipsoids, and return the tissue of each voxel as an index into TISSUES, (size, size,
+    size) in int64. Later ellipsoids cover earlier ones."""
     axis = (np.arange(size) + 0.5) / size
     points = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1)
 
@@ -66,6 +67,7 @@ def _tissues(size: int, rng: np.random.Generator) -> np.ndarray:
     tissue = np.zeros((size,) * 3, dtype=np.int64)
     centre = 0.5 + rng.uniform(-0.06, 0.06, 3)
     head = np.linalg.norm((points - centre) / rng.uniform(0.36, 0.54, 3), axis=-1)
+    # The brain: grey matter outside, white matter inside, with nuclei of grey matter and ventricles of fluid.
     tissue[head < 1] = 2
     tissue[head < rng.uniform(0.7, 0.85)] = 1
     for _ in range(rng.integers(2, 5)):
@@ -74,6 +76,7 @@ def _tissues(size: int, rng: np.random.Generator) -> np.ndarray:
     for _ in range(rng.integers(1, 4)):
         ventricle = radius(centre + rng.uniform(-0.12, 0.12, 3), rng.uniform(0.08, 0.2, 3))
         tissue[(ventricle < 1) & (head < 0.85)] = 3
+    # The tumour, from outside to inside: oedema, an enhancing rim, and the core.
     tumour = radius(centre + rng.uniform(-0.2, 0.2, 3), rng.uniform(0.18, 0.36, 3))
     inside = head < 0.95
     tissue[(tumour < 1) & inside] = 4

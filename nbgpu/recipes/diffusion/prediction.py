@@ -20,18 +20,18 @@ _NUM_GENERATED = 8
 def written(
     case: Case, given: Mapping[str, Modality], target: str, cube: Cube, image: Tensor, stem: Path
 ) -> Predicted:
-    """Write the modality that was made of a case as NIfTI, on the grid of the first of the given ones.
+    """Write the modality that was made for a case as NIfTI, on the grid of the first given modality's file.
 
-    Intensities are in the scale of the given modalities: -1 and 1 become the means of their 1st and of their
-    99th percentiles, the columns `low` and `high`. What is 0 in all of them is 0. `brain_outside` is the
-    share of the brain that the cube does not reach, which is 0 too.
+    Intensities have no true scale, so that of the given modalities is taken: -1 and 1 become the means of
+    their 1st and of their 99th percentiles, the columns `low` and `high`. Voxels that are 0 in all given
+    modalities are 0. So are voxels of the brain outside the cube; their share is the column `brain_outside`.
 
     Args:
         case: the case.
         given: its other modalities.
         target: the modality that was made.
         cube: where the cube lies in the volume.
-        image: what was made, (1, e, e, e) from -1 to 1.
+        image: the sampled cube, (1, e, e, e) from -1 to 1.
         stem: the path of the file, up to the modality.
     """
     low, high = (sum(ends) / len(given) for ends in zip(*(m.limits for m in given.values()), strict=True))

@@ -111,10 +111,19 @@ class Diffusion:
         self._inspect(rank=0, world_size=1, are_read_anyhow=False)
 
     def _inspect(self, rank: int, world_size: int, are_read_anyhow: bool) -> None:
+        """Raise DataError for bad names and headers, and for bad voxels in the rank's share of the cases,
+        which are all read here.
+
+        Args:
+            rank, world_size: this rank, and the number of ranks that share the cases.
+            are_read_anyhow: whether loading the data reads every file and reports bad voxels; nothing is read
+                here then.
+        """
         if self.config.data == "phantoms":
             return
         cases, problems = self._found
-        # After bad names or headers nothing else is checked.
+        # With bad names or headers the data are not loaded, so the voxels of the other cases are checked
+        # here, and one message has everything.
         if problems or not are_read_anyhow:
             items = [as_item(case) for case in cases[rank::world_size]]
             problems = problems + inspection.problems(self.config, items, Compose([_Look()]))
@@ -129,8 +138,8 @@ class Diffusion:
         return _Prepare(config.target, config.edge, config.fit, config.split_seed, with_masks)
 
     def decoded(self, items: Sequence[Item], with_masks: bool = False) -> dict[str, Tensor]:
-        """`condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if all have one; with masks also
-        `brain`, and `label` if all have one, in the shape of `target`."""
+        """Decode cases into one batch: `condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if
+        all cases have one; with masks also `brain`, and `label` if all have one, in the shape of `target`."""
         decode = Decode(self._steps(with_masks))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
@@ -141,7 +150,8 @@ class Diffusion:
     # ---- model and loss ----
 
     def build_model(self) -> nn.Module:
-        """DiffusionModelUNet; its first input channel is the noisy image, the others are the condition."""
+        """Return MONAI's DiffusionModelUNet; its first input channel is the noisy image, the others are the
+        condition."""
         config = self.config
         edges = [config.edge // 2**level for level in range(len(config.channels))]
         return DiffusionModelUNet(
@@ -157,7 +167,7 @@ class Diffusion:
         )
 
     def example(self, batch_size: int) -> Batch:
-        """Noise."""
+        """Return uniform noise: `condition` (N, 3, e, e, e) and `target` (N, 1, e, e, e), from -1 to 1."""
         cube = (self.config.edge,) * 3
         return {
             "condition": torch.rand(batch_size, len(MODALITIES) - 1, *cube) * 2 - 1,
@@ -186,7 +196,15 @@ class Diffusion:
         return {"loss": self._errors(model, batch, clean, epsilon, t).mean()}
 
     def _errors(self, model: nn.Module, batch: Batch, clean: Tensor, epsilon: Tensor, t: Tensor) -> Tensor:
-        """Return the squared errors of the prediction, (N, 1, D, H, W)."""
+        """Return the squared errors (N, 1, D, H, W) of the network's prediction from the noisy image x_t.
+
+        Args:
+            model: the network.
+            batch: has the `condition`, (N, 3, D, H, W).
+            clean: the clean images x0, (N, 1, D, H, W).
+            epsilon: standard normal noise of the same shape.
+            t: the time of each sample, (N,).
+        """
         noise = self.sampler.noise
         x_t = noise.add(clean, epsilon, t)
         said = at_least_float32(model(torch.cat([x_t, batch["condition"]], dim=1), t))
@@ -214,9 +232,10 @@ class Diffusion:
     def evaluate(
         self, model: nn.Module, device: torch.device, samples: Sequence[int]
     ) -> list[dict[str, Any]]:
-        """Return for each case the `quality` of what is sampled, and of what the network says at once.
+        """Return for each case the measures of the sampled image ('diffusion'), and of the network's estimate
+        from pure noise in a single step (ONCE), which shows what the other steps of sampling bring.
 
-        A case that is shown has the middle slice of its sample too, (D, H).
+        The first cases also have the middle slice of their sample, (D, H), for the pictures.
         """
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
@@ -228,7 +247,8 @@ class Diffusion:
             name: quality(images, data["target"], data["brain"], data.get("label"))
             for name, images in made.items()
         }
-        # Else rank 0 would sample again for the pictures, while the other ranks wait.
+        # The slices travel with the measures: otherwise rank 0 would sample again for the pictures while the
+        # other ranks wait.
         slices = made["diffusion"][:, 0, ..., self.config.edge // 2]
         return [
             {name: of_cases[i] for name, of_cases in measures.items()}
@@ -239,7 +259,8 @@ class Diffusion:
     def _sampled(
         self, model: nn.Module, device: torch.device, condition: Tensor, numbers: Sequence[int], last: int = 0
     ) -> Tensor:
-        """Return what is sampled for these cases, with the noise of their numbers, on the CPU."""
+        """Sample images (N, 1, e, e, e) for conditions (N, 3, e, e, e), in float32 on the CPU. The numbers of
+        the cases determine their noise; `last` is the index of the last time to visit."""
         dtype = next(model.parameters()).dtype
         return self.sampler(model, condition.to(device, dtype), list(numbers), last).float().cpu()
 
@@ -283,6 +304,8 @@ class Diffusion:
         }
 
     def _baselines(self, training: Sequence[Item], condition: Tensor) -> dict[str, Tensor]:
+        """Return the baselines without a network, each as images (N, 1, e, e, e) for the conditions (N, 3, e,
+        e, e): the mean training image, and a polynomial that is fitted to training cases."""
         num_cases = self.config.num_evaluated(max(1, _MAX_BASELINE_VOXELS // self.config.edge**3))
         data = self.decoded(training[:num_cases])
         quadratic = VoxelwiseQuadratic(zip(data["condition"].split(1), data["target"].split(1), strict=True))
@@ -321,7 +344,13 @@ class Diffusion:
         return replace(predicted, values={**known, **predicted.values})
 
     def _pictures(self, data: dict[str, Tensor], found: Tensor) -> dict[str, str]:
-        """Return pictures of the first cases. `found` has the middle slices of their samples, (N, D, H)."""
+        """Draw the middle slices of the first cases: the given modalities, the true and the sampled one, and
+        the error. Return {caption: PNG as a data URI}.
+
+        Args:
+            data: the batch of `decoded`.
+            found: the middle slices of the samples, (N, D, H).
+        """
         shown = slice(0, _NUM_PICTURES)
         condition, target = data["condition"][shown], data["target"][shown, 0]
         middle = target[..., target.shape[-1] // 2]
@@ -342,7 +371,8 @@ class Diffusion:
 def _compare_with_best(
     table: Mapping[str, Mapping[str, float]], rows: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> str:
-    """Say of each measure of the brain how the samples differ from the best baseline.
+    """Return a clause that compares the samples with the best baseline in each of the three measures over the
+    brain, with 95 % intervals over cases.
 
     Args:
         table: the means over the cases, by method and measure.
@@ -395,8 +425,8 @@ class _Look(Transform):
 
 @dataclass(eq=False)
 class _Prepare(Transform):
-    """An Item to `condition` (3, e, e, e), `target` (1, e, e, e) if it is there, and if they are asked for
-    `brain` and, if it is there, `label` (1, e, e, e)."""
+    """Turns an Item into `condition` (3, e, e, e), `target` (1, e, e, e) if the case has this modality, and
+    with masks also into `brain` and, if the case is labelled, `label` (1, e, e, e)."""
 
     target: str
     edge: int
@@ -405,6 +435,7 @@ class _Prepare(Transform):
     with_masks: bool
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
+        """Generate a head or read a case, and split its modalities into the condition and the target."""
         if "generated" in item:
             images = phantom(self.edge, self.seed, item["generated"], clean=self.target)
         else:
@@ -415,13 +446,15 @@ class _Prepare(Transform):
         return prepared
 
     def _read(self, item: Item) -> dict[str, Tensor]:
+        """Read a case's files and cut the same cube (1, e, e, e) out of each modality, of the brain's mask
+        and of the labels."""
         case = _case(item)
         volumes = files.images(case)
         label = files.label(case)
         cube = self.cube_of({name: image for name, image in volumes.items() if name != self.target})
         images = {name: cube.cut(image, -1.0, "trilinear") for name, image in volumes.items()}
-        # What is 0 in all modalities is not brain. The darkest hundredth of a brain is -1 here too, but
-        # hardly in all of them at once.
+        # Voxels that are 0 in all files, -1 here, are outside the brain. The darkest hundredth of a brain is
+        # -1 too, but hardly in all modalities at once.
         brain = (torch.cat(list(volumes.values())) > -1).any(dim=0, keepdim=True)
         images["brain"] = cube.cut(brain.float(), 0.0, "nearest")
         if label is not None:
@@ -429,6 +462,9 @@ class _Prepare(Transform):
         return images
 
     def cube_of(self, given: Mapping[str, Tensor]) -> Cube:
-        """Return where the cube lies. `given` has no target, which a case to be sampled may lack: with it the
-        box would differ."""
+        """Return the cube around the brain in the given modalities, each (1, D, H, W).
+
+        The target is never among them: a case to be sampled may lack it, and the box would differ from that
+        in training.
+        """
         return Cube.around(torch.cat(list(given.values())), self.edge, self.fit)

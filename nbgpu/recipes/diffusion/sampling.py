@@ -75,6 +75,8 @@ def sample_share(
 
 
 def _cases_to_fill(folder: Path, target: str) -> list[Item]:
+    """Return the cases of a folder as Items; the modality `target` may be missing. Any problem with names or
+    headers is a DataError."""
     cases, problems = find_cases(folder, needed=[name for name in MODALITIES if name != target])
     if problems:
         raise DataError("\n".join(problems))

@@ -69,11 +69,12 @@ def antithetic(
     place: randomness.Place,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Return random indices into the points for a micro-batch, (num_samples,), as a part of those of its
-    whole step: there the second sample of each pair has the mirror image of the first one's.
+    """Draw a random index into the times for each sample of a micro-batch, (num_samples,) in int64.
 
-    So the step has early and late times in equal number, and the same ones however its samples are divided
-    among ranks and micro-batches.
+    The samples of an optimizer step form pairs: if the first has index i, the second has num_points - 1 - i
+    (antithetic variates). So a step has early and late times in equal number, which lowers the variance of
+    its loss. Each index follows from the step's seed and the sample's number in the step, so that the indices
+    do not depend on how ranks and micro-batches divide the step.
     """
     samples = range(place.first_sample, place.first_sample + num_samples)
     found = []
@@ -81,7 +82,8 @@ def antithetic(
         (drawn,) = np.random.SeedSequence([*place.seed, sample // 2]).generate_state(1, np.uint64)
         point = int(drawn) % num_points
         found.append(num_points - 1 - point if sample % 2 else point)
-    # From pinned memory: any other copy waits until the GPU has done all that it was given before.
+    # A copy from pinned memory is asynchronous; any other one would wait until the GPU has finished all the
+    # work in its stream.
     is_on_gpu = torch.device(device).type == "cuda"
     indices = torch.empty(num_samples, dtype=torch.int64, pin_memory=is_on_gpu)
     return indices.copy_(torch.tensor(found)).to(device, non_blocking=True)
@@ -106,6 +108,7 @@ class Noise:
         beta_start: float = 1e-4,
         beta_end: float = 0.02,
     ) -> None:
+        """Compute abar(t) in float64 from MONAI's betas."""
         ends: dict[str, Any] = {} if betas == "cosine" else {"beta_start": beta_start, "beta_end": beta_end}
         self.num_times = num_times
         # In float32, which MONAI uses, 1 - abar of the first times is off by a part in 6000.
@@ -114,7 +117,8 @@ class Noise:
         self._tables: dict[torch.device, Tensor] = {}
 
     def _parts(self, t: Tensor | int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (sqrt(abar), sqrt(1 - abar)) for the samples of `like`."""
+        """Return (sqrt(abar(t)), sqrt(1 - abar(t))) in the precision of `like` (N, ...), each of a shape that
+        broadcasts to it: (N, 1, ...) for times (N,)."""
         if like.device not in self._tables:
             self._tables[like.device] = torch.tensor(self.abar, dtype=torch.float64, device=like.device)
         abar = self._tables[like.device][t].reshape(-1, *[1] * (like.ndim - 1))
@@ -138,7 +142,8 @@ class Noise:
     def split(
         self, kind: Prediction, predicted: Tensor, x_t: Tensor, t: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """Return the (x0, epsilon) that a prediction implies."""
+        """Solve x_t = sqrt(abar) x0 + sqrt(1 - abar) epsilon for what the network did not predict, and return
+        (x0, epsilon)."""
         signal, noise = self._parts(t, x_t)
         if kind == "x0":
             return predicted, (x_t - signal * predicted) / noise
@@ -212,6 +217,7 @@ class Sampler:
             last: the index of the last time that is visited; the result is the network's estimate of the
                 clean image at that time.
         """
+        # DDP's own forward pass may call collectives, and ranks have different numbers of cases.
         network = model.module if isinstance(model, DistributedDataParallel) else model
         config = self.config
         generators = [_generator(config.seed, number) for number in numbers]
@@ -234,7 +240,12 @@ class Sampler:
         raise AssertionError("there is at least one time")
 
     def noisy(self, clean: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (x_t, epsilon, t); a case always gets the same noise and a time determined by its number."""
+        """Return (x_t, epsilon, t) for a validation: noisy images and noise (N, 1, D, H, W), and times (N,).
+
+        Noise and time follow from the number of the case alone, so that the losses of two validations differ
+        only by the network.
+        """
+        # The last number keeps this noise apart from the noise that sampling begins with.
         generators = [_generator(self.config.seed, number, 1) for number in numbers]
         epsilon = self._drawn(generators, clean)
         t = self.times[torch.tensor(numbers) % len(self.times)].to(clean.device)
@@ -249,5 +260,12 @@ class Sampler:
 
 
 def _generator(seed: int, number: int, use: int = 0) -> torch.Generator:
+    """Return a random generator on the CPU whose state depends on the three numbers alone.
+
+    Args:
+        seed: the run's seed.
+        number: the number of the case.
+        use: the purpose of the random numbers: 0 for sampling, 1 for a validation.
+    """
     (state,) = np.random.SeedSequence([seed, number, use]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state))

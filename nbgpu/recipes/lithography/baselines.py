@@ -1,5 +1,5 @@
-"""What a network is held against: a blur that knows nothing of the lens, the lens itself with as many
-kernels, and the models of a resist that an expert would fit to pairs by hand."""
+"""Baselines for the lithography network: a blur of the mask, SOCS with the true lens and as many kernels, and
+models of a resist that an expert would fit to pairs by hand."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def best_blur(masks: Tensor, aerials: Tensor) -> float:
 
 
 def num_systems(config: LithographyConfig) -> int:
-    """Return the number of complex kernels that are as many as the network's real ones, of which two make
-    one; at most all of the source's points."""
+    """Return the number of complex SOCS kernels with as many parameters as the network's real kernels: two
+    real kernels make one complex kernel. There are at most as many as points of the source."""
     return min(config.num_kernels // 2, len(source_of(config).points()))
 
 
@@ -92,17 +92,20 @@ def _one_blur(image: Tensor, sigma: float) -> list[Tensor]:
 
 
 def _compact_terms(image: Tensor, pixel_nm: float) -> list[Tensor]:
+    """Return the terms of the compact resist model, each of the image's shape (N, 1, H, W): blurred powers of
+    the image, products of narrow and wide blurs, and the slope of the image."""
     powers = [blurred(image**power, width / pixel_nm) for power in _POWERS for width in _WIDTHS_NM]
     near, nearby = (
         [blurred(image, width / pixel_nm) for width in widths] for widths in (_NEAR_NM, _NEARBY_NM)
     )
+    # Central differences along x and y. The field is periodic, so roll continues it at its edges.
     slopes = [(near[0].roll(-1, axis) - near[0].roll(1, axis)).square() for axis in (-1, -2)]
     return [*powers, *(one * other for one in near for other in nearby), (slopes[0] + slopes[1]).sqrt()]
 
 
 def _least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, float]:
-    """Return the weights (1 + T,) of a constant and the terms that come closest, and their mean squared
-    error."""
+    """Fit a constant and weights of terms to an image by least squares, in float64. Return the weights (1 +
+    T,), the constant first, and the mean squared error."""
     matrix = torch.stack([torch.ones_like(wanted), *(term.double().flatten() for term in terms)], dim=1)
     weights = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
     return weights, float((matrix @ weights - wanted).square().mean())

@@ -125,6 +125,9 @@ class LithographyConfig(TrainConfig):
         return tuple((int(number), float(waves)) for number, waves in pairs)
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each contradiction between settings: pixels too large for the optics, a
+        numerical aperture above the medium's index, and augmentations under which the lens is not
+        symmetric."""
         if self.data != "generated" and self.pixel_nm is None:
             yield f"data={self.data!r}: the size of a pixel at the wafer is not known. Give pixel_nm"
         if self.sigma_inner >= self.sigma_outer and self.source not in ("point", "conventional"):

@@ -18,6 +18,7 @@ def contours(image: Tensor, threshold: float, pixel_nm: float) -> list[np.ndarra
 
     Each line is (N, 2), x and y in nm, and is closed unless it leaves the field.
     """
+    # contourpy places the value of pixel i at i, and the centre of the pixel is at i + 1/2.
     generator = contour_generator(z=image.detach().cpu().double().numpy())
     lines = generator.lines(threshold)
     return [(np.asarray(line) + 0.5) * pixel_nm for line in lines]
@@ -57,5 +58,6 @@ def widths_nm(profile: np.ndarray, threshold: float, pixel_nm: float) -> np.ndar
     up, down = crossings(profile, threshold)
     if not len(up):
         return np.empty(0)
+    # The next falling edge after each rising one; after the last one comes the first of the next period.
     ends = down[np.searchsorted(down, up) % len(down)]
     return np.asarray((ends - up) % len(profile) * pixel_nm)

@@ -82,6 +82,10 @@ def contest_sites(design: Tensor, pixel_nm: float) -> Sites:
     """
 
     def chosen(ends: np.ndarray) -> np.ndarray:
+        """Return the contest's sites (K, 2), across and along the edges in pixels, on the edges between
+        pixels: along axis 0 of `ends` (H, W), a run of True is one edge."""
+        # A run begins where the difference along it is 1 and ends where it is -1. Padding with 0 ends runs at
+        # the border of the field.
         steps = np.diff(np.pad(ends.astype(np.int8), ((1, 1), (0, 0))), axis=0).T
         across, first = np.nonzero(steps == 1)
         _, last = np.nonzero(steps == -1)
@@ -152,6 +156,8 @@ def polygon_sites(
     if field_nm is not None:
         kept = ((places >= 0) & (places < field_nm)).all(axis=1)
         places, normal = places[kept], normal[kept]
+    # One of the two points beside an edge is inside the union and the other outside. An edge with both inside
+    # lies within the union; normals that point inwards are turned round.
     right, left = (_are_inside(places + side * _BESIDE_NM * normal, polygons) for side in (1, -1))
     normal = np.where(right[:, None], -normal, normal)
     kept = right != left
@@ -180,6 +186,7 @@ def placement_errors_nm(
     ways = np.linspace(-reach_nm, reach_nm, 2 * num + 1)
     values = _Smooth(image, pixel_nm).across(sites, ways)
     before, after = values[:, :-1], values[:, 1:]
+    # Outwards along the normal, the print ends where the image falls through the threshold.
     falls = (before > threshold) & (after <= threshold)
     share = np.divide(before - threshold, before - after, out=np.zeros_like(before), where=falls)
     found = np.where(falls, ways[:-1] + share * np.diff(ways), np.inf)
@@ -196,7 +203,9 @@ def edge_placement_errors_nm(
     reach_nm: float = 100.0,
     corner_nm: float = 0.0,
 ) -> Tensor:
-    """Return `placement_errors_nm` at the `pixel_sites` of a design (H, W), in float64."""
+    """Return the edge placement errors (K,) of an image (H, W) at the middles of the pixel sides on the edges
+    of a design (H, W), in nm and float64: positive where the print extends beyond the design, and NaN where
+    no contour is within reach."""
     sites = pixel_sites(design, pixel_nm, corner_nm)
     return torch.from_numpy(placement_errors_nm(image, threshold, sites, pixel_nm, reach_nm))
 
@@ -228,6 +237,7 @@ def stretches_nm(image: Tensor, threshold: float, cut: Cut, pixel_nm: float) -> 
     index = np.flatnonzero(above[1:] != above[:-1])
     share = (threshold - values[index]) / (values[index + 1] - values[index])
     places = ways[index] + share * (ways[index + 1] - ways[index])
+    # The cut begins inside a print: the first crossing ends a stretch whose beginning is unknown.
     if len(places) and above[0]:
         places = places[1:]
     return np.asarray(places[: len(places) // 2 * 2].reshape(-1, 2))
@@ -284,6 +294,8 @@ def _along_lines(coefficients: np.ndarray, starts: np.ndarray, ways: np.ndarray)
         ways: the distances (J,), in pixels.
     """
     height, width = coefficients.shape
+    # A cubic spline is a sum of four coefficients along each axis. Every line needs the same window of
+    # columns around its start, so the weights along the line are one matrix for all lines.
     rows = np.floor(starts[:, :1] - 0.5).astype(np.intp) + np.arange(-1, 3)
     window = np.arange(np.floor(ways.min() - 0.5) - 1, np.floor(ways.max() - 0.5) + 3, dtype=np.intp)
     columns = np.rint(starts[:, 1:]).astype(np.intp) + window

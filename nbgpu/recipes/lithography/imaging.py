@@ -37,6 +37,7 @@ class Imager:
     """
 
     def __init__(self, systems: Tensor, shape: tuple[int, int], energy: float = 1.0) -> None:
+        # The spectrum of a clear mask has the frequency 0 alone.
         clear_field = systems[:, 0, 0].abs().square().sum()
         self.systems = systems / clear_field.sqrt()
         self.shape = shape
@@ -88,6 +89,8 @@ def abbe(
             f"pixel_nm={pixel_nm:g} is too large for NA {optics.na:g} at {optics.wavelength_nm:g} nm: an image needs "
             f"wavelength / (4 NA) = {limit_nm:.1f} nm or less"
         )
+    # In units of NA / wavelength: the pupils are shifted by up to the largest sigma and reach 1 further, and
+    # the image, a product of two amplitudes, has frequencies up to 2.
     reach = 1 + max(1.0, float(points.norm(dim=1).max()))
     fy, fx = (
         torch.fft.fftfreq(n, d=1 / n, dtype=torch.float64, device=points.device) / (pixels * pixel_nm)
@@ -139,6 +142,7 @@ def _places(n: int, num_pixels: int) -> Tensor:
 
 
 def _crop(spectrum: Tensor, h: int, w: int) -> Tensor:
+    """Return the h x w lowest frequencies of spectra (..., H, W), in the order of torch.fft.fftfreq."""
     rows, columns = _places(h, spectrum.shape[-2]), _places(w, spectrum.shape[-1])
     return spectrum[..., rows[:, None], columns]
 

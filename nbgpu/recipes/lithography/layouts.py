@@ -89,6 +89,8 @@ def _read_glp(path: Path, cell: str) -> dict[str, list[Polygon]]:
 
 
 def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
+    """Return the corners (N, 2) of a RECT or PGON from the numbers of its line; ValueError if they are too
+    few or do not fit."""
     if kind == "RECT":
         if len(numbers) != 4 or min(numbers[2:]) <= 0:
             raise ValueError("a RECT needs x, y, and a width and a height above 0")
@@ -100,6 +102,12 @@ def _glp_polygon(kind: str, numbers: list[float]) -> Polygon:
 
 
 def _read_gds(path: Path, cell: str) -> dict[str, list[Polygon]]:
+    """Return the polygons of each 'layer/datatype' of a GDSII or OASIS file, in nm, with cell references
+    expanded.
+
+    Raises:
+        DataError: gdstk is missing, the file cannot be read, or the cell does not exist.
+    """
     try:
         import gdstk
     except ModuleNotFoundError:

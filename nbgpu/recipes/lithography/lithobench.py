@@ -80,6 +80,7 @@ def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
+    """Return the pictures of a folder, and layouts in the folder `glp`, by file name without ending."""
     suffixes = (GLP, ".png") if folder.name == LAYOUTS else (".png",)
     # Only regular files: reading a pipe would block forever.
     found = (path for path in sorted(folder.glob("*")) if path.suffix.lower() in suffixes and path.is_file())
@@ -87,6 +88,8 @@ def _by_name(folder: Path) -> dict[str, Path]:
 
 
 def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> Iterator[str]:
+    """Yield a message for each mask without a file of its name in the folder `kind`, and for each file
+    without a mask."""
     what = "layout" if kind == LAYOUTS else "image"
     for name in sorted(masks.keys() - others.keys()):
         yield f"{masks[name]}: has no {what} of that name in {kind}"
@@ -95,6 +98,13 @@ def _unmatched(masks: dict[str, Path], others: dict[str, Path], kind: str) -> It
 
 
 def _header_problems(of_name: dict[str, Path], size: int) -> Iterator[str]:
+    """Yield a message for each file of a pair that is no grey picture of the right size; only headers are
+    read.
+
+    Args:
+        of_name: the files by kind, the mask first, whose size the others must have.
+        size: the edge in pixels to which pictures are averaged down.
+    """
     mask_size: tuple[int, int] | None = None
     for kind, path in of_name.items():
         if path.suffix.lower() == GLP:
@@ -134,6 +144,7 @@ def pixel_problems(pair: Pair, size: int, pixel_nm: float) -> Iterator[str]:
 
 
 def _check_grey(path: Path) -> None:
+    """Raise DataError for a picture whose colour channels differ. A grey picture is not decoded."""
     with Image.open(path) as image:
         if image.mode in _GREY:
             return
@@ -145,7 +156,7 @@ def _grey(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             values = np.asarray(image.convert("RGB") if image.mode in ("P", "RGBA", "LA", "1") else image)
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for a broken PNG
         raise DataError(f"{path}: cannot be read as a picture: {error}") from None
     if values.ndim == 3:
         if (values != values[..., :1]).any():

@@ -1,4 +1,5 @@
-"""How far what an image prints is from what another one prints, and from the design."""
+"""Errors of printed images: of their edges and widths against those of the true images, and of their edges
+against the design."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ REACH_NM = 100.0
 
 @dataclass(frozen=True)
 class Reference:
-    """What images are measured against, for each of several masks."""
+    """The true images of several masks and the edges of the designs, against which images are measured."""
 
     images: Tensor
     """The true images, (N, 1, H, W)."""
@@ -45,7 +46,7 @@ class Measures:
     """Measures of images (N, 1, H, W), over their inner pixels.
 
     Args:
-        resist: what prints.
+        resist: turns an image into the printed pattern.
         pixel_nm: the width of a pixel.
         margin: pixels on every side that surround a tile and are not measured themselves.
     """
@@ -59,16 +60,22 @@ class Measures:
         return without_margin(images, self.margin)
 
     def printed(self, images: Tensor) -> Tensor:
-        """Return where the inner pixels of images print, 0 to 1."""
+        """Return the printed pattern of images (N, 1, H, W) without margins, 0 to 1."""
         return self.inner(self.resist.printed(images, self.pixel_nm))
 
     def iou(self, found: Tensor, true: Tensor) -> Tensor:
-        """Return the intersection over union of what two sets of images print, per sample: (N,)."""
+        """Return the intersection over union of the printed patterns of two sets of images, per sample:
+        (N,)."""
         return iou(self.printed(found), self.printed(true))
 
     def reference(self, true: Tensor, designs: Tensor) -> Reference:
-        """Return what images of masks with these true images and designs, both (N, 1, H, W), are measured
-        against."""
+        """Compute the latent images, the sites on the designs' edges and the true placement errors once for
+        several methods.
+
+        Args:
+            true: the true images, (N, 1, H, W).
+            designs: the designs, of the same shape, 0 to 1.
+        """
         latent = self._latent(true)
         sides, contest = (
             [self._inside(sites(design, self.pixel_nm), design) for design in designs[:, 0]]
@@ -78,15 +85,16 @@ class Measures:
         return Reference(true, latent, sides, contest, placements_nm)
 
     def errors(self, found: Tensor, reference: Reference) -> dict[str, float]:
-        """Return the errors of images against the true ones, and what they print against the designs.
+        """Return the errors of images (N, 1, H, W) against the true ones, and of their prints against the
+        designs.
 
         `edge_nm` is the mean distance, normal to the designs' edges, between the edges that both images
         print; `edges_lost` counts the pixel sides that only one of both images has an edge near to, which
         `edge_nm` leaves out. `cd_nm` is the mean difference of the widths along the middle row, and
         `cds_lost` counts the true widths in rows in which both print a different number of stretches.
-        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than
-        15 nm from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of
-        the doses 0.98 and 1.02 and not with the other.
+        `epe_violations` counts the sites of `contest_sites` at which the image itself prints more than 15 nm
+        from the design, or no edge; `dose_band_nm2` is the mean area per mask that prints with one of the
+        doses 0.98 and 1.02 and not with the other.
         """
         difference = self.inner(found - reference.images)
         latent = self._latent(found)
@@ -98,6 +106,8 @@ class Measures:
             "iou": round(float(self.iou(found, reference.images).mean()), 4),
             "cd_nm": _mean(widths),
             "cds_lost": cds_lost,
+            # Both errors are measured from the same site of the design, so their difference is the distance
+            # between the two printed edges.
             "edge_nm": _mean(edges[~np.isnan(edges).any(axis=1)] @ [1.0, -1.0]),
             "edges_lost": int((np.isnan(edges).sum(axis=1) == 1).sum()),
             "epe_violations": violations,

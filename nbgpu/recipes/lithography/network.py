@@ -55,15 +55,16 @@ class CircularKernels(nn.Module):
     """
 
     def __init__(self, num_kernels: int, kernel_size: int) -> None:
+        """Initialise the kernels (K, size, size): one Gaussian blur, and windowed noise of a small norm."""
         super().__init__()
         offsets = torch.arange(kernel_size) - kernel_size // 2
         squared_distance = (offsets[:, None].square() + offsets[None, :].square()).float()
         sigmas = torch.full((num_kernels, 1, 1), _OTHER_SIGMA * kernel_size)
         sigmas[0] = _FIRST_SIGMA * kernel_size
         kernels = torch.exp(-squared_distance / (2 * sigmas.square()))
-        # The first kernel is a Gaussian blur whose values add up to 1, so that an open mask gives the
-        # intensity 1. The others are noise in a Gaussian window with a small L2 norm: they differ, and have
-        # little effect at first.
+        # The first kernel is a Gaussian blur whose values add up to 1, so that a clear mask gives the
+        # intensity 1. The others are noise in a Gaussian window with a small L2 norm: they differ, so that
+        # they learn different things, and change the image little at first.
         kernels[1:] *= torch.randn(num_kernels - 1, kernel_size, kernel_size)
         kernels /= kernels.square().sum(dim=(1, 2), keepdim=True).sqrt()
         kernels[0] /= kernels[0].sum()
@@ -78,6 +79,7 @@ class CircularKernels(nn.Module):
         height, width = mask.shape[-2:]
         size = self.weight.shape[-1]
         kernels = pad(at_least_float32(self.weight), (0, width - size, 0, height - size))
+        # The middle of each kernel has to be at (0, 0): otherwise the convolution would shift the image.
         centred = kernels.roll((-(size // 2), -(size // 2)), dims=(1, 2))
         spectrum = torch.fft.rfft2(at_least_float32(mask)) * torch.fft.rfft2(centred)
         fields: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
@@ -88,6 +90,8 @@ class Corrections(nn.Module):
     """Residual dilated convolutions whose output is initially zero: (N, C, H, W) -> (N, 1, H, W)."""
 
     def __init__(self, in_channels: int, channels: int, depth: int) -> None:
+        """Build `depth` residual 3 x 3 convolutions with dilations 1, 2, 4, ..., between two 1 x 1
+        convolutions."""
         super().__init__()
         self.first = nn.Conv2d(in_channels, channels, 1)
         self.steps = nn.ModuleList(
@@ -95,6 +99,7 @@ class Corrections(nn.Module):
             for i in range(depth)
         )
         self.last = nn.Conv2d(channels, 1, 1)
+        # The network begins as a pure sum of squares; the gradient of the last layer is not 0.
         nn.init.zeros_(self.last.weight)
         assert self.last.bias is not None
         nn.init.zeros_(self.last.bias)

@@ -149,6 +149,8 @@ class Overlay:
         )
 
     def _repr_png_(self) -> bytes:
+        """Return the picture that Jupyter shows for an Overlay, with axes in nm and a bar for the colours of
+        the errors."""
         figure = Figure(figsize=(_INCHES, _INCHES * 0.85), dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -226,6 +228,7 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, 
     grid = Grid("nm", pixel_nm)
 
     def draw(axes: Axes, index: int) -> None:
+        """Draw one mask in pale grey and the contours of its two images over it."""
         mask = masks[index].numpy()
         axes.imshow(
             mask, cmap="gray_r", vmin=0, vmax=4, origin="lower", extent=grid.extent(mask), aspect="auto"
@@ -238,8 +241,9 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, 
 
 
 def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
-    """Draw what images (N, H, W) print over the designs, with the errors at the designs' edges and the widths
-    along the middle row; without so many pixels on every side."""
+    """Draw the prints of images (N, H, W) over the designs, with the error at each edge of the designs and
+    the widths along the middle row; return a PNG as a data URI. `margin` pixels on every side are left
+    out."""
     height, width = (length * pixel_nm for length in designs.shape[1:])
     beside = margin * pixel_nm
     middle = Cut((beside, height / 2), (width - beside, height / 2))

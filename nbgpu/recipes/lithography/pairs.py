@@ -83,6 +83,8 @@ def read_npz(path: Path, size: int, pixel_nm: float) -> list[Pair]:
 
 
 def _shape_problems(array: np.ndarray, size: int) -> Iterator[str]:
+    """Yield a message if an array of an archive holds no numbers, has no images, or images that cannot be
+    averaged down to size x size pixels."""
     if array.dtype.kind not in "fbui":
         yield f"holds {array.dtype}, not numbers"
     elif array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] != 1):
@@ -101,6 +103,8 @@ def size_problem(width: int, height: int, size: int) -> str | None:
 
 
 def _value_problems(images: dict[str, np.ndarray]) -> Iterator[str]:
+    """Yield messages about the values of an archive's arrays (N, H, W): different shapes, NaN, masks that are
+    not black and white, and negative intensities."""
     shapes = {name: image.shape for name, image in images.items()}
     if len(set(shapes.values())) > 1:
         yield f"masks and aerials differ in shape: {shapes['masks']} and {shapes['aerials']}"

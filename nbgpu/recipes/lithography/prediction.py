@@ -1,4 +1,4 @@
-"""Writes what a learned lens makes of masks: aerial images, and the contours of what they print."""
+"""Writes the predictions of a learned lens: aerial images, and the contours of their prints."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ def write_image(image: Tensor, stem: Path, kind: str) -> Path:
 def write_contours(
     latent: Tensor, threshold: float, pixel_nm: float, origin_nm: tuple[float, float], stem: Path
 ) -> Path:
-    """Write what an image prints as polygons.
+    """Write the printed area of an image as polygons with holes.
 
     The file is JSON: `unit` and `polygons`, each a list of rings of [x, y] in nm, the outline first and then
     its holes. A polygon at the field's edge ends there, half a pixel inside.
 
     Args:
         latent: the image in the resist, (H, W), the first row at the bottom.
-        threshold: what prints is above it.
+        threshold: a pixel prints where the image is above this level.
         pixel_nm: the width of a pixel.
         origin_nm: where the image's lower left corner lies, (x, y).
         stem: the path of the file without ending.
     """
     generator = contour_generator(z=latent.double().numpy(), fill_type=FillType.OuterOffset)
     found: tuple[Any, ...] = generator.filled(threshold, np.inf)
+    # For each polygon all corners of its rings, and the indices at which the rings begin and end.
     corners, first_of_ring = found
     polygons = [
         [_in_nm(ring, pixel_nm, origin_nm) for ring in np.split(of_one, starts[1:-1])]
@@ -67,11 +68,13 @@ def _in_nm(ring: np.ndarray, pixel_nm: float, origin_nm: tuple[float, float]) ->
 def write_picture(
     mask: Tensor, image: Tensor, latent: Tensor, threshold: float, pixel_nm: float, stem: Path
 ) -> Path:
-    """Draw an aerial image (H, W) beside its mask, with the contour of what prints in both."""
+    """Draw an aerial image (H, W) beside its mask, with the contour of the print in both, and return the
+    file's path."""
     images = [mask.numpy(), image.numpy()]
     grid = Grid("nm", pixel_nm)
 
     def draw(axes: Axes, index: int) -> None:
+        """Draw the contours of the print over the mask (0) or over the aerial image (1)."""
         if index == 0:
             # In pale grey, so that the contours are to be seen over it.
             extent = grid.extent(images[0])

@@ -72,6 +72,7 @@ def zernike(number: int, rho: Tensor, theta: Tensor) -> Tensor:
     n, m = fringe_order(number)
     k = abs(m)
     radial = torch.zeros_like(rho)
+    # The radial polynomial, whose coefficients are quotients of factorials (Born & Wolf, section 9.2).
     for s in range((n - k) // 2 + 1):
         factor = math.factorial(n - s) // (
             math.factorial(s) * math.factorial((n + k) // 2 - s) * math.factorial((n - k) // 2 - s)

@@ -76,11 +76,11 @@ class Lithography:
         self.resist = resist_of(config)
         self._num_repeated = 0
         self._of_new = self
-        """The recipe with the new data in place of the run's."""
+        """The recipe for the data of a prediction: their margins may differ from those of the run's data."""
 
     @cached_property
     def measures(self) -> Measures:
-        """How images are compared."""
+        """The measures of images, for the settings' resist, pixel size and margin."""
         return Measures(self.resist, self.config.pixel, margin_of(self.config))
 
     @property
@@ -119,7 +119,7 @@ class Lithography:
         return replace(loaders, warnings=(*loaders.warnings, *self._warnings(parts.training)))
 
     def _warnings(self, items: Sequence[Item]) -> Iterator[str]:
-        """Yield what a person should know of the data before they believe a number."""
+        """Yield a sentence for each limit of the data that changes how results are to be read."""
         if "aerial" not in items[0] and (warning := scalar_warning(self.config)) is not None:
             yield warning
         if self._num_repeated:
@@ -165,6 +165,8 @@ class Lithography:
         return split(items, config, lambda item: item.get("region", item["name"]))
 
     def _steps(self) -> Compose:
+        """Return the transform from an Item to the mask and its image; where files have no image, it
+        simulates one."""
         config = self.config
         return Compose(
             [
@@ -220,7 +222,8 @@ class Lithography:
         return {"loss": difference.square().mean(), "mae": difference.detach().abs().mean()}
 
     def validate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, `mae` and the `iou` of what both images print, per sample, each of shape (N,)."""
+        """Return `loss`, `mae`, and the `iou` of the printed patterns of both images, per sample, each of
+        shape (N,)."""
         found = _image(model, batch["mask"])
         difference = self.measures.inner(found - batch["aerial"]).flatten(1)
         return {
@@ -261,6 +264,8 @@ class Lithography:
             )
         elif simulated:
             outputs[f"SOCS, {num_systems(self.config)} kernels"] = socs_images(self.config, mask)
+        # The true images get a row as well: their errors are 0, and their violations and dose band are those
+        # of a perfect network.
         outputs["simulated images" if simulated else "given images"] = true
         reference = self.measures.reference(true, design)
         table = {name: self.measures.errors(output, reference) for name, output in outputs.items()}
@@ -306,11 +311,10 @@ class Lithography:
         return [_item(pair) for pair in pairs_of(new.config)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Write the image of a mask as the network makes it, what that prints as polygons, and a picture of
-        both.
+        """Write the network's image of a mask, the polygons that the image prints, and a picture of both.
 
-        Columns: `printed_share` of the area and, where the image is known, `mse` and the `iou` of what both
-        print.
+        Columns: `printed_share` of the area and, where the true image is known, `mse` and the `iou` of the
+        two printed areas.
         """
         new = self._of_new
         (prepare,) = new._steps().flatten().transforms
@@ -349,7 +353,8 @@ class Lithography:
         return {}, prediction.write_gds(rows, job)
 
     def _designs(self, items: Sequence[Item], masks: Tensor) -> Tensor:
-        """Return what each mask should print: its design if the data have one, and otherwise the mask."""
+        """Return the design of each mask, (N, 1, H, W): that of the data, or the mask itself where there is
+        none."""
         config = self.config
         designs = [
             load_design(item["design"], config.size, config.pixel) if "design" in item else mask
@@ -358,7 +363,7 @@ class Lithography:
         return torch.stack(designs) if designs else masks
 
     def _explain_columns(self, reference: Reference) -> str:
-        """Return what the columns of the table mean, with their units and numbers of sites."""
+        """Return sentences about the columns of the table, with their units and numbers of sites."""
         num_sides, num_sites = (sum(map(len, sites)) for sites in (reference.sides, reference.contest))
         return (
             f"What prints is where the image is above {self.resist.threshold:g}. edges_lost is of {num_sides} pixel sides at "
@@ -367,6 +372,12 @@ class Lithography:
         )
 
     def _pictures(self, mask: Tensor, true: Tensor, found: Tensor, design: Tensor) -> dict[str, str]:
+        """Draw the first held-out masks with their true images, the network's images, the errors, the
+        contours and the prints over the designs. Return {caption: PNG as a data URI}.
+
+        Args:
+            mask, true, found, design: (N, 1, H, W) each, with margins.
+        """
         measures = self.measures
         masks, wanted, got = (measures.inner(images[:_NUM_PICTURES, 0]) for images in (mask, true, found))
         grid = Grid("nm", self.config.pixel)

@@ -65,14 +65,14 @@ def blurred(image: Tensor, sigma_pixels: float) -> Tensor:
 
 
 def in_resist(aerial: Tensor, pixel_nm: float) -> Tensor:
-    """Return the image in a made-up resist of aerial images: (..., H, W) -> (..., H, W).
+    """Return the latent images in a made-up resist of aerial images: (..., H, W) -> (..., H, W).
 
-    It stands for a resist whose response nobody has measured. The network learns it from pairs alone, and the
-    models that an expert would fit by hand are held against it, see `baselines`. Its parts are those of real
-    resists and scanners (Mack, Fundamental Principles of Optical Lithography, 2007): the exposure saturates
-    (Dill's C), acid diffuses, the stage's motion blurs one axis more than the other, a drift takes a part of
-    the acid to one side, and where much is exposed nearby less is left to react (loading). Their sizes are
-    made up.
+    The model stands for a resist whose response nobody has measured: the network learns the response from
+    pairs alone, and is compared with models that an expert would fit by hand (baselines.py). Its parts are
+    those of real resists and scanners (Mack, Fundamental Principles of Optical Lithography, 2007): the
+    exposure saturates (Dill's C), acid diffuses, the stage's motion blurs one axis more than the other, a
+    drift takes a part of the acid to one side, and where much is exposed nearby less is left to react
+    (loading). Their sizes are made up.
 
     The field is periodic, a clear field gives 1, and a dark one 0.
     """

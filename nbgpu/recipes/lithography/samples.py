@@ -65,6 +65,8 @@ class Prepare(Transform):
     """Whether the image is that in the resist; by default it is the aerial one."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
+        """Load or generate the mask, and load or simulate its image, by Abbe's method or SOCS and, if asked
+        for, in the made-up resist."""
         mask, aerial = self.mask(item), item.get("aerial")
         if isinstance(aerial, Path):
             aerial = load_png(aerial, self.size, binary=False)
@@ -87,7 +89,8 @@ class Prepare(Transform):
 
 @lru_cache(maxsize=4)
 def imager_of(optics: Optics, source: Source, size: int, pixel_nm: float, num_kernels: int) -> Imager:
-    """Return an imager in complex64, by SOCS with so many kernels or, for 0, by Abbe."""
+    """Return an imager in complex64: SOCS with `num_kernels` kernels, or Abbe's method for 0. The newest ones
+    are kept, because all masks of a run share one lens."""
     imager = abbe(optics, source.points(), (size, size), pixel_nm)
     return (socs(imager, num_kernels) if num_kernels else imager).to(torch.complex64)
 
@@ -124,7 +127,8 @@ def resist_of(config: LithographyConfig) -> Resist:
 
 
 def scalar_warning(config: LithographyConfig) -> str | None:
-    """Return what images that are simulated with these settings lack; None if the NA is moderate."""
+    """Return a warning that simulated images leave out polarisation, for a numerical aperture above 0.8; None
+    below."""
     na = config.numerical_aperture
     if na <= _HIGHEST_SCALAR_NA:
         return None
@@ -135,8 +139,7 @@ def scalar_warning(config: LithographyConfig) -> str | None:
 
 
 def optical_diameter_nm(config: LithographyConfig) -> float:
-    """Return the width of the area of the mask that the image at a point depends on, for practical
-    purposes."""
+    """Return the width in nm of the area of a mask that noticeably influences the image at a point."""
     return _OPTICAL_DIAMETER * config.wavelength_nm / config.numerical_aperture
 
 
@@ -150,7 +153,7 @@ def margin_of(config: LithographyConfig) -> int:
 
 def pairs_of(config: LithographyConfig) -> list[Pair]:
     """Return the pairs in the files of a config; only names and headers of pictures are read. Masks cut from
-    layouts have margins, see `margin_of`.
+    layouts have the margin of `margin_of` on every side.
 
     Raises:
         DataError: a message that names every bad file.
@@ -182,7 +185,8 @@ def _is_lithobench(config: LithographyConfig) -> bool:
 
 
 def _layout_paths(config: LithographyConfig) -> list[Path]:
-    """Return the layout files that the settings name; empty if the data are something else."""
+    """Return the layout files that the settings name; none if the data are generated, .npz, or
+    LithoBench's."""
     if config.data == "generated":
         return []
     paths = _paths(config)

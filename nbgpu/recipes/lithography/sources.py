@@ -58,6 +58,7 @@ class Source:
             inside &= radius >= self.sigma_inner - _ON_THE_EDGE
         if self.shape in _POLES_DEG:
             angle_deg = torch.rad2deg(torch.atan2(y, x))
+            # The angle between a cell and the middle of each pole, the shorter way round.
             away_deg = [
                 ((angle_deg - pole - self.angle_deg + 180) % 360 - 180).abs()
                 for pole in _POLES_DEG[self.shape]

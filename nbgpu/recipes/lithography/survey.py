@@ -53,7 +53,7 @@ _CSV, _PICTURE = "window.csv", "window.png"
 
 
 class SurveyConfig(Settings):
-    """Settings of a survey of what one mask prints over a range of dose and focus."""
+    """Settings of a survey of one mask's print over a range of dose and focus."""
 
     doses: tuple[float, ...] = Field(
         (0.9, 0.95, 1.0, 1.05, 1.1), min_length=1, description="in units of the nominal dose"
@@ -102,7 +102,8 @@ def survey(
 
 
 def band_nm2(config: LithographyConfig, asked: SurveyConfig) -> float:
-    """Return the area of the process variation band of the mask, see `pv_band_nm2`.
+    """Return the area of the process variation band of the mask in nm^2: the area that prints at one of the
+    contest's two corners of dose and focus and not at the other.
 
     Raises:
         ConfigError: the mask does not exist.

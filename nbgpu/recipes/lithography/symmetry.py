@@ -15,7 +15,7 @@ NUM_FRINGE = 36
 
 
 def fringe_order(number: int) -> tuple[int, int]:
-    """(n, m) of the Zernike polynomial with this Fringe number, 1 to 36; m < 0 is the one with a sine.
+    """Return (n, m) of the Zernike polynomial with this Fringe number, 1 to 36; m < 0 stands for a sine.
 
     The number is (1 + (n + |m|) / 2)^2 - 2 |m| + (1 if m < 0 else 0).
     """
@@ -30,20 +30,25 @@ def fringe_order(number: int) -> tuple[int, int]:
 
 
 def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[str]:
-    """The reasons why rotating a mask by 90 degrees does not just rotate its image; none where it does."""
+    """Yield the reasons why the image of a mask turned by 90 degrees is not the turned image; none if it
+    is."""
     if source == "dipole":
         yield "a dipole has an axis"
     for number in zernikes:
+        # A polynomial with cos(m theta) or sin(m theta) is the same after a quarter turn if m is a multiple
+        # of 4.
         if fringe_order(number)[1] % 4:
             yield f"Zernike {number} changes when it is turned by 90 degrees"
 
 
 def broken_by_mirrors(source: str, angle_deg: float, zernikes: Iterable[int]) -> Iterator[str]:
-    """The reasons why reflecting a mask along an axis does not just reflect its image; none where it does."""
+    """Yield the reasons why the image of a mask mirrored along an axis is not the mirrored image; none if it
+    is."""
     period_deg = {"dipole": 90, "quadrupole": 45, "quasar": 45}.get(source)
     if period_deg and angle_deg % period_deg:
         yield f"a {source} turned by {angle_deg:g} degrees is not its own mirror image"
     for number in zernikes:
         _, m = fringe_order(number)
+        # sin(m theta) changes its sign when y does, and cos(m theta) with an odd m when x does.
         if m < 0 or m % 2:
             yield f"Zernike {number} changes when it is mirrored"

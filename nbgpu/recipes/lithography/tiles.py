@@ -1,4 +1,4 @@
-"""Layouts cut into masks of equal size, each with what surrounds it."""
+"""Layouts cut into masks of equal size, each with a margin of the surrounding layout."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def tiles(
     columns, rows = (max(1, math.ceil((b - a) / edge_nm)) for a, b in zip(low, high, strict=True))
     begin = (low + high - np.array([columns, rows]) * edge_nm) / 2
     field = size + 2 * margin
+    # A mask is float32, and the masks may take half of the free memory.
     most = cgroups.free_memory_bytes() // 2 // (4 * field * field)
     touched = _tiles_touched((lows - begin) / edge_nm, (highs - begin) / edge_nm, (columns, rows), most)
     if touched is None:
@@ -52,6 +53,7 @@ def tiles(
             "Name a smaller cell, or take a larger pixel_nm"
         )
     reach = margin / size
+    # The polygons within a margin of each tile, because the margins show them too.
     around = _tiles_touched(
         (lows - begin) / edge_nm - reach, (highs - begin) / edge_nm + reach, (columns, rows), None
     )

@@ -1,4 +1,4 @@
-"""The process window: what a mask prints over a range of dose and focus."""
+"""The process window: the print of a mask over a range of dose and focus."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FINER = 4
 
 @dataclass(frozen=True)
 class ProcessCondition:
-    """A dose and focus, and measures of what a mask prints under them."""
+    """A dose and focus, and measures of a mask's print under them."""
 
     dose: float
     defocus_nm: float
@@ -121,10 +121,11 @@ def process_window(
 def pv_band_nm2(
     mask: Tensor, optics: Optics, source: Source, resist: Resist, pixel_nm: float, *, margin: int = 0
 ) -> float:
-    """Return the area of the process variation band in nm^2: what prints with a dose of 1.02 in focus and not
-    with a dose of 0.98 at 25 nm of defocus, or the other way round.
+    """Return the area of the process variation band in nm^2: the area that prints either with a dose of 1.02
+    in focus or with a dose of 0.98 at 25 nm of defocus, and not with both.
 
-    The arguments are those of `process_window`; the defocus is added to that of `optics`.
+    The defocus is added to that of `optics`; the other arguments have the meaning that they have in
+    `process_window`.
     """
     shape = (int(mask.shape[0]), int(mask.shape[1]))
     largest, smallest = (
@@ -172,6 +173,8 @@ def _precision(mask: Tensor) -> torch.dtype:
 
 
 def _middle_width(profile: Tensor, threshold: float, pixel_nm: float) -> float:
+    """Return the width in nm of the printed stretch whose middle is nearest to the middle of a profile (N,);
+    NaN if the profile crosses the threshold nowhere."""
     values = profile.detach().cpu().double().numpy()
     up, _ = crossings(values, threshold)
     widths = widths_nm(values, threshold, pixel_nm)

@@ -209,6 +209,8 @@ class MicrostructureConfig(TrainConfig):
         return dict(zip(self.descriptor_types, given or (None,) * len(self.descriptor_types), strict=True))
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each contradiction between settings: descriptors without their weights or
+        phases, shapes too small for the correlations, and optimizers that do not go with coarse grids."""
         names, weights = self.descriptor_types, self.descriptor_weights or ()
         if len(set(names)) < len(names):
             yield f"descriptor_types={names} names one twice"

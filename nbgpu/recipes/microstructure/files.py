@@ -86,6 +86,15 @@ def load_fields(
 def _problems(
     values: np.ndarray, names: Sequence[str], measure: Measure, multiphase: bool, oriented: bool
 ) -> Iterator[str]:
+    """Yield a message for each reason why an array cannot be measured: its type, its shape, and its values.
+
+    Args:
+        values: the array of a file.
+        names: the descriptors to be measured.
+        measure: the parameters of the descriptors.
+        multiphase: whether a field has one channel for each phase.
+        oriented: whether the array holds rotation vectors (..., 3).
+    """
     shape = values.shape[:-1] if oriented else values.shape
     if values.dtype.kind not in "buif":
         yield f"holds {values.dtype}; it takes integers (phases 0 to n - 1) or floats from 0 to 1"
@@ -114,6 +123,7 @@ def _problems(
 
 
 def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
+    """Yield a message if floats are not shares from 0 to 1, or are shares where the settings need phases."""
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
         yield f"holds floats from {low:g} to {high:g}; they must be shares from 0 to 1, or grey values"
@@ -122,6 +132,8 @@ def _problems_of_shares(values: np.ndarray, multiphase: bool) -> Iterator[str]:
 
 
 def _problems_of_phases(values: np.ndarray, names: Sequence[str], multiphase: bool) -> Iterator[str]:
+    """Yield a message if integers are not phases 0 to n - 1 without gaps, or their number does not fit the
+    settings."""
     present = np.unique(values)
     if present[0] < 0:
         yield f"holds negative phases: {present[0]}"
@@ -139,6 +151,8 @@ def _format_values(values: np.ndarray) -> str:
 
 
 def _as_field(values: np.ndarray, multiphase: bool, oriented: bool) -> Tensor:
+    """Return the field (P, *shape) in float64 of an array: indicator functions of phases, the share of the
+    second phase, or the three components of rotation vectors."""
     if oriented:
         return torch.from_numpy(values.astype(np.float64)).movedim(-1, 0)
     if values.dtype.kind == "f" and not multiphase:

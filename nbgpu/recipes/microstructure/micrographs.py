@@ -80,7 +80,9 @@ def _read_array(path: Path) -> np.ndarray:
 
 
 def _read_picture(path: Path) -> np.ndarray:
+    """Read all pages of a picture as (H, W), (pages, H, W), or with a last axis of colour channels."""
     with Image.open(path) as image:
+        # In these modes pixels are indices into a palette or no brightness.
         if image.mode in ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV"):
             pages = [np.asarray(page.convert("RGB")) for page in ImageSequence.Iterator(image)]
         else:
@@ -96,6 +98,7 @@ def _without_colours(path: Path, values: np.ndarray, is_picture: bool) -> np.nda
     last = values.shape[-1] if values.ndim in (3, 4) else 0
     if last == 1:
         return values[..., 0]
+    # Grey and opacity.
     if is_picture and last == 2:
         return values[..., 0]
     if last not in (3, 4) or (values.ndim == 4 and not is_picture):

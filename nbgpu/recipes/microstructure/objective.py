@@ -54,6 +54,7 @@ class Objective:
         num_drawn: int | None = None,
         seed: int = 0,
     ) -> None:
+        """Keep the loss, and this rank's place among the ranks that share the slices."""
         self._loss = loss
         self._rank = rank
         self._world_size = world_size
@@ -95,15 +96,15 @@ class Objective:
         return loss, gradient
 
     def part(self, field: Tensor, shards: Shards, coarser: int = 0) -> tuple[float, Tensor]:
-        """Compute (loss, this rank's part of the gradient) of all slices. A collective with several ranks.
+        """Compute (loss, this rank's part of the gradient) over all slices. A collective with several ranks.
 
         No rank has the whole gradient: each sends the others the parts of its slices' gradients that belong
-        to them. The numbers are those of a call to the last bit.
+        to them. The gradient equals that of a call of the objective to the last bit.
 
         Args:
-            field: the whole field, as for a call.
+            field: the whole field, (P, H, W) or (P, D, H, W).
             shards: the division of the field over the ranks.
-            coarser: as for a call.
+            coarser: how often the field was halved, relative to the target.
         """
         stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
         gradient = field.new_zeros(len(shards.share), shards.num_in_slice)
@@ -123,11 +124,13 @@ class Objective:
                 continue
             for share, received in self._exchange_gradients(local.gradient, len(stack), shards):
                 own_stack[share.start : share.stop] += received
-        # Rounded only once, and so the same on every processor: decisions follow from it.
+        # fsum rounds only once, so the loss is the same on every processor. The ranks decide by it whether to
+        # accept a step, and must decide alike.
         return math.fsum(torch.cat(losses).tolist()), gradient
 
     def _gather_losses(self, losses: Tensor, num_slices: int) -> Tensor:
-        """Return the losses of all slices across one direction, of which each rank has its share."""
+        """Gather the losses of all slices across one direction from the ranks' shares, in the order of the
+        slices."""
         local = losses.cpu()
         if self._world_size == 1:
             return local
@@ -173,6 +176,8 @@ class Objective:
         return torch.from_numpy(np.sort(draw.permutation(num_slices)[: self._num_drawn]))
 
     def _local_part(self, stack: Tensor, direction: int, coarser: int) -> _Part:
+        """Compute the losses and gradients of this rank's share of a stack of slices (N, P, H, W), a few
+        slices at a time so that the graph of only MAX_PIXELS_AT_ONCE pixels is in memory."""
         share = share_of(len(stack), self._rank, self._world_size)
         slices = stack[share.start : share.stop].detach()
         losses, gradient = slices.new_empty(len(slices)), slices.new_empty(slices.shape)
@@ -187,7 +192,8 @@ class Objective:
         return _Part(losses, gradient)
 
     def _gather_parts(self, local_parts: Sequence[_Part], stacks: Sequence[Tensor]) -> list[_Part]:
-        """Return the parts of all ranks, joined by direction. One collective."""
+        """Exchange the losses and gradients of all ranks' slices in one collective, and return them for each
+        direction in the order of the slices: the same on every rank."""
         # Shares may differ in length, but messages may not.
         lengths = [len(share_of(len(stack), 0, self._world_size)) for stack in stacks]
         sizes = [length * (1 + stack[0].numel()) for length, stack in zip(lengths, stacks, strict=True)]

@@ -37,8 +37,8 @@ def slices(phases: Tensor, colours: Colours) -> str:
 
 
 def correlations(wanted: Tensor, found: Tensor, highest: float) -> str:
-    """Draw the two-point correlations (2L - 1, 2L - 1) of a target and of what was found side by side, with
-    no distance in the middle."""
+    """Draw the two-point correlations (2L - 1, 2L - 1) of a target and of the field that was found side by
+    side, with lag 0 in the middle."""
     colours = Colours("probability", 0, highest, _COLOURS)
     grid = Grid("pixels", start=-len(wanted) / 2, names=("distance", "distance"))
     images = [wanted.numpy(), found.numpy()]
@@ -78,6 +78,8 @@ def block(volume: Tensor, colours: Colours, width_px: int = 320) -> str:
 
 
 def _block(volume: Tensor, colours: Colours, width: int) -> NDArray[np.float64]:
+    """Draw three faces of a volume (D, H, W) in isometric projection, and return the picture in RGBA,
+    (height, width, 4); pixels outside the faces are transparent."""
     across, down = math.cos(math.pi / 6), math.sin(math.pi / 6)
     height = round(width / (2 * across) * (1 + 2 * down))
     x = np.linspace(-across, across, width)[None, :].repeat(height, axis=0)
@@ -85,6 +87,7 @@ def _block(volume: Tensor, colours: Colours, width: int) -> NDArray[np.float64]:
     colour_of = matplotlib.colormaps[colours.map]
     image = np.zeros((height, width, 4))
     # The point (a, b, c) of a block of edge 1, with c upwards, appears at ((a - b) across, (a + b) down - c).
+    # Each face fixes one of a, b and c at 1; the other two follow from x and y.
     total, difference = (y + 1) / down, x / across
     faces = [
         ((total + difference) / 2, (total - difference) / 2, np.ones_like(x), 1.0),

@@ -54,6 +54,7 @@ class Microstructure(Problem):
     coarsest first."""
 
     def __init__(self, config: MicrostructureConfig) -> None:
+        """Keep the settings; the data are read by `load`."""
         self.config = config
         self.optimizer = config.optimizer_type
         self.num_pairs = config.history_size
@@ -80,13 +81,13 @@ class Microstructure(Problem):
 
     @property
     def target(self) -> Target:
-        """Return the target: what the field should look like."""
+        """The target: descriptors and shape of the field to find."""
         assert self._target is not None, "the data are loaded before anything else"
         return self._target
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """Return lines that say what is searched for, and from which data."""
+        """Lines about the target, the search and the data."""
         target, config = self.target, self.config
         grids = f" on {self._num_grids} grids" if self._num_grids > 1 else ""
         after = f", then {config.swap_steps} steps of swaps" if config.swap_steps else ""
@@ -146,6 +147,8 @@ class Microstructure(Problem):
         return self._objective(shards.rank, shards.world_size).part(tensor, shards, self._coarser(stage))
 
     def _objective(self, rank: int, world_size: int) -> Objective:
+        """Return the objective for a rank, built once for each number of ranks, which may change during a
+        run."""
         config = self.config
         key = (rank, world_size)
         if key not in self._objectives:
@@ -185,6 +188,7 @@ class Microstructure(Problem):
         )
 
     def _loss(self) -> Loss:
+        """Return the distance from the target's descriptors, with the settings' weights."""
         config = self.config
         weights = {n: DESCRIPTORS[n].weight if w is None else w for n, w in config.weights.items()}
         return Loss(
@@ -197,8 +201,8 @@ class Microstructure(Problem):
         )
 
     def measure(self, tensor: Tensor) -> dict[str, float]:
-        """Return `s2_error` and `volume_fraction_error` of the field with each pixel in one phase, as in the
-        result: cut where each phase has its share, see `grids.cut`.
+        """Assign each pixel to one phase and return the errors of that field: `s2_error` and
+        `volume_fraction_error`.
 
         Both are mean absolute differences from the target: of the two-point correlations over all lags below
         limit_to, and of the shares of the phases. A field on a coarse grid is interpolated to the full one
@@ -218,6 +222,7 @@ class Microstructure(Problem):
         return cut(field, self.target.shares)
 
     def _errors(self, phases: Tensor) -> dict[str, float]:
+        """Return the errors of the two-point correlation and of the volume fractions of phases (*shape)."""
         target = self.target
         shares = indicated(phases, len(target.shares)).flatten(1).mean(dim=1)
         return {
@@ -226,7 +231,8 @@ class Microstructure(Problem):
         }
 
     def _judged(self, phases: Tensor) -> dict[str, float]:
-        """Return the errors of `measure`, and those of what no search minimises."""
+        """Return the errors of phases (*shape) in the two-point correlation and the volume fractions, and in
+        measures of structure that no search minimises, rounded."""
         target, config = self.target, self.config
         errors = self._errors(phases)
         if target.structure:
@@ -237,7 +243,7 @@ class Microstructure(Problem):
     def pictures(self, tensor: Tensor) -> dict[str, str]:
         """Return pictures of the share of the last phase: a slice perpendicular to each direction, and for a
         volume also a block."""
-        # 32 shades take a fraction of the bytes.
+        # A PNG of 32 shades takes a fraction of the bytes.
         share = (tensor[-1].cpu() * 31).round() / 31
         colours = Colours("share of the last phase", 0, 1, "viridis")
         captions = {"the share of the last phase": slices(share, colours)}
@@ -282,6 +288,8 @@ class Microstructure(Problem):
         return at_random(self.target.shares, self.target.shape, self.config.seed)
 
     def _pictures(self, phases: Tensor) -> dict[str, str]:
+        """Draw the target's phases, the phases that were found, and the two-point correlations of both.
+        Return {caption: PNG as a data URI}."""
         target = self.target
         colours = Colours("number of the phase", 0, max(1, target.num_phases - 1), "viridis")
         pictures = {}
@@ -341,5 +349,5 @@ class Microstructure(Problem):
 
 
 def _pixels(shape: Sequence[int]) -> str:
-    """Return what the elements of a field of this shape are called."""
+    """Return the word for the elements of a field of this shape: voxels or pixels."""
     return "voxels" if len(shape) == NUM_DIRECTIONS else "pixels"

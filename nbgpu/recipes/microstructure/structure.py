@@ -99,6 +99,7 @@ def mean_structure(parts: Sequence[Structure]) -> Structure:
 
 
 def _structure(slices: Tensor, num_phases: int, limit_to: int, periodic: bool) -> Structure:
+    """Measure the lineal path and the two-point cluster function of each phase of slices (N, H, W)."""
     longest = min(_LONGEST * limit_to, *slices.shape[1:])
     lines, clusters = [], []
     for phase in range(num_phases):
@@ -147,7 +148,7 @@ def _labelled(inside: np.ndarray, periodic: bool) -> np.ndarray:
     labels, num_clusters = label(inside, structure=_WITHIN_SLICES)
     if not periodic or not num_clusters:
         return np.asarray(labels)
-    # Clusters that meet across an edge are one.
+    # Clusters that touch across a periodic edge are one: merge the labels that a graph of contacts connects.
     pairs = [(labels[:, 0], labels[:, -1]), (labels[:, :, 0], labels[:, :, -1])]
     first, other = (np.concatenate([part.ravel() for part in parts]) for parts in zip(*pairs, strict=True))
     touching = (first > 0) & (other > 0)

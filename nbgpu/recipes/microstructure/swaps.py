@@ -154,6 +154,7 @@ class _State:
         flat, weights = phases.ravel(), np.asarray(strangers).ravel() ** 3 + _AMONG_ITS_OWN
         first = _drawn(weights, draw.random(NUM_CANDIDATES))
         chances = draw.random(NUM_CANDIDATES)
+        # The second pixel of a pair is drawn among the pixels of all other phases.
         second = np.full(NUM_CANDIDATES, -1)
         for phase in np.unique(flat[first]):
             others = np.flatnonzero(flat != phase)
@@ -239,6 +240,7 @@ class _State:
         for pair, places, of_swap, rise, chance in zip(
             pairs, at, losses, rises.tolist(), draw.random(len(pairs)), strict=True
         ):
+            # Losses of a slice that an earlier swap has changed are out of date.
             own = {(d, int(place)) for d in self._directions for place in places[:, d]}
             if changed & own:
                 continue

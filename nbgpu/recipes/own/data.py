@@ -42,6 +42,7 @@ def named(sample: Any) -> Sample:
 
 
 def _tensor(name: str, part: Any) -> Tensor:
+    """Convert a part of a sample to a plain tensor; TypeError if it cannot be one."""
     try:
         return torch.as_tensor(part).as_subclass(Tensor)
     except (TypeError, ValueError, RuntimeError):
@@ -109,6 +110,7 @@ class Reader:
         device: torch.device,
         code: object = None,
     ) -> None:
+        """Plan the epoch; worker processes are started by the first iteration."""
         self._config = config
         self._rank = rank
         self._world_size = world_size
@@ -123,6 +125,7 @@ class Reader:
         self._pinned = device.type == "cuda" and config.pin_memory != "off"
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the rank's batches of one epoch, stacked on the CPU, from the place that `seek` has set."""
         batches = self._plan(self._epoch)[self._num_batches_to_skip :]
         self._epoch += 1
         self._num_batches_to_skip = 0
@@ -144,6 +147,8 @@ class Reader:
             self._pool = None
 
     def _read(self, places: Sequence[_SampleIndex]) -> Iterator[list[Sample]]:
+        """Return an iterator over the samples at these places, read in this process or ahead of time in
+        workers."""
         if not self._num_workers:
             return (self._samples[place] for place in places)
         if self._pool is None:
@@ -164,6 +169,8 @@ class Reader:
         num_wanted = self.steps_per_epoch * config.samples_per_step(self._world_size)
         # The last step is filled up with samples from the beginning.
         order = np.resize(rng.permutation(self._num_samples), num_wanted)
+        # The samples of a micro-batch stand side by side: first those of rank 0, then those of rank 1, and so
+        # on.
         shares = order.reshape(-1, self._world_size, config.batch_size)[:, self._rank]
         return [[_SampleIndex(epoch, int(index)) for index in batch] for batch in shares]
 
@@ -174,6 +181,7 @@ class HeldOut:
     def __init__(
         self, dataset: Dataset[Any], config: TrainConfig, rank: int, world_size: int, what: str = "dataset"
     ) -> None:
+        """Divide the held-out samples into batches: the rank takes every world_size-th sample, in order."""
         own = range(rank, len(dataset), world_size)  # type: ignore[arg-type]
         self._samples = _Samples(dataset, config.seed, what)
         self._batches = [
@@ -187,10 +195,11 @@ class HeldOut:
 
 
 class _Samples(Dataset[list[Sample]]):
-    """One sample at each place, with random changes from (seed, epoch, number of the sample) in whatever
+    """One sample at each place, whose random changes follow from (seed, epoch, number of the sample) in any
     process.
 
-    The generators are the process's own, which does no harm in a rank: the Trainer seeds them for each step.
+    The process's global generators are seeded for each sample. In a rank that does no harm: the Trainer seeds
+    them for each step.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int, what: str = "dataset", code: object = None) -> None:
@@ -200,6 +209,8 @@ class _Samples(Dataset[list[Sample]]):
         self._what = what
 
     def __getitem__(self, place: _SampleIndex) -> list[Sample]:
+        """Seed torch's, NumPy's, Python's and MONAI's generators for this place, and read the sample. An
+        error gets a note with the sample's number in the person's dataset."""
         seeds = np.random.SeedSequence([self._seed, place.epoch, place.sample]).generate_state(4)
         torch_seed, numpy_seed, python_seed, transform_seed = (int(seed) for seed in seeds)
         torch.default_generator.manual_seed(torch_seed)

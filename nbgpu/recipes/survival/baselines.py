@@ -65,6 +65,8 @@ def fitted_with_chosen_penalty(
     folds = np.random.RandomState(seed).permutation(len(times)) % _NUM_FOLDS
 
     def order(penalty: float) -> float:
+        """Return the C-index of cross-validated scores with this penalty: each fold is scored by weights that
+        were fitted without it. Without any comparable pair it is 0.5."""
         scores = np.zeros(len(times))
         for fold in range(_NUM_FOLDS):
             own, other = folds != fold, folds == fold
@@ -94,6 +96,7 @@ def radiomics(image: NDArray[np.floating], dense: float) -> NDArray[np.float64]:
     labels, num_regions = ndimage.label(mask, _TOUCHING)
     sizes, elongations, distances = _regions(labels, num_regions)
     counted = sizes >= _SMALLEST
+    # A voxel is on the surface if erosion removes it, that is, if one of its six neighbours is outside.
     surface = mask & ~ndimage.binary_erosion(mask)
     inside = image[mask].astype(np.float64)
     return np.array(

@@ -1,11 +1,11 @@
 """A generated cohort with known true hazards: volumes with lesions, whose shape and place decide together.
 
-Each volume has an organ with a few lesions of about the same volume. A lesion is hollow or solid, and lies at
-the organ's wall or deep inside. How dangerous it is depends on both: a hollow one is the worst at the wall,
-as one with a dying core may break through a surface, and harmless deep inside, where a solid one is worse.
-The rule is made up. The log hazard follows the mean over a patient's lesions. So the amount of lesions tells
-next to nothing, their mean shape and their mean place tell some of it, and the rest only shows where each
-lesion is looked at together with its place.
+Each volume has an organ with a few lesions of about the same volume. A lesion is hollow or solid, and lies
+at the organ's wall or deep inside. Its danger depends on both: a hollow lesion is the worst at the wall, as
+one with a dying core may break through a surface, and harmless deep inside, where a solid one is worse. The
+rule is made up. The log hazard follows the mean over a patient's lesions. So the number of lesions says
+next to nothing about the hazard, their mean shape and their mean place say some of it, and the rest shows
+only if each lesion is seen together with its place.
 
 All intensities of a volume are shifted by a random offset, as those of different scanners are, so that the
 overall brightness of a volume carries no information either.
@@ -65,7 +65,7 @@ _MEAN_TIME, _MEAN_FOLLOW_UP = 1000.0, 1500.0
 
 
 class Outcome(NamedTuple):
-    """What is known of a generated patient."""
+    """The outcome of a generated patient."""
 
     time: float
     """In days."""
@@ -99,11 +99,13 @@ def image(seed: int, index: int) -> Tensor:
 
 
 def outcome(seed: int, index: int) -> Outcome:
-    """Generate what is known of a patient beside the volume, most of whose work is the voxels'."""
+    """Generate the outcome of a patient, without building the volume, which takes most of the time."""
     return _drawn(seed, index).outcome
 
 
 def _drawn(seed: int, index: int) -> _Drawn:
+    """Draw everything about one patient from (seed, index): the organ, the lesions, the scanner's offset, the
+    noise and the outcome, with exponential times to the event and to the end of follow-up."""
     rng = np.random.default_rng([seed, index])
     organ = rng.uniform(0.9, 1.0) * np.array(_ORGAN)
     num_lesions = int(rng.integers(_NUM_LESIONS[0], _NUM_LESIONS[1] + 1))
@@ -113,6 +115,7 @@ def _drawn(seed: int, index: int) -> _Drawn:
     log_hazard = _HAZARD_PER_DANGER * (float(np.mean([kind.danger for kind in kinds])) - _MEAN_DANGER)
     offset = rng.normal(0, _OFFSET)
     noise = rng.standard_normal(SIZE)
+    # Proportional hazards: the mean time to the event falls with exp(log hazard). Censoring is independent.
     until_event = rng.exponential(_MEAN_TIME * exp(-log_hazard))
     until_lost = rng.exponential(_MEAN_FOLLOW_UP)
     known = Outcome(min(until_event, until_lost), until_event <= until_lost, log_hazard)
@@ -127,8 +130,8 @@ _AXES = [
 
 
 def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Return the distance of each voxel from a point, by default the volume's middle, along each axis in
-    units of its own."""
+    """Return the distance of each voxel (24, 24, 16) from a point, by default the volume's middle, where
+    `unit` (3,) is the length that counts as 1 along each axis: below 1 is inside an ellipsoid."""
     at = np.zeros(3) if middle is None else middle
     squares = sum(((axis - a) / u) ** 2 for axis, a, u in zip(_AXES, at, unit, strict=True))
     return np.asarray(np.sqrt(squares))
@@ -137,6 +140,8 @@ def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = No
 def _middles(
     rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]
 ) -> list[NDArray[np.float64]]:
+    """Draw the middle of each lesion in voxels from the organ's middle, in a random direction and at the
+    depth of its kind. After _NUM_TRIES draws a lesion may lie too near to another one."""
     middles: list[NDArray[np.float64]] = []
     for kind in kinds:
         for _ in range(_NUM_TRIES):

@@ -167,12 +167,16 @@ class SurvivalConfig(TrainConfig):
 
     @property
     def why_losses_differ(self) -> str:
+        """Return the sentence for the charts: the partial likelihood depends on the number of patients at
+        risk."""
         return (
             "The loss grows with the number of patients at risk: in a step those of the batch, in a validation all who "
             "are held out. Compare the C-index."
         )
 
     def problems(self) -> Iterator[str]:
+        """Yield a message for each invalid value, and for each contradiction between settings of the volumes,
+        the network and its frozen epochs."""
         if self.image_size and (
             len(self.image_size) != 3 or not all(8 <= n <= 1024 for n in self.image_size)
         ):

@@ -25,11 +25,15 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
     # No shape and no branch depends on the values, because the memory of a step is estimated without values.
     order = times.argsort()
     scores, times, events = scores[order].double(), times[order], events[order].double()
+    # The index of the first sample with the same time. The risk set of an event holds all samples from there
+    # on.
     first_tied = torch.searchsorted(times, times)
     log_risk = scores.flip(0).logcumsumexp(0).flip(0)[first_tied]
     if ties == "efron":
         none = torch.zeros_like(scores)
-        # Relative to the sum over the risk set, so that no exponential can overflow.
+        # Before the l-th of d tied events, counted from 0, Efron takes l / d of their hazards out of the risk
+        # set. With the tied events' share of the risk set's hazard, the log of the rest is log_risk +
+        # log(1 - l / d * share). A share is at most 1, so that no exponential can overflow.
         shares = none.index_add(0, first_tied, events * (scores - log_risk).exp())[first_tied]
         num_tied = none.index_add(0, first_tied, events)[first_tied]
         num_before = events.cumsum(0) - events
@@ -39,12 +43,12 @@ def cox_loss(scores: Tensor, times: Tensor, events: Tensor, ties: Ties) -> Tenso
 
 
 def gathered(scores: Tensor, times: Tensor, events: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather the samples of all ranks in order of rank, in float64. A collective; every rank gives the same
-    number.
+    """Gather the scores, times and events (N,) of all ranks in order of rank, in float64: (N * world size,)
+    each. A collective; every rank gives the same number of samples.
 
-    The risk sets are known only with all samples: the mean of the ranks' own partial likelihoods is another
-    loss. The gradients of a loss of the gathered samples, averaged over the ranks as DDP does it, are those
-    of one rank with all samples.
+    A risk set needs all samples: the mean of the ranks' own partial likelihoods is another loss. The
+    gradients of a loss of the gathered samples, averaged over the ranks by DDP, are those of one rank with
+    all samples.
     """
     everyone = _Gathered.apply(torch.stack([scores.double(), times.double(), events.double()]))  # type: ignore[no-untyped-call]
     all_scores, all_times, all_events = everyone.unbind()
@@ -56,6 +60,8 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
+        """Gather (K, N) into (K, N * world size), in order of rank."""
+        # all_gather of torch.distributed has no gradient of its own.
         ctx.num_own = own.shape[1]
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, own)
@@ -63,6 +69,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Return the gradient (K, N) of this rank's own samples, scaled for DDP's mean."""
         # Each rank has the whole loss and passes on the gradient of its own samples. Their sum over the ranks
         # is needed, but DDP takes the mean.
         first = dist.get_rank() * ctx.num_own

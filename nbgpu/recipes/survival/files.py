@@ -154,6 +154,7 @@ def read_new(
 
 
 def _read(path: Path) -> CsvRows:
+    """Read the CSV file; DataError if there is none."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file. data takes 'generated' or a .csv file")
     if path.suffix.lower() not in (".csv", ".tsv"):
@@ -179,6 +180,17 @@ class _Reading:
         columns: Mapping[Role, str],
         with_outcomes: bool = True,
     ) -> None:
+        """Find the columns of a table by their headings. DataError names all columns that are missing.
+
+        Args:
+            path: the CSV file, from whose folder relative paths of volumes begin.
+            table: its rows and headings.
+            fold: the heading of the column with the parts; empty for none.
+            features: headings of columns with numbers.
+            image_problem: returns what is wrong with a volume's file, or None.
+            columns: the headings of columns that have other names.
+            with_outcomes: whether each line has a time and an event.
+        """
         self._image_problem = image_problem
         self._folder = path.parent
         self._number = table.number
@@ -219,6 +231,7 @@ class _Reading:
     def _outcome_problems(
         self, line: Mapping[str, str], time_heading: str, event_heading: str
     ) -> Iterator[str]:
+        """Yield a message if the time of a line is not a number above 0, or its event neither 0 nor 1."""
         time = self._number(line[time_heading])
         if time is None or not math.isfinite(time):
             yield f"{time_heading} is {line[time_heading]!r}, not a number"
@@ -288,6 +301,12 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: st
 
 
 def _problems_of_unit(found: Sequence[tuple[int, PatientRow, str, str]]) -> Iterator[str]:
+    """Yield a message if the times fall into two groups, one more than ten times the other, each with at
+    least a tenth of the rows: probably some are in days and others in years.
+
+    Args:
+        found: (number of the line, row, part, patient) of each valid line.
+    """
     in_order = sorted((row.time, number) for number, row, _, _ in found)
     margin = max(3, math.ceil(_SHARE * len(in_order)))
     for first in range(margin, len(in_order) - margin + 1):

@@ -21,6 +21,8 @@ def freezing(loaders: Loaders, num_epochs: int) -> Loaders:
 
 
 class _Frozen:
+    """An iterable over the batches of an epoch that counts epochs and marks those of the first ones."""
+
     def __init__(self, loaders: Loaders, num_epochs: int) -> None:
         self._loaders = loaders
         self._num_epochs = num_epochs

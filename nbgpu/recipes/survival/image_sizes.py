@@ -1,4 +1,4 @@
-"""The size that a cohort's volumes are resized to, where the person gives none."""
+"""Proposes the size to which a cohort's volumes are resized, where the settings leave it out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SCALES = (1.0, 0.75, 0.5, 0.375, 0.25)
 
 
 def sizes_for(volumes: Sequence[Path], spacing_mm: Sequence[float], on_gpu: bool) -> list[Proposal]:
-    """Return sizes in the proportions of the median volume, the largest first.
+    """Propose sizes in the proportions of the median volume, the largest first.
 
-    The median is taken along each axis by itself. The largest size is the median,
-    or what of it has as many voxels as steps can have on these ranks; its edges are multiples of 8, because
-    the network halves them again and again.
+    The median is taken along each axis by itself. The largest size is the median, reduced to at most the
+    voxels that a step on these ranks can have; its edges are multiples of 8, because the network halves them
+    several times.
 
     Args:
         volumes: the files.

@@ -128,17 +128,18 @@ def uno_c_index(
 def c_index_interval(
     scores: Floats, times: Floats, events: Flags, seed: int, num_draws: int = 1000, share: float = 0.95
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of `c_index` over patients (Efron & Tibshirani 1993, chapter
-    13): (lower end, upper end), or NaN if no draw has a comparable pair.
+    """Return the percentile bootstrap interval of Harrell's C-index over patients (Efron & Tibshirani 1993,
+    chapter 13): (lower end, upper end), or NaN if no draw has a comparable pair.
 
     Args:
         scores: log hazards (N,).
         times, events: of the same patients.
-        seed: of the draws.
-        num_draws: how often as many patients are drawn with replacement.
-        share: of the draws that the interval holds.
+        seed: the seed of the draws.
+        num_draws: the number of bootstrap samples, each of N patients drawn with replacement.
+        share: the share of the draws that the interval holds.
     """
     num = len(scores)
+    # How often each draw has each patient, (num_draws, N): all draws are counted with matrix products.
     drawn = (
         np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), size=num_draws).astype(np.float64)
     )
@@ -214,6 +215,7 @@ def brier(probabilities: Floats, times: Floats, events: Flags, when: Floats, obs
     had_it = (times[:, None] <= when) & events[:, None]
     later = times[:, None] > when
     at_event, at_time = _inverse(observed.before(times))[:, None], _inverse(observed.at(when))
+    # A patient who was censored before a time has no term; the weights of the others make up for it.
     errors = had_it * probabilities**2 * at_event + later * (1 - probabilities) ** 2 * at_time
     return np.where(is_known(when, observed), errors.mean(axis=0), np.nan)
 
@@ -224,10 +226,11 @@ def integrated(values: Floats, when: Floats) -> float:
 
 
 def _inverse(shares: Floats) -> Floats:
+    """Return 1 / share, the weight of inverse probability of censoring, and 0 where the share is 0."""
     return np.divide(1.0, shares, out=np.zeros_like(shares), where=shares > 0)
 
 
 def risk_groups(scores: Floats, thresholds: Floats) -> NDArray[np.intp]:
-    """Return each patient's risk group (N,), the lowest risk first: the number of the ascending thresholds
-    below the score."""
+    """Return each patient's risk group (N,), from 0 for the lowest risk: the number of thresholds, in
+    ascending order, below the score."""
     return np.searchsorted(thresholds, scores)

@@ -32,6 +32,8 @@ class SurvivalNetwork(nn.Module):
         stem_stride: int = 1,
         pretrained: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """Build MONAI's ResNet without its classification head, with the shortcuts of the pretrained weights
+        if there are some, and load these."""
         super().__init__()
         self.encoder: resnet.ResNet = getattr(resnet, name)(
             spatial_dims=3,
@@ -51,6 +53,7 @@ class SurvivalNetwork(nn.Module):
 
         With `frozen`, only the last layer learns, and the ResNet's normalisation runs in evaluation mode.
         """
+        # BatchNorm's running statistics must not change while the ResNet is frozen.
         self.encoder.train(self.training and not frozen)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             found = self.encoder(image)
@@ -79,6 +82,7 @@ def _shortcuts(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _load(encoder: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load the ResNet's weights; DataError lists names and shapes that do not fit."""
     # Files from old versions of torch lack these counters, which only a momentum of None needs.
     own = {
         name: value

@@ -97,12 +97,14 @@ def patients_of(config: SurvivalConfig) -> Patients:
     scale = _scale(values[: len(parts.training)], config)
     times = np.array([row.time for row in rows])
     events = np.array([row.event for row in rows])
-    # The loaders get no more than they read from disk; `_build_patients` adds the rest.
+    # `_build_patients` adds the outcome and the features to the path that the loaders read.
     sources: list[Item] = [{"name": str(row.image), "image": row.image} for row in rows]
     return _build_patients(config, sources, scale.standardised(values), parts, times, events, scale)
 
 
 def _generated(config: SurvivalConfig) -> Patients:
+    """Return generated patients, divided at random; they have no features, and their true log hazards are
+    known."""
     parts = split([{"name": f"patient {i}", "generated": i} for i in range(config.num_patients)], config)
     sources = parts.everything
     known = np.array(_outcomes(config.split_seed, config.num_patients))[
@@ -115,6 +117,7 @@ def _generated(config: SurvivalConfig) -> Patients:
 
 @lru_cache(maxsize=4)
 def _outcomes(seed: int, num_patients: int) -> list[Outcome]:
+    """Return the outcomes of all patients of a generated cohort."""
     return [outcome(seed, index) for index in range(num_patients)]
 
 
@@ -143,6 +146,21 @@ def _build_patients(
     scale: Scale,
     log_hazards: Floats | None = None,
 ) -> Patients:
+    """Check the division and number the patients, training patients first.
+
+    Args:
+        config: the settings.
+        sources: an Item for each patient, in the order of the arrays.
+        features: standardised features (N, F).
+        parts: the division.
+        times, events: the outcomes (N,).
+        scale: how the features were standardised.
+        log_hazards: the true log hazards (N,) of generated patients.
+
+    Raises:
+        DataError: too few training patients, a part without an event, or evaluation times beyond the training
+            follow-up.
+    """
     problems = []
     num_training, num_validation = len(parts.training), len(parts.validation)
     end = num_training + num_validation
@@ -166,6 +184,7 @@ def _build_patients(
     ]
     if problems:
         raise DataError("\n".join(problems))
+    # The partial likelihood depends on the order of the times only; equal times get the same number.
     order = np.unique(times, return_inverse=True)[1]
     items: list[Item] = [
         {

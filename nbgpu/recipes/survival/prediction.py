@@ -1,5 +1,5 @@
-"""Says of new patients what their scores mean: their place among the training patients, and when the event is
-to be expected."""
+"""Risks of new patients from their scores: their place among the training patients, and when the event is to
+be expected."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _generated(num_known: int, seed: int) -> list[Item]:
 
 
 def _outcome(time: float | None, event: bool | None) -> dict[str, Any]:
-    """Return what the recipe's transform needs of an outcome, and the outcome itself as far as it is
-    known."""
+    """Return the parts of an Item that the recipe's transform requires, with placeholders for `number` and
+    `order`, and the `outcome` (time, event) if it is known."""
     return {
         "number": -1,
         "order": 0,
@@ -117,7 +117,9 @@ def risks(
 
 
 def _medians(scores: Floats, baseline: Steps) -> list[float | None]:
-    """Return the first time at which each patient's probability of no event is one half or less."""
+    """Return the first time at which each patient's probability of no event is one half or less; None if that
+    is after the last time of the baseline hazard."""
+    # exp(-exp(score) * H0(t)) is one half where the cumulative baseline hazard H0 is log(2) / exp(score).
     needed = np.log(2) / np.exp(scores)
     first = np.searchsorted(baseline.values, needed)
     return [float(f"{baseline.times[index]:.6g}") if index < len(baseline.times) else None for index in first]

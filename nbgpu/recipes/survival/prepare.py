@@ -1,4 +1,5 @@
-"""The way from a patient's file to the tensors that the network is trained on, by way of one voxel size."""
+"""The transform from a patient's file to the tensors that the network is trained on, if asked for by way of
+one voxel size."""
 
 from __future__ import annotations
 
@@ -41,6 +42,15 @@ class Prepare(Transform):
     """The voxel size along each axis; empty for volumes that are resized whatever theirs is."""
 
     def __call__(self, item: Item) -> dict[str, Tensor]:
+        """Load or generate a volume, map its Hounsfield units to 0..1, and resample it to `size`.
+
+        Returns:
+            `image` (1, D, H, W), `features` (F,), and scalars: `order` in time, `event` and `number`.
+
+        Raises:
+            DataError: voxels are NaN or infinite, or the volume has no contrast in the window of Hounsfield
+                units.
+        """
         image = (
             cohort.image(self.seed, item["generated"]) if "generated" in item else load_volume(item["image"])
         )
@@ -93,7 +103,8 @@ def at_voxel_size(image: Tensor, path: Path, spacing_mm: Sequence[float], size: 
 
 
 def cut_in_words(items: Sequence[Item], config: SurvivalConfig) -> str:
-    """Say how many of the files lose what is beyond the middle, from the headers of at most `_MAX_READ`."""
+    """Return a sentence about the share of the files that lose voxels beyond the middle, from the headers of
+    at most `_MAX_READ` of them."""
     looked_at = items[:: -(-len(items) // _MAX_READ)]
     kept_mm = np.multiply(config.volume_shape, config.spacing_mm)
     own_mm = np.array([_extent_mm(item["image"]) for item in looked_at])

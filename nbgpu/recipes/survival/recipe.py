@@ -63,8 +63,8 @@ _NUM_TIMES = 25
 class Survival:
     """Trains a SurvivalNetwork with Cox's partial likelihood over the samples of all ranks.
 
-    The data (`config.data`) are a generated cohort or a CSV file, see `read_table`. Held out are whole
-    patients.
+    The data (`config.data`) are a generated cohort, or a CSV file with a volume, a time and an event for each
+    patient (`read_table`). Held out are whole patients.
     """
 
     def __init__(self, config: SurvivalConfig) -> None:
@@ -77,8 +77,8 @@ class Survival:
     # ---- data ----
 
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
-        """Return the loaders of the rank's patients, see `example`. A DataError has a line for each bad row
-        or file.
+        """Return the loaders of the rank's patients, with batches of the form of `example`. A DataError has a
+        line for each bad row or file.
 
         The held-out volumes of a rank stay in memory.
         """
@@ -110,7 +110,8 @@ class Survival:
         return freezing(loaders, config.freeze_epochs) if config.freeze_epochs else loaders
 
     def _too_many_weights(self) -> str:
-        """Return what a network that can learn its patients by heart is warned of; else an empty string."""
+        """Return a warning if the network is so large that it can learn its training patients by heart; else
+        an empty string."""
         if self.config.pretrained or self.config.data == "generated":
             return ""
         with torch.device("meta"):
@@ -135,11 +136,12 @@ class Survival:
         return self._patients.num_training, 1
 
     def proposals(self, on_gpu: bool) -> list[Proposal]:
-        """Return sizes for the volumes, the largest first; see `sizes_for`. A DataError has a line for each
-        bad row or file."""
+        """Propose sizes to which the volumes are resized, in the proportions of the median volume, the
+        largest first. A DataError has a line for each bad row or file."""
         return sizes_for([item["image"] for item in self._patients.items], self.config.spacing_mm, on_gpu)
 
     def _steps(self) -> Compose:
+        """Return the transform that decodes a patient's Item."""
         config = self.config
         return Compose(
             [Prepare(config.volume_shape, config.hu_min, config.hu_max, config.split_seed, config.spacing_mm)]
@@ -233,6 +235,7 @@ class Survival:
         return {"loss": float(loss), "c_index": concordance, **ends}
 
     def _of(self, scores: Floats, numbers: NDArray[np.intp]) -> tuple[Floats, Floats, Flags]:
+        """Return (scores, times, events) of patients by their numbers."""
         return scores, self._patients.times[numbers], self._patients.events[numbers]
 
     # ---- result ----
@@ -246,6 +249,8 @@ class Survival:
         return [*fitted_on, *reported[: self.config.num_evaluated(len(reported))]]
 
     def _fitted_on(self, most: int = _MAX_FITTED) -> list[int]:
+        """Return the numbers of at most `most` training patients, drawn at random but the same in every
+        call."""
         shuffled = np.random.RandomState(self.config.split_seed).permutation(self._patients.num_training)
         return [int(number) for number in shuffled[: self.config.num_evaluated(most)]]
 
@@ -325,6 +330,8 @@ class Survival:
         return {"table": table, "note": note, "images": self._pictures(training, held_out)}
 
     def _eval_times(self) -> Floats:
+        """Return the times at which predictions are evaluated: those of the settings, or the quartiles of the
+        training patients' event times."""
         if self.config.eval_times:
             return np.array(self.config.eval_times)
         patients = self._patients
@@ -344,7 +351,7 @@ class Survival:
         """Return the scores of Cox's models with all features that are computed by hand, and with their
         products too."""
         mean, deviation = training.radiomics.mean(axis=0), np.maximum(training.radiomics.std(axis=0), 1e-12)
-        # A patient far outside the others would get a score that no probability can be made of.
+        # A patient far outside the others would get a score whose exponential overflows.
         both = [np.clip((of.radiomics - mean) / deviation, -_FAR, _FAR) for of in (training, held_out)]
         times, events, ties = training.times, training.events, self.config.ties
         found = {}
@@ -383,6 +390,8 @@ class Survival:
         return [self._patients.items[number] for number in self._fitted_on(_MAX_REFERENCES)]
 
     def _explain_no_training_patients(self) -> str:
+        """Return why the training patients cannot be read, for a model that is used without its data; empty
+        if they can."""
         try:
             return "" if self._patients else "there are none"
         except DataError as error:
@@ -402,8 +411,9 @@ class Survival:
     def conclude(
         self, rows: Sequence[Row], references: Sequence[Row], job: Job
     ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Return each patient's columns, see `risks`, and how well the patients with known outcomes are
-        ordered."""
+        """Return the columns of each patient that compare with the training patients, such as the risk
+        percentile and the probabilities of survival, and sentences about the fit and the C-index of patients
+        with known outcomes."""
         if why := self._explain_no_training_patients():
             note = (
                 "There are no risk groups, percentiles and probabilities: they compare with the training patients, who cannot "
@@ -422,6 +432,8 @@ class Survival:
         return columns, [note, *concordance_in_words(rows)]
 
     def _pictures(self, training: _Known, held_out: _Known) -> dict[str, str]:
+        """Draw the Kaplan-Meier curves of the held-out patients' risk groups, whose thresholds are quantiles
+        of the training patients' scores, and projections of some volumes from low to high risk."""
         num_groups = self.config.risk_groups
         thresholds = np.quantile(training.scores, np.arange(1, num_groups) / num_groups)
         groups = metrics.risk_groups(held_out.scores, thresholds)
@@ -461,7 +473,16 @@ def _worth(
     observed: Steps,
     seed: int,
 ) -> dict[str, float]:
-    """Return metrics of the held-out patients' scores; `fitted_on` are the training patients' scores."""
+    """Compute the metrics of a method on the held-out patients, rounded.
+
+    Args:
+        fitted_on: the method's scores for the training patients, to which the baseline hazard is fitted.
+        scores: its scores for the held-out patients.
+        training, held_out: the outcomes of both.
+        when: the evaluation times.
+        observed: the probability of still being observed, from the training patients.
+        seed: the seed of the bootstrap interval.
+    """
     times, events = held_out.times, held_out.events
     low, high = metrics.c_index_interval(scores, times, events, seed)
     worth = {
@@ -506,6 +527,8 @@ def _has_event(item: Item) -> bool:
 
 
 def _describe_events(num_events: int, num_micro_batches: int) -> str:
+    """Return a sentence about how many events each micro-batch has, because one without an event teaches
+    nothing."""
     fewest, rest = divmod(num_events, num_micro_batches)
     if not fewest:
         return (

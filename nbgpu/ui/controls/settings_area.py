@@ -187,9 +187,8 @@ class SettingsArea:
         """Enable the controls that may be changed now: all of them between runs, and during a run those that
         steer it."""
         for name, field in self.form.fields.items():
-            field.disabled = name in self.form.fixed or (
-                is_busy and not (is_running and name in self.steerable)
-            )
+            is_steered = is_running and name in self.steerable
+            field.disabled = name in self.form.fixed or (is_busy and not is_steered)
         for field in self._workload.fields:
             field.disabled = is_busy
         for control in self.devices.inputs():

@@ -8,6 +8,7 @@ import pytest
 
 from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.machine.files import without_parent_steps
+from nbgpu.run_folder.predictions import Job, ProgressReader
 
 SUFFIXES = (".nii", ".nii.gz")
 
@@ -38,3 +39,17 @@ def test_a_path_has_no_steps_up(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real" / "inner")
     assert without_parent_steps(tmp_path / "link" / ".." / "x.csv") == tmp_path.resolve() / "real" / "x.csv"
     assert without_parent_steps(tmp_path / "link") == tmp_path / "link"
+
+
+def test_progress_passes_over_damaged_and_foreign_lines(tmp_path: Path) -> None:
+    job = Job(run_folder="run", checkpoint="run/checkpoints/step-00000001", data="d", out=str(tmp_path))
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    written = b'{"num_samples": 2}\n{"name": "a", "rank": 0, "failed": ""}\n{"na\x00\n[1]\n{"other": 1}\n{"name": "b"'
+    (rows / "1-rank0.jsonl").write_bytes(written)
+    reader = ProgressReader(job)
+    progress = reader.read()
+    assert (progress.num_samples, progress.num_done, progress.newest) == (2, 1, "a")
+    (rows / "1-rank0.jsonl").write_bytes(written + b', "rank": 0, "failed": "no file"}\n')
+    progress = reader.read()
+    assert (progress.num_done, progress.num_failed, progress.newest) == (2, 1, "b")
