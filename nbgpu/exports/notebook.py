@@ -19,6 +19,7 @@ from pathlib import Path
 
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import GIVEN_NAMES
+from nbgpu.text.ranks import parse_ranges
 
 _CELL_MAGIC = "%%distributed"
 _KNOWN = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
@@ -204,14 +205,11 @@ def _options(line: str, notes: list[str]) -> tuple[int, ...] | None:
         name, _, value = word.partition("=")
         if name == "--ranks":
             text = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
-            numbers: list[int] = []
-            for part in text.split(","):
-                begin, _, end = part.partition("-")
-                if not begin.isdigit() or (end and not end.isdigit()):
-                    notes.append(f"--ranks {text} is not understood: the cell is for all ranks in the script")
-                    return None
-                numbers += range(int(begin), int(end or begin) + 1)
-            ranks = tuple(numbers)
+            try:
+                ranks = tuple(parse_ranges(text))
+            except ValueError:
+                notes.append(f"--ranks {text} is not understood: the cell is for all ranks in the script")
+                return None
         elif name.startswith("--"):
             notes.append(f"{name} does not carry over")
     return ranks

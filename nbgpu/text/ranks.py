@@ -21,6 +21,17 @@ def named_ranges(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {rank_ranges(ranks)}"
 
 
+def parse_ranges(text: str) -> list[int]:
+    """Parse '0,2-3' into [0, 2, 3]; ValueError for any other text."""
+    ranks: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"{part!r} is neither a number nor a range")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
 def rank_ranges(ranks: Iterable[int]) -> str:
     """'0-2,5' for ranks in ascending order."""
     runs: list[list[int]] = []

@@ -46,8 +46,9 @@ def keep_what_comes_now() -> None:
     The flag that makes ipykernel abort a request is private; it is only touched where it exists, and a test
     fails when that no longer has an effect.
     """
-    kernel = getattr(ipython_shell.current(), "kernel", None)
-    if kernel is None or not hasattr(kernel, "_aborting"):
+    shell = ipython_shell.current()
+    kernel = getattr(shell, "kernel", None)
+    if shell is None or kernel is None or not hasattr(kernel, "_aborting"):
         return
     stopped_s = time.time() - (_clock_offset_s or 0.0) - _NOTICED_AFTER_S
     set_parent = type(kernel).set_parent
@@ -58,7 +59,14 @@ def keep_what_comes_now() -> None:
         if kernel._aborting and (_sent_s(parent) or 0.0) > stopped_s:
             kernel._aborting = False
 
+    def restore(_: Any) -> None:
+        shell.events.unregister("pre_run_cell", restore)
+        kernel.__dict__.pop("set_parent", None)
+
     kernel.set_parent = set_parent_and_keep
+    # By the next cell that runs, ipykernel has stopped aborting. An error of that cell aborts the cells
+    # behind it again, as "Run All" expects.
+    shell.events.register("pre_run_cell", restore)
 
 
 def _sent_s(request: Any) -> float | None:

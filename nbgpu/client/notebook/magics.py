@@ -34,6 +34,7 @@ from nbgpu.errors import CellInterrupted, ClusterError, ConfigError, NbgpuError,
 from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.serialization import unpicklable
+from nbgpu.text.ranks import parse_ranges
 from nbgpu.text.similar import did_you_mean
 
 _DEBUG = "%debug"
@@ -116,13 +117,10 @@ def _options(line: str) -> Namespace:
 
 def parse_ranks(text: str) -> list[int]:
     """Parse '0,2-3' into [0, 2, 3]; ConfigError for any other text."""
-    ranks: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"--ranks {text}: write ranks as numbers and ranges, such as 0,2-3")
-        ranks += range(int(first), int(last or first) + 1)
-    return ranks
+    try:
+        return parse_ranges(text)
+    except ValueError:
+        raise ConfigError(f"--ranks {text}: write ranks as numbers and ranges, such as 0,2-3") from None
 
 
 def await_distributed_cells(lines: list[str]) -> list[str]:

@@ -66,8 +66,13 @@ class Sweep:
             )
             for number in range(len(plan.trials))
         ]
-        for trial in self.trials:
-            trial.read_finished()
+        try:
+            for trial in self.trials:
+                trial.read_finished()
+        except BaseException:
+            # Another try is not to find the folder locked by this one.
+            os.close(self._claim)
+            raise
         self._left = deque(trial for trial in self.trials if not trial.over)
         self.num_parallel = min(len(clusters), len(self._left))
         """The number of trials that train side by side."""

@@ -166,11 +166,16 @@ def test_a_cell_that_is_sent_after_stop_runs_and_one_that_waited_does_not(
     if not sent_before_stop:
         time.sleep(0.05)
         next_one = client.execute("%distributed 1")
-    status = {}
-    while len(status) < 2:
-        reply = client.get_shell_msg(timeout=BOUND_S)
-        status[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
-    assert status == {stopped: "error", next_one: "aborted" if sent_before_stop else "ok"}
+    assert _statuses(notebook, 2) == {stopped: "error", next_one: "aborted" if sent_before_stop else "ok"}
+    # "Run All" stops behind a cell that fails, after a Stop as before it.
+    failing, behind = client.execute("1 / 0"), client.execute("2")
+    assert _statuses(notebook, 2) == {failing: "error", behind: "aborted"}
+
+
+def _statuses(notebook: Kernel, num: int) -> dict[str, str]:
+    """The status of each of the next replies, by the request's id."""
+    replies = [notebook.client.get_shell_msg(timeout=BOUND_S) for _ in range(num)]
+    return {reply["parent_header"]["msg_id"]: reply["content"]["status"] for reply in replies}
 
 
 @pytest.mark.long
