@@ -198,13 +198,14 @@ def check_charts(run: Run | StoredRun, ledger: Ledger, may_lack: tuple[int, ...]
     assert {ledger[0, s].lr == lr for s, lr in zip(rates.steps, rates.values, strict=True)} == {True}
     # The report has the same curves, as the page draws them.
     html = report_html(StoredRun(run.folder))
-    figure = json.loads(re.search(r"const figure = (.*);\n", html)[1])  # type: ignore[index]
-    raw = [trace for trace in figure["data"] if trace["xaxis"] == "x" and trace["opacity"] < 1]
+    figures = json.loads(re.search(r"const figure of (.*)\) {\n", html)[1])  # type: ignore[index]
+    (of_loss,) = [f for f in figures if f["layout"]["annotations"][0]["text"].startswith("<b>Loss")]
+    raw = [trace for trace in of_loss["data"] if trace["opacity"] < 1]
     assert [trace["name"] for trace in raw] == ["rank 0", "rank 1"]
     for rank, trace in enumerate(raw):
         points = list(zip(trace["x"], trace["y"], strict=True))
         assert points == [(s, pytest.approx(ledger[rank, s].loss, rel=1e-4)) for s, _ in points]
-    for trace in figure["data"]:
+    for trace in (trace for figure in figures for trace in figure["data"]):
         assert trace["x"] == sorted(trace["x"])
 
 
