@@ -55,12 +55,14 @@ class Consensus:
         return self._commands.newest() if self._commands is not None else None
 
     def begin(self, failure: Exception | None = None) -> None:
-        """Send this rank's command and failure; return at once."""
+        """Start the all_reduce of this rank's command and failure; return at once, and read the result with
+        `finish`."""
         command = "stop" if self._must_stop() else self._newest()
         self._failure = failure
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None
         self._message[2] = self._commands is not None and self._commands.has_settings
+        # The maximum of the ranks' codes: 'stop' wins over 'pause', and any failure over none.
         with simulated_link.not_simulated():
             self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
 
@@ -109,8 +111,9 @@ def raise_together(failure: Exception | None) -> None:
     """Raise on every rank if any rank has a failure. A collective: every rank must call it.
 
     Raises:
-        DataError: every failure is a DataError; it has each message once.
-        PeerFailed: a rank failed in another way; that rank itself raises its own error.
+        DataError: every failure is a DataError; the error has each line of their messages once.
+        PeerFailed: a rank failed in another way. A failed rank raises its own error instead, unless that is a
+            NbgpuError.
     """
     mine = (
         None

@@ -30,7 +30,8 @@ def path(folder: Path, rank: int) -> Path:
 
 @contextmanager
 def kept_in(folder: Path, rank: int) -> Iterator[None]:
-    """Write the recorder's content into a run's folder if the block fails.
+    """Save the flight recorder's content in a run's folder if the block fails, and name the late ranks if the
+    failure comes from a collective that took too long.
 
     Nothing is written for an error that nbgpu itself explains, such as a bad file: collectives have no part
     in it.

@@ -262,7 +262,8 @@ def _connect(
     ranks: Sequence[int],
     member: Membership,
 ) -> None:
-    """Connect the ranks of a group, also one whose connections were cut. A collective over these ranks."""
+    """Connect the ranks of a group whose backend can be reconfigured: a new one, or one whose connections
+    were cut. A collective over these ranks, which exchange the backends' addresses in the store."""
     store.set(f"nbgpu/handle/{name}/{member.rank}", torch_private.reconfigure_handle(group))
     handles = store.multi_get([f"nbgpu/handle/{name}/{rank}" for rank in ranks])
     with sockets.noted_as_groups():
@@ -276,6 +277,7 @@ def _form_in_place(member: Membership, store: meeting.Store) -> None:
     global _formed
     assert _formed is not None, "`_can_form_in_place` has looked"
     (group, its_store), _formed = _formed, None  # a forming that fails is not tried a second time
+    # torch keeps the first store object of a group; it has to use the keys of the new generation.
     its_store.follow(store)
     _connect(group, store, "default", range(member.world_size), member)
     _formed = group, its_store
@@ -290,7 +292,12 @@ def _end_group() -> None:
 
 
 def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, Any]]:
-    """Make the person's groups again; see `own_groups.make_again`. A collective."""
+    """Make the person's own process groups again on the new default group (`own_groups.make_again`). A
+    collective.
+
+    Returns:
+        For each group the object that has ended and its successor.
+    """
     return own_groups.make_again(before, _generation, _connect_timeout(membership()))
 
 
@@ -344,6 +351,7 @@ def prove(world_size: int, rank: int, device: torch.device) -> None:
     place = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
     total = place * (rank + 1)
     dist.all_reduce(total)
+    # The sum of rank + 1 over all ranks is n (n + 1) / 2.
     num_wrong = int((total != place * (world_size * (world_size + 1) // 2)).sum())
     if num_wrong:
         raise RuntimeError(
@@ -369,8 +377,9 @@ def stay_on_loopback() -> None:
 
 
 def note_connections() -> None:
-    """Note how every group is made from now on, and which connections it opens, so that the group can be cut,
-    watched and made again. Groups that a person makes are meant, too."""
+    """Wrap torch's function that makes a process group, to record for every group from now on its arguments
+    and its TCP connections: so it can be cut off, watched, and made again. This includes the groups that a
+    person makes."""
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
@@ -407,14 +416,17 @@ def note_connections() -> None:
 
 
 def _timeout_s(given: timedelta | None) -> float:
-    """Return the timeout of a person's new group: the cluster's, unless its maker names another one."""
+    """Return the timeout in seconds of a person's new group: the cluster's, unless the person has given
+    one."""
+    # torch fills in its default before this function is called, so a default counts as none given.
     if given is None or given in torch_private.default_timeouts():
         return membership().timeout_s
     return given.total_seconds()
 
 
 def _note_number(arguments: Mapping[str, Any]) -> None:
-    """Keep torch's count of groups, of which the default name of a group is made.
+    """Keep torch's count of process groups up to date, because torch names a group by this count, and the
+    next generation continues from it.
 
     A group whose name torch made from its ranks is not counted.
     """
@@ -426,7 +438,8 @@ def _note_number(arguments: Mapping[str, Any]) -> None:
 
 
 def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
-    """Look whose the other ends of a person's new group are."""
+    """Raise ConnectionError if a connection of a person's new group ends at a process that is no rank of
+    it."""
     member = membership()
     if _store is not None and (not ranks or member.rank in ranks):
         everybody = ranks or range(member.world_size)
@@ -434,15 +447,16 @@ def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
 
 
 def note_traffic() -> None:
-    """Record how much the groups of this process have sent and received so far."""
+    """Record the bytes that the process groups of this process have sent and received so far."""
     global _bytes_before_cell
     _bytes_before_cell = sockets.moved_bytes()
 
 
 def untouched_by_cell() -> bool:
-    """Whether nothing went through the groups since the cell began: a failure has not disturbed them.
+    """Return whether no byte went through the process groups since the cell began, so that a failure has left
+    them usable.
 
-    NCCL moves its data past the sockets, so that an NCCL group never counts as untouched.
+    NCCL moves its data past the TCP sockets, so that an NCCL group never counts as untouched.
     """
     return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
 
@@ -503,7 +517,8 @@ def _require_wanted(generation: int) -> None:
 
 
 def _cut() -> None:
-    """Cut this rank off from the others; afterwards no group of this generation is of any use."""
+    """Free this rank from every wait for other ranks; afterwards no group of this generation can be used. The
+    caller holds `_cutting`."""
     global _is_cut
     _is_cut = True
     collective_timeout.end()
@@ -531,8 +546,8 @@ def _abort_nccl(groups: Sequence[Any]) -> None:
 
 
 def form_alone(member: Membership) -> None:
-    """Form a group in which this rank keeps its number, and every collective returns at once and does
-    nothing."""
+    """Form a group of torch's backend 'fake': this rank keeps its number, and every collective returns at
+    once and does nothing."""
     global _alone
     _alone = member
     simulated_link.end()
@@ -547,9 +562,9 @@ def prepare_cell() -> None:
 
 
 def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
-    """Form the group again, in place of the one that this process may have.
+    """Form the group again, in place of the one that this process may have. A collective.
 
-    Every rank calls this function. Whoever has a group that has ended lets go of it with `let_go`.
+    Whoever holds a group that has ended passes it to `let_go`.
     """
     global _alone
     _alone = None
@@ -585,11 +600,12 @@ def _begin_releasing() -> None:
 def _release() -> None:
     """Drop each group once nothing else holds it. One thread looks after all: two that hold the same group
     would wait for one another."""
-    alone = 2  # the list's reference, and that of the argument of getrefcount
+    alone = 2  # the reference of the list, and that of getrefcount's argument
     held: list[Any] = []
     while True:
         while not held or not _ended.empty():
             held.append(_ended.get())
+        # By identity: a group that was put in twice would count as held by its own duplicate.
         held = list({id(group): group for group in held}.values())
         time.sleep(_RELEASE_EVERY_S)
         free = [held.pop(i) for i in reversed(range(len(held))) if sys.getrefcount(held[i]) <= alone]

@@ -63,11 +63,16 @@ def num_groups_made() -> int:
 
 
 def make_group(arguments: Mapping[str, Any]) -> Any:
-    """Make a group, of which this rank is a member, with the arguments that `wrap_making_of_groups` has seen,
-    in the store of the default group that there is now."""
+    """Make a group, of which this rank is a member, with the arguments that torch's
+    `_new_process_group_helper` had the first time (`wrap_making_of_groups`), and the store of the present
+    default group.
+
+    `new_group` is not called, because it would choose another name, and needs every rank to take part.
+    """
     assert dist.group.WORLD is not None, "there is a default group"
     _, store = distributed_c10d._world.pg_map[dist.group.WORLD]
     made, _ = distributed_c10d._new_process_group_helper(**{**arguments, "store": store})
+    # The helper leaves to its callers the table that translates global ranks into the group's.
     ranks = arguments["global_ranks_in_group"]
     distributed_c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
     return made
@@ -115,14 +120,17 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def bucket_order(ddp: DistributedDataParallel) -> list[int]:
-    """Return the final order of the parameters in DDP's buckets, as positions in the order of the module;
-    empty where DDP has the order of the beginning, which it keeps with find_unused_parameters, and where the
-    device has no memory left for the copy of the gradients that DDP makes to answer."""
+    """Return the final order of the parameters in DDP's buckets, as positions in the order of the module.
+
+    Empty where DDP keeps its first order, as with find_unused_parameters, and where the device has no memory
+    left for the copies of the buckets from which the order is read.
+    """
     if not ddp._has_rebuilt_buckets:
         return []
     parameters, _ = DistributedDataParallel._build_params_for_reducer(ddp)
     positions = {id(parameter): position for position, parameter in enumerate(parameters)}
     try:
+        # The only function of the reducer that shows its buckets: as new ones, filled with zeros.
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
     except torch.OutOfMemoryError:
         return []
@@ -187,7 +195,8 @@ def uses_nccl2() -> bool:
 
 
 def reconfigure_handle(group: Any) -> str:
-    """Return what the other ranks need of this one to form the group again in place."""
+    """Return the handles of a group's backends on this rank, as JSON, by which the other ranks reach this one
+    when the group is formed again in place."""
     return json.dumps([backend.get_reconfigure_handle() for backend in _backends(group)])
 
 
@@ -291,8 +300,8 @@ class CollectiveInFlight:
 
 
 def collectives_in_flight() -> dict[str, CollectiveInFlight]:
-    """Return the oldest collective that has not ended of each group, named as by `unfinished_groups`. Takes
-    some tens of ms."""
+    """Return the oldest collective that has not ended of each group, by the group's name in
+    `unfinished_groups`. Takes some tens of ms, because torch writes all entries as JSON."""
     world: Any = dist.group.WORLD
     default = distributed_c10d._world.pg_names.get(world)
     oldest: dict[str, CollectiveInFlight] = {}
@@ -309,6 +318,7 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
                 number = entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
                 inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
                 shapes = ", ".join(f"{size} {dtype}" for size, dtype in inputs)
+                # The recorder lists its entries from the oldest on, so the first one of a group stays.
                 oldest.setdefault(
                     f"{name}/{entry['pg_id']}",
                     CollectiveInFlight(group, group == default, backend, operation, number, is_p2p, shapes),
@@ -317,7 +327,8 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
 
 
 def _recording(dump: str, **options: bool) -> dict[str, Any]:
-    """Return what a recorder has; see `_DUMPS`."""
+    """Return the content of one of torch's flight recorders, which the function named `dump` gives as
+    JSON."""
     recording: dict[str, Any] = json.loads(getattr(_distributed_c10d, dump)(**options))
     return recording
 
@@ -384,8 +395,8 @@ def flight_recording() -> bytes | None:
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
-    """Return the mesh that this one is a part of; None for a whole one, and where this torch cannot say
-    it."""
+    """Return the root mesh that a DeviceMesh was sliced from; None for a mesh that was not sliced, and where
+    this version of torch cannot say."""
     if hasattr(mesh, "_get_root_mesh"):
         root = mesh._get_root_mesh()
     elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
@@ -431,10 +442,10 @@ def reset_sharded(module: nn.Module) -> None:
 
 
 def forget_layouts() -> None:
-    """Have DTensor work out again how results are cut, which it keeps with the mesh of the first operands:
-    an equal mesh that was made later would be taken for one whose groups have ended.
+    """Clear DTensor's cache of sharding decisions, which holds the mesh of the first operands: an equal mesh
+    that was made later would be replaced by one whose groups have ended.
 
-    Nothing happens where this torch cannot forget them.
+    Nothing happens where this version of torch has no function for that.
     """
     # Without this import there is no DTensor.
     if "torch.distributed.tensor" in sys.modules:
@@ -466,8 +477,8 @@ class Sharding:
 
 
 def sharding_of(module: nn.Module) -> Sharding | None:
-    """Return how `fully_shard` shards a module; None where it was given several modules at once, several
-    meshes or a part of a larger mesh."""
+    """Return how `fully_shard` shards a module, from FSDP's private state, so that the module can be sharded
+    again; None where it was given several modules at once, several meshes or a part of a larger mesh."""
     # FSDP keeps the settings of one call in a group of parameters.
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -510,7 +521,7 @@ def init_fake_group(rank: int, world_size: int) -> None:
 
 
 def make_fake_group() -> dist.ProcessGroup:
-    """Make such a group of all ranks beside the one that they have. A collective."""
+    """Make a group of the backend 'fake' over all ranks, beside their real group. A collective."""
     import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     made = dist.new_group(backend="fake")
     assert isinstance(made, dist.ProcessGroup), "this rank is among all ranks"

@@ -56,6 +56,8 @@ def _autocast(device_type: str) -> dict[str, _Setting]:
 
 
 def _autocast_depth() -> int:
+    """Return the number of autocast contexts that are open. torch tells it only when the number is changed,
+    so it is raised by one and lowered again."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth
@@ -162,6 +164,7 @@ def _read() -> dict[str, Any]:
 
 def _write(values: Mapping[str, Any]) -> None:
     for name, setting in _SETTINGS.items():
+        # A getter that could not answer gave None (`_if_it_can_be_read`).
         if values[name] is not None and setting.get() != values[name]:
             setting.set(values[name])
 
@@ -200,7 +203,8 @@ class _FunctionModes:
 
     @classmethod
     def close_all(cls) -> _FunctionModes:
-        """Close all open modes, and return them."""
+        """Take all open TorchFunctionModes off this thread's stack, and clear torch's record of the default
+        device; return them, so that `open` can put them back."""
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
         # torch keeps them for each thread in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__
@@ -235,6 +239,8 @@ class TorchSettings:
         try:
             # An interrupt halfway would leave a mixture of both.
             with uninterrupted():
+                # At the end the stack undoes these steps in reverse order: it keeps the run's settings, drops
+                # its cache of cast weights, writes the cells' settings and opens their modes again.
                 stack.callback(_FunctionModes.close_all().open)
                 stack.enter_context(_python_dispatch._disable_current_modes())
                 # Leave inference mode, which marks every tensor that is made in it.
@@ -251,6 +257,7 @@ class TorchSettings:
                 stack.close()
 
     def _note(self) -> None:
+        """Keep the settings as the run has left them, for its continuation after a failure."""
         self._modes = _FunctionModes.close_all()
         self._values = _read()
 

@@ -111,6 +111,8 @@ class AdversarialStep(PlainStep):
         norms["discriminator_grad_norm"] = self._discriminator.exchange(
             self._state.scaler, self._strategy.transfers
         )
+        # 0 times NaN is NaN: a bad gradient of the discriminator makes the norm of the step bad, so that both
+        # networks leave the step out.
         norms["grad_norm"] = norms["grad_norm"] + 0 * norms["discriminator_grad_norm"]
         return norms
 
@@ -120,6 +122,8 @@ class AdversarialStep(PlainStep):
 
     def set_lr(self, lr: float) -> None:
         super().set_lr(lr)
+        # The discriminator has a learning rate of its own, and takes the factor of schedule and warm-up from
+        # the model's.
         self._discriminator.set_lr(lr / self._config.lr)
 
     def zero_grad(self) -> None:
@@ -156,7 +160,8 @@ class RankModel:
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
         self.bucket_order: Sequence[int] = ()
-        """The strategy's, as the last step left it, for the strategy of another group or process."""
+        """The order of the parameters in DDP's buckets after the last step, for the DDP object that the next
+        group, or a process in this one's place, makes."""
         self.num_parameters = 0
         """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
@@ -235,6 +240,8 @@ class RankModel:
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
         """Return the work of the step after `step`, with the discriminator once its first step is reached."""
+        # The forward pass changes the running statistics of BatchNorm; the copies are put back if the step is
+        # left out or cut off.
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
         parts = (config, recipe, self.state, self.strategy, self._device)
         discriminator = self.state.discriminator
@@ -272,12 +279,14 @@ class RankModel:
         """Revert the changes of a step that was cut off."""
         if self._state is None:
             return
+        # A validation that was cut off has left the averaged weights in the model.
         if self._state.average is not None:
             self._state.average.out_of_the_model()
         # The gradients are views into DDP's buckets, which may hold half of a sum.
         self._state.model.zero_grad(set_to_none=True)
         if self._state.discriminator is not None:
             self._state.discriminator.zero_grad()
+        # Between two steps there are no copies, and nothing to put back.
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
 

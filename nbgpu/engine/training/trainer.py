@@ -76,6 +76,10 @@ class Trainer(Loop):
         """The last step, if it is not yet recorded."""
 
     def interrupted(self) -> None:
+        """Leave the group that has ended, and go back to the end of the last whole step.
+
+        With fsdp the shards of a rank that is gone are lost for all, so the whole state is dropped.
+        """
         survives = self._rank_model.survives
         self._rank_model.leave_group()
         # The last step may not have been judged, which takes all ranks: if the run is to stop, they repeat
@@ -119,6 +123,12 @@ class Trainer(Loop):
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
+        """Load the data, build and distribute the model, and bring every rank to the same step: that of the
+        rank that has done most steps, of a checkpoint, or the first. A collective.
+
+        The steps that may fail on one rank alone run in `together`, so that all ranks raise; the others are
+        collectives themselves.
+        """
         began = self._data.began if self._step_batches is not None else (0, 0)
         gathered = self._gather(
             self._begun, lost=self._lost_step, data_began=began, bucket_order=self._rank_model.bucket_order
@@ -128,6 +138,7 @@ class Trainer(Loop):
         if not self._rank_model.is_built:
             self._enter("loading")
         together(self._load)
+        # The state of another rank belongs to the batches that its data gave from this step and epoch on.
         self._require_the_same_data()
         if source is not None:
             self._start_data(*gathered.positions[source]["data_began"])
@@ -159,6 +170,8 @@ class Trainer(Loop):
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
+        """Build the recipe's loaders for this rank, unless it has some. No collective: it runs in
+        `together`."""
         if self._step_batches is None:
             with activity.during("loading the data"):
                 loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
@@ -191,6 +204,8 @@ class Trainer(Loop):
         self.total_steps = self._data.total_steps(self.config)
 
     def _write_info(self) -> None:
+        """Write `run_info.json` on rank 0: settings, devices, number of steps, data and number of
+        parameters."""
         if self.rank == 0:
             loaders = self._data.loaders
             steps = (self.total_steps, loaders.steps_per_epoch)
@@ -208,7 +223,8 @@ class Trainer(Loop):
         )
 
     def state(self) -> StateParts:
-        """Return the state as every Loop does, with the tensors of `State.parts`."""
+        """Return the state of the last whole step: the tensors of `State.parts`, with fsdp sharded, and as
+        JSON the step, the position in the data, the validations so far and the order of DDP's buckets."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         tensors, about = self._built.parts()
         return tensors, about | {
@@ -222,6 +238,8 @@ class Trainer(Loop):
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Continue from the result of `state` on this or another rank, with whole tensors. The position in
+        the data is left to the caller, because a checkpoint may come from a run with other data."""
         self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
         self._progress.load_state(about["progress"])
@@ -230,6 +248,8 @@ class Trainer(Loop):
         self._train_s = about["train_s"]
 
     def _load_checkpoint(self, path: Path) -> None:
+        """Load a checkpoint, and begin the data after its step; RunError if its tensors do not fit the
+        model."""
         tensors, about = checkpoint.load(path)
         try:
             if self.rank == 0 and about["world_size"] != self.member.world_size:
@@ -301,7 +321,7 @@ class Trainer(Loop):
 
     def _steer(self) -> None:
         """Apply the settings that the person requested, at the same step on all ranks; settings of the data
-        apply from the next epoch."""
+        apply from the next epoch. A collective if there are any."""
         self._steering.asked |= self._consensus.new_settings()
         if not self._steering.asked:
             return
@@ -309,6 +329,7 @@ class Trainer(Loop):
         now = self._steering.take_due(self.config, begins_epoch=steps_into_epoch == 0)
         if not now:
             return
+        # First record the last step under the settings with which it was computed.
         self._flush()
         before = self._apply_settings(now)
         if self._steering.changes_data(now, self.config):
@@ -332,8 +353,10 @@ class Trainer(Loop):
         return before
 
     def _train_step(self) -> None:
-        """Do one optimizer step over `accumulate` micro-batches."""
+        """Do one optimizer step over `accumulate` micro-batches, and read its losses one step later. A
+        collective."""
         started_s = time.perf_counter()
+        # On a GPU each mark of the clock is a CUDA event, so only steps that are recorded get a clock.
         is_timed = self.recorder is not None and (
             self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
         )
@@ -342,6 +365,7 @@ class Trainer(Loop):
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
         clock.enter("agreement")
+        # This small all_reduce travels while the forward and backward passes are computed.
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(
@@ -354,6 +378,7 @@ class Trainer(Loop):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
+                # A recipe may ask for this place, to draw numbers that belong to samples of several ranks.
                 with randomness.at(self._place_of(index)):
                     terms = step.forward(batch)
                 straggler.catch_up()
@@ -374,10 +399,13 @@ class Trainer(Loop):
         norms = step.gradient_norms()
         if self.log_writer is not None:
             self.log_writer.look_at(self.step + 1, self._model)
+        # SIGINT here would leave weights of one step with the number of another.
         with uninterrupted():
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
+        # An optimizer makes its state in its first step, so that only now a state that no checkpoint can hold
+        # is found.
         self._built.grouped.require_saveable()
         straggler.catch_up()
         clock.end()
@@ -396,6 +424,8 @@ class Trainer(Loop):
         self._record(means | norms, numbers, clock, inputs)
 
     def _place_of(self, micro_batch: int) -> randomness.Place:
+        """Return the position of a micro-batch among the samples of this step, which are counted over all
+        micro-batches of rank 0, then of rank 1, and so on."""
         before = (self.rank * self.config.accumulate + micro_batch) * self.config.batch_size
         return randomness.Place((self.config.seed, self.step), before)
 
@@ -456,7 +486,8 @@ class Trainer(Loop):
         self._saves.begin(self.step, self._state_to_save(), self._score())
 
     def _conclude(self) -> None:
-        """Write the last checkpoint, and evaluate the trained model. Rank 0 does both."""
+        """Write the last checkpoint, and evaluate the trained model. Rank 0 writes the checkpoint and reports
+        the result; with a recipe that shares its evaluation out, all ranks compute it."""
         self._flush()
         if self._progress.is_over and self.command != "stop" and self.step < self.total_steps:
             self._note(self._progress.end_in_words(self.step))
@@ -500,6 +531,14 @@ class Trainer(Loop):
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
+        """Compute the result on rank 0 and record it, then raise `failure`, the error of the last checkpoint,
+        if there is one.
+
+        Args:
+            failure: the error of the last checkpoint.
+            evaluated: the recipe's `evaluate` for each sample of the result, where the recipe shares that
+                out.
+        """
         # The result is worth having even if the checkpoint could not be written.
         if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
@@ -569,6 +608,8 @@ class Trainer(Loop):
             self.recorder.event("nonfinite", verdict.text, last.step)
 
     def _record_numbers(self) -> None:
+        """Write the losses, times and other numbers of the last step into the rank's records, where they are
+        due. Waits until the device has computed them."""
         last = self._unrecorded
         if last is None or self.recorder is None:
             return

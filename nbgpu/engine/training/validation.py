@@ -42,8 +42,12 @@ def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
 
 
 def each_alone(strategy: Strategy, work: Callable[[], Result]) -> Result:
-    """Do this rank's share of some work with the model, as often as it likes, and raise on every rank if a
-    share failed on any, as `together` does. A collective, inside `evaluating`."""
+    """Call `work` on every rank, in which the rank may call the model as often as it likes; raise on every
+    rank if it failed on any (`consensus.together`). A collective, inside `evaluating`.
+
+    Ranks have different numbers of samples, and with fsdp each forward pass is a collective of all ranks:
+    `strategy.each_alone` has the other ranks take part.
+    """
     return together(lambda: strategy.each_alone(work))
 
 
@@ -125,13 +129,18 @@ def _local_values(
 def _batches(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the recipe's values for each of this rank's held-out batches: by name a tensor with one value for
+    each sample."""
     for batch in step_batches.loaders.val:
         with precision.autocast(config, device):
             values = recipe.validate(state.model, step_batches.to_device(batch))
+        # Outside of autocast, which would otherwise stay on in the caller until the next batch.
         yield values
 
 
 def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+    """Gather the values of all samples on every rank, in order of rank, and return the recipe's judgement of
+    them, such as an AUC, which is no mean over samples. A collective."""
     everyone: list[dict[str, list[float]]] = exchange.gather(own)
     names = dict.fromkeys(name for values in everyone for name in values)
     gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
@@ -164,6 +173,7 @@ def evaluate(
     own = samples[member.rank :: member.world_size]
     share = each_alone(strategy, lambda: _share(recipe, model, device, own, chunk_size, tell))
     shares: list[list[Any]] = exchange.gather(share)
+    # Rank r has evaluated the samples r, r + world_size, …: the slices put the results back in that order.
     evaluated: list[Any] = [None] * len(samples)
     for rank, of_rank in enumerate(shares):
         evaluated[rank :: member.world_size] = of_rank
@@ -178,6 +188,12 @@ def _share(
     chunk_size: int,
     tell: Callable[[int, int], None],
 ) -> list[Any]:
+    """Return what the recipe's `evaluate` gives for this rank's samples, computed `chunk_size` samples at a
+    time.
+
+    `tell` gets the progress at most every `_EVALUATED_PERIOD_S`, because each call is a record in the run's
+    file.
+    """
     found: list[Any] = []
     told_s = -_EVALUATED_PERIOD_S
     with activity.during("working out the result"):
