@@ -162,6 +162,8 @@ def initialise_ddp(
             return parameters, expect_sparse
         return [parameters[n] for n in order], [expect_sparse[n] for n in order]
 
+    # DDP's constructor calls this method for the list of parameters that it fills the buckets with. An entry
+    # in the object's `__dict__` takes the place of the method.
     vars(ddp)["_build_params_for_reducer"] = build_in_order
     try:
         ddp.__init__(module, **arguments)  # type: ignore[misc]

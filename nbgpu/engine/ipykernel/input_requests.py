@@ -28,6 +28,7 @@ are_answered = False
 
 
 _numbers = itertools.count(1)
+"""The numbers of this rank's questions, by which text and question are brought into order."""
 _folder = Path()
 _rank = 0
 
@@ -40,7 +41,7 @@ def install(kernel: Any, folder: Path, rank: int) -> None:
 
 
 def follow(folder: Path, rank: int) -> None:
-    """Ask from now on in the cluster's private folder, as this rank."""
+    """Ask as the rank `rank` from now on, on the socket in the cluster's private folder."""
     global _folder, _rank
     _folder, _rank = folder, rank
 

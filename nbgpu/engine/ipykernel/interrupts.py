@@ -68,10 +68,8 @@ def _leave() -> None:
 
 
 def unheeded() -> Unheeded:
-    """Return why interrupts do not end the main thread's work, as far as that can be known.
-
-    Call on any thread.
-    """
+    """Return why interrupts do not end the main thread's work, if that is known; empty if it is not. Call on
+    any thread."""
     # Another thread has its own signal mask, so that only the handler is looked at.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
@@ -93,6 +91,12 @@ def tidy_up() -> None:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise an error if the main thread is in the person's code, cancel a cell that is
+    suspended at an `await`, and do nothing elsewhere.
+
+    The function walks from the innermost frame outwards until it finds the function that runs the person's
+    code. Each interrupt that has no effect is repeated by the client.
+    """
     global _interrupted, _unheeded
     if _is_in_import_of_torch(frame):
         _unheeded = "importing"
@@ -101,15 +105,19 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         # The other ranks would wait for the connections of this one. It is freed like them, and interrupted
         # again.
         return
+    # Assumed before the search, because a library may catch the error that is raised here.
     before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
+        # A call of the client: ipyparallel runs its source as '<string>'.
         if is_function(frame.f_back, RUNS_A_CALL) and frame.f_code.co_filename == "<string>":
             raise _interruption()
         # IPython's own functions are called from there too.
         if is_function(frame.f_back, RUNS_A_CELL) and not is_library(frame.f_code.co_filename):
             raise _interruption()
+        # Outside of the person's code, such as before the cell's first line, where an error would cost the
+        # reply.
         if is_function(frame.f_back, TAKES_A_REQUEST):
             break
         if is_function(frame.f_back, RUNS_A_TASK) and in_persons_code:
@@ -122,8 +130,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _interruption() -> BaseException:
-    """Return what is raised in the person's code: where a collective has taken too long, an error that says
-    so."""
+    """Return the error to raise in the person's code: KeyboardInterrupt, or where the interrupt comes from
+    the clock of the collectives, its error."""
     return collective_timeout.take_error() or KeyboardInterrupt()
 
 

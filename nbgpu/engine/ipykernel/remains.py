@@ -27,8 +27,8 @@ def _note_end_of_cell(result: Any) -> None:
 
 
 def last_cell_failed() -> bool:
-    """Whether this rank's last cell raised and the group was not formed again since. A client that has just
-    attached asks."""
+    """Return whether this rank's last cell raised, and the group was not formed again since. A client asks
+    when it attaches."""
     return _last_cell_failed
 
 

@@ -56,8 +56,8 @@ _device = ""
 
 
 def install(shell: Any, device: str) -> None:
-    """Note the processes that cells start, refuse those that would be ranks, and say at the end of a cell
-    which of them could not begin.
+    """Wrap the functions that start processes: record those that cells start, refuse those that would be
+    ranks, and print at the end of a cell which of them could not begin.
 
     Args:
         shell: the engine's shell.
@@ -109,11 +109,13 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
 
 
 def _ended() -> str:
+    """Return the sentence for a group that the cell itself has ended."""
     return "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
 
 
 def _about_spawned(message: str) -> str:
-    """The sentence for mp.spawn, where it was to call a function of a cell, or one that makes a group."""
+    """Return a sentence for an error of mp.spawn whose processes should call a function of a cell, or make a
+    group; empty for any other."""
     names = [name for process, name in _started.items() if _exit_code(process)]
     _started.clear()
     makes_a_group = "init_process_group" in message
@@ -124,7 +126,8 @@ def _about_spawned(message: str) -> str:
 
 
 def _own_lines(traceback: TracebackType | None) -> str:
-    """The person's lines in which the error was raised, as a text; empty where there are none."""
+    """Return the innermost lines of the person's own code in a traceback, as text; empty if there are
+    none."""
     own = [line for line in extract_tb(traceback) if not is_library(line.filename)]
     if not own or (first := own[-1].lineno) is None:
         return ""
@@ -152,6 +155,9 @@ def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting(begin: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructor of a process class that starts an empty interpreter, to record processes that are
+    to call a function of a cell: such a process cannot import the function."""
+
     def begin_and_note(
         process: BaseProcess,
         group: None = None,
@@ -179,7 +185,8 @@ def _exit_code(process: BaseProcess) -> int | None:
 
 
 def _say_what_could_not_begin(_: Any) -> None:
-    """Say it of processes that have ended with an error of which the cell knows nothing."""
+    """Print a hint for recorded processes that have ended with an error: they print their own tracebacks
+    elsewhere, and the cell may have succeeded."""
     if not _started:
         return
     ended = {process: name for process, name in _started.items() if _exit_code(process) is not None}

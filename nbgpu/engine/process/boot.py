@@ -65,7 +65,8 @@ class Sentinel:
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
     def _leave(self) -> None:
-        """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
+        """Close the sentinel's descriptors in a child that code on the rank has forked: the child has no
+        sentinel, and must not keep the rank's sockets open."""
         self._socket.close()
         # A child of the child comes here as well, and may have the same numbers for descriptors of its own.
         while self._lifetime.fds:
@@ -73,7 +74,8 @@ class Sentinel:
                 os.close(self._lifetime.fds.pop())
 
     def _watch(self) -> None:
-        """Obey the client until this engine's lifetime is over, and then end all of it."""
+        """Serve the client until this engine's lifetime is over, then end the engine and the processes that
+        it has started."""
         try:
             self._serve_until_over()
         except (OSError, ValueError) as error:
@@ -87,6 +89,7 @@ class Sentinel:
         # is the parent still for a moment after its pipe has closed.
         if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        # SIGKILL, because the main thread may be in C++ and not return to Python for any other signal.
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _serve_until_over(self) -> None:
@@ -164,6 +167,7 @@ def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
         # worker processes use the folder as well.
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
         temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
+    # multiprocessing looks here first, and would otherwise make a folder of its own at the first socket.
     multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
 
 
