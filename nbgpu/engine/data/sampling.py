@@ -48,6 +48,7 @@ def augmentation(
     ]
     if config.rotate90_prob > 0 and planes:
         prob = config.rotate90_prob
+        # One of these rotations with equal chances, so that `rotate90_prob` is the chance of a rotation.
         steps.append(OneOf([RandRotate90d(keys, prob=prob, spatial_axes=plane) for plane in planes]))
     if config.flip_prob > 0:
         steps += [

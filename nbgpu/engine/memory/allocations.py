@@ -27,7 +27,7 @@ CATEGORIES = (
     ACTIVATIONS,
     SCRATCH,
 )
-"""What the tensors of a training step are for. `buckets`: those of DDP, if they are not the gradients
+"""The uses of a training step's memory. `buckets`: those of DDP, if they are not the gradients
 themselves; `gathered`: the weights that FSDP has gathered, and the gradients that it is about to scatter;
 `batches`: the inputs, also those that wait; `scratch`: what a kernel frees before it ends; `activations`: all
 others."""

@@ -136,13 +136,14 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def lacked_a_kernel(error: BaseException) -> bool:
-    """Return whether oneDNN got no memory for a kernel."""
+    """Return whether an error says that oneDNN could not make a kernel, because it got no memory for its
+    machine code."""
     return str(_root(error)) == _ONEDNN
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """Return the exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps the exceptions
-    of transforms."""
+    """Return the exception that says that there is no more memory, in a chain of `raise ... from`, such as
+    those in which MONAI wraps the exceptions of transforms; None if there is none."""
     # An error of nbgpu's own may quote the error of another rank.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -181,10 +182,16 @@ def asked_bytes(message: str) -> int:
 
 
 def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tuple[str, int]]:
-    """Return the values that hold memory on the device, largest first: (the name and a description, the
-    bytes).
+    """Return the values that hold memory on the device, largest first.
 
-    Memory that two names share counts for the first of them.
+    Memory that two names share, such as a tensor and a view of it, counts for the first of them.
+
+    Args:
+        named: (name, value) of each variable.
+        device: the device whose memory counts.
+
+    Returns:
+        (the name with a description of the value, its bytes) for each value that holds any.
     """
     seen: set[int] = set()
     found = []
@@ -202,7 +209,12 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
 
 
 def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
-    """Yield the tensors and arrays that a value holds, including gradients."""
+    """Yield the tensors and arrays that a value holds, including gradients.
+
+    Args:
+        value: a tensor, an array, a module, an optimizer, or a container of these; others hold none.
+        depth: how many levels of containers are searched.
+    """
     if isinstance(value, Tensor):
         yield value
         # Reading the gradient of a tensor that is not a leaf gives a warning.
@@ -239,6 +251,8 @@ def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def _described(value: Any, num_parts: int) -> str:
+    """Describe a value in the list of variables that hold memory: '3 x 4, float32' or 'Linear with 2
+    tensors'."""
     if isinstance(value, Tensor | np.ndarray):
         kind = str(value.dtype).removeprefix("torch.")
         shape = " x ".join(map(str, value.shape)) or "a single number"
@@ -289,16 +303,17 @@ def free() -> None:
 
 
 def asked_in_words(asked: int) -> str:
+    """Return the amount of memory that was requested, as a text; 0 bytes stand for an unknown amount."""
     return in_words(asked) if asked else "an amount that Python does not say"
 
 
 def mend_onednn(error: BaseException, rank: int) -> str:
-    """Have this process compute without oneDNN, which does the CPU's convolutions, if an error has broken it
-    for good. Call where the memory limit is lifted, on the thread that raised the error.
+    """Switch oneDNN off in this process if an error has broken it for good; oneDNN computes the CPU's
+    convolutions. Call where the memory limit is lifted, on the thread that raised the error.
 
-    It writes a kernel of machine code for each new shape. Its assembler keeps the first error in a variable
-    of the thread: once a thread was refused the memory for a kernel it never gets another one, however much
-    is free again.
+    oneDNN writes a kernel of machine code for each new shape. Its assembler keeps the first error in a
+    variable of the thread: a thread that was once refused the memory for a kernel never gets another one,
+    even when memory is free again.
 
     Returns:
         A sentence about it for the person; empty if nothing is broken.
@@ -310,6 +325,8 @@ def mend_onednn(error: BaseException, rank: int) -> str:
 
 
 def _makes_kernels() -> bool:
+    """Return whether oneDNN can still make a kernel on this thread, by a small convolution of a shape that
+    was not computed before."""
     image = torch.ones(1, 8, 8, next(_widths), dtype=torch.float32, device="cpu")
     weight = torch.ones(8, 8, 3, 3, dtype=torch.float32, device="cpu")
     try:

@@ -39,10 +39,10 @@ class Moment:
         return later.host_s - self.host_s
 
     def at_s(self, anchor: Moment) -> float:
-        """Return the time of a moment that the device has passed, by the host's monotonic clock.
+        """Return the time of this moment by the host's monotonic clock, in seconds; the device has passed it.
 
         Args:
-            anchor: a moment to which the device came as soon as it was noted.
+            anchor: an earlier moment to which the device came as soon as it was noted.
         """
         return anchor.host_s + anchor.seconds_until(self)
 

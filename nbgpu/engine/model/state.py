@@ -69,9 +69,11 @@ class State:
         return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (tensors by name, with fsdp sharded; the rest as JSON).
+        """Return the state that a step changes.
 
-        Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'.
+        Returns:
+            (tensors by name, with fsdp sharded; the rest as JSON). Names begin with 'model.', 'optimizer.'
+            and, where there are some, 'average.' and 'discriminator.'.
         """
         moments, about_optimizer = self.grouped.state()
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}

@@ -45,8 +45,8 @@ _MAX_NAMES = 5
 
 
 class Strategy:
-    """The trainer's view of a distributed model. What stands here is that of a rank that has the whole model
-    and exchanges nothing."""
+    """The trainer's view of a distributed model. The methods of this base class are those of a rank that has
+    the whole model and exchanges nothing."""
 
     replica: nn.Module
     """The module with which the loss is computed."""
@@ -124,7 +124,7 @@ def _mesh_of_all_ranks(device: torch.device) -> DeviceMesh:
 
 
 class Alone(Strategy):
-    """A single rank, which exchanges nothing."""
+    """A single rank without DDP or FSDP, which exchanges nothing."""
 
     def __init__(self, replica: nn.Module) -> None:
         self.replica = replica
@@ -172,10 +172,14 @@ class Replicated(Strategy):
 
     @contextmanager
     def exchange(self, now: bool) -> Iterator[None]:
+        """Exchange the gradients of a micro-batch during its backward pass if it is the step's last one
+        (`now`), else only add them up on this rank (DDP's `no_sync`)."""
         try:
             with nullcontext() if now else self._ddp.no_sync():
                 yield
             if now and not self.bucket_order and not self._ddp.find_unused_parameters:
+                # DDP would rebuild its buckets in the next forward pass. Now their order belongs to this
+                # step, and can be saved with its state.
                 torch_private.rebuild_buckets(self._ddp)
                 self.bucket_order = torch_private.bucket_order(self._ddp)
         except RuntimeError as error:
@@ -239,6 +243,8 @@ class Sharded(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
+        """Gather the weights outside of all blocks, and have each block gathered right before its forward
+        pass (`_gather_next`); shard all of them again at the end."""
         # The weights outside of all blocks stay whole in a forward pass of training, too.
         self._root.unshard()
         hooks = [
@@ -259,6 +265,7 @@ class Sharded(Strategy):
                 self._root.reset_iter_state()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
+        """Do this rank's work with the model, then take part in gathering blocks until no rank needs one."""
         result, failure = None, None
         try:
             result = work()
@@ -266,6 +273,7 @@ class Sharded(Strategy):
             failure = error
         if self._broken is not None:
             raise self._broken
+        # The other ranks may still compute, and need this rank's shards.
         while self._gather_next(_NOTHING) is not None:
             pass
         if failure is not None:
@@ -278,7 +286,8 @@ class Sharded(Strategy):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _gather_before(self, number: int, *_: object) -> None:
-        """Gather a block that is about to compute; other ranks may need other blocks first."""
+        """Gather a block that is about to compute; other ranks may need other blocks first. Runs as a hook of
+        its forward pass."""
         try:
             while self._gather_next(number) != number:
                 pass
@@ -365,8 +374,8 @@ def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
-    """Clip by value first, then by norm; return the norm before both, a scalar that is the same on every
-    rank.
+    """Clip gradients by value first, then by norm; return the norm before both, a scalar that is the same on
+    every rank.
 
     A collective if the weights are sharded.
     """
@@ -374,6 +383,7 @@ def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
     limit = config.clip_norm or math.inf
     if not config.clip_value:
         return whole(nn.utils.clip_grad_norm_(parameters, limit))
+    # With an infinite limit torch clips nothing, and returns the norm.
     norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
     nn.utils.clip_grad_value_(parameters, config.clip_value)
     nn.utils.clip_grad_norm_(parameters, limit)
