@@ -40,7 +40,7 @@ class Snapshot(ABC):
         self.folder.mkdir()
 
     def discard(self) -> None:
-        """Remove what is in the folder; the snapshot is not used again."""
+        """Remove the folder with its files; the snapshot is not used again."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

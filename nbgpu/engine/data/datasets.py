@@ -30,8 +30,8 @@ _ALIGN_BYTES = 64
 
 
 class Volumes(Protocol):
-    """Decoded volumes by number; a volume that could not be decoded is {"failure": exception}, see
-    `opened`."""
+    """Decoded volumes by number. One that could not be decoded is {"failure": exception}, which
+    `decoding.opened` raises."""
 
     def __len__(self) -> int: ...
 

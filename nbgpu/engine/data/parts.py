@@ -44,12 +44,13 @@ class Parts:
 
     @property
     def everything(self) -> list[Item]:
-        """All samples."""
+        """Return all samples."""
         return [*self.training, *self.validation, *self.test]
 
     @property
     def reported(self) -> list[Item]:
-        """The samples that the result is about: the test part, or if there is none the validation part."""
+        """Return the samples that the result is about: the test part, or if there is none the validation
+        part."""
         return self.test or self.validation
 
     def in_words(self, config: TrainConfig) -> str:

@@ -127,7 +127,8 @@ def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str
 
     Args:
         shape: the shape of the file: (x, y, z) or (x, y, z, channels).
-        channels: as `header_problem` takes them.
+        channels: the numbers of the channels that are read; empty for a file that must have one channel; None
+            where channels cannot be chosen.
     """
     if channels and len(shape) in (3, 4):
         num = shape[3] if len(shape) == 4 else 1

@@ -183,11 +183,12 @@ class _Clock:
         self._waits: dict[str, _Wait] = {}
 
     def look(self, now_s: float, late_s: float) -> None:
-        """Look at what is in flight, and give up the group if it has been for too long.
+        """Check the collectives in flight, and cut this rank off from the group if one has taken longer than
+        it may.
 
         Args:
             now_s: the time now.
-            late_s: the time since the last look that does not count.
+            late_s: the time since the last look that does not count, because the process was stopped.
         """
         # A group waits as long as no other collective of it ends.
         waits = {}
@@ -262,6 +263,7 @@ class _Clock:
         arrived: list[int] = []
 
         def ask() -> None:
+            """Read from the store which ranks wait in this collective, or have got beyond it."""
             try:
                 for rank in ranks:
                     key = _key(collective, rank)

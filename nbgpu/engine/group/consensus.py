@@ -93,10 +93,15 @@ class Consensus:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """Do this rank's share of some work, and raise on every rank if it failed on any.
+    """Call `work` on this rank, and raise on every rank if it raised on any. A collective.
 
-    A collective. The work itself must contain none, because a rank that failed early would not take part in
-    it. Returns the work's result on this rank; raises as `raise_together` does.
+    The work itself must contain no collective, because a rank that failed early would not take part in it.
+
+    Returns:
+        The work's result on this rank.
+
+    Raises:
+        DataError, PeerFailed: `work` raised on a rank; see `raise_together`.
     """
     result, failure = None, None
     try:

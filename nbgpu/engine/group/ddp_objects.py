@@ -33,6 +33,7 @@ def note() -> None:
 
     @functools.wraps(make)
     def make_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        """Construct a DDP object, and record its arguments."""
         make(self, *args, **kwargs)
         # Recorded only after the constructor: one that raises leaves no usable object.
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)

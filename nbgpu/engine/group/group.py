@@ -65,7 +65,7 @@ class Membership:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective may take."""
+        """Return the time that a collective may take."""
         return timedelta(seconds=self.timeout_s)
 
 
@@ -125,12 +125,13 @@ def membership() -> Membership:
 
 
 def has_ended() -> bool:
-    """Whether this process had a group and no longer has one, as after torch's `destroy_process_group`."""
+    """Return whether this process had a group and no longer has one, as after torch's
+    `destroy_process_group`."""
     return _membership is not None and not dist.is_initialized()
 
 
 def is_cut_off() -> bool:
-    """Whether this process has been cut off from the group that it formed last."""
+    """Return whether this process has been cut off from the group that it formed last."""
     return _membership is not None and _is_cut
 
 
@@ -232,8 +233,8 @@ def _meet(store: dist.Store, member: Membership) -> tuple[int, int, bool]:  # ty
 
 
 def _can_form_in_place() -> bool:
-    """Whether the default group is the one that `form` has made, and can be formed again as the same
-    object."""
+    """Return whether the default group is the one that `form` made, and its backends can connect again as the
+    same object."""
     return (
         os.environ.get(IN_PLACE_VARIABLE) != "0"
         and (_takes_nccl2_in_place() or not torch_private.uses_nccl2())
@@ -248,10 +249,8 @@ def _takes_nccl2_in_place() -> bool:
 
 
 def _connects_afterwards() -> bool:
-    """Whether a new group has no connections before its ranks have told each other how to reach them.
-
-    nccl2 can only then be formed again in place, and an abort leaves it what it needs for that.
-    """
+    """Return whether new groups are made without connections, and connected by `_connect` once the ranks have
+    exchanged their addresses. Only then can an nccl2 group be formed again in place after an abort."""
     return _takes_nccl2_in_place() and torch_private.uses_nccl2()
 
 
@@ -382,7 +381,10 @@ def note_connections() -> None:
     person makes."""
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap torch's function that makes one process group."""
+
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
+            """Make a group, record it, and check its connections before any tensor is sent."""
             if not dist.is_initialized():  # the default group, of which `form` has more to say
                 with sockets.noted_as_groups():
                     made = make_group(*args, **kwargs)

@@ -105,7 +105,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return self._ask(Ask.COMPARE_SET, *map(_encoded, (key, expected, desired)))[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys exist."""
         return not keys or self._ask(Ask.CHECK, *map(_encoded, keys))[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -146,7 +146,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return int(self._ask(Ask.LENGTH, _encoded(key))[0])
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def clone(self) -> Store:

@@ -61,7 +61,8 @@ def give_every_ddp_a_hook() -> None:
 
 
 def in_python(kind: Any) -> Hook:
-    """Return the hook in Python that does the same as a `dist.BuiltinCommHookType`."""
+    """Return the communication hook in Python for one of torch's hooks in C++
+    (`dist.BuiltinCommHookType`)."""
     is_fp16 = kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
     return default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
 

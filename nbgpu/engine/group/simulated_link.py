@@ -213,12 +213,12 @@ def end() -> None:
 
 
 def is_installed() -> bool:
-    """Whether a link is simulated, or this rank is slow."""
+    """Return whether a link is simulated, or this rank is slow."""
     return _is_installed
 
 
 def is_exempt() -> bool:
-    """Whether this thread does work of nbgpu's own, which is not held back."""
+    """Return whether this thread's collectives are nbgpu's own, which are not held back."""
     return bool(getattr(_exempt, "is_on", False))
 
 
@@ -261,6 +261,8 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
     """
 
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the real collective, and return a Work object that completes when the slower link would be
+        done."""
         now = _generation()
         if now is None:
             return collective(group, *args, **kwargs)
@@ -287,6 +289,8 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
     """
 
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the real message, and return a Work object that completes when the slower link would be
+        done."""
         now = _generation()
         if now is None:
             return message(group, *args, **kwargs)
@@ -309,6 +313,7 @@ def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     constructor, so that its result is held back. The function returns when the broadcast has ended."""
 
     def broadcast_and_hold(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Broadcast, and wait until the slower link would be done."""
         now = _generation()
         if now is None:
             return broadcast(group, tensors, *args, **kwargs)

@@ -62,7 +62,7 @@ def group_in_the_making() -> Iterator[None]:
 
 
 def is_group_in_the_making() -> bool:
-    """Whether the main thread is making a group."""
+    """Return whether the main thread is making a group."""
     return _is_in_the_making
 
 

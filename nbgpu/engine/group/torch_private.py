@@ -103,7 +103,7 @@ def builtin_hooks_registrar() -> Callable[[DistributedDataParallel, Any], None]:
 
 
 def has_comm_hook(ddp: DistributedDataParallel) -> bool:
-    """Whether a DDP object has a hook in Python."""
+    """Return whether a DDP object has a hook in Python."""
     return bool(ddp._comm_hooks)
 
 
@@ -177,7 +177,7 @@ def initialise_ddp(
 
 
 def can_change_timeout() -> bool:
-    """Whether the timeout of a group can be changed once it is made."""
+    """Return whether the timeout of a group can be changed once it is made."""
     return hasattr(distributed_c10d, "_set_pg_timeout") and not compares_collectives()
 
 
@@ -187,12 +187,13 @@ def change_timeout(timeout: timedelta, group: Any = None) -> None:
 
 
 def can_reconfigure(group: Any) -> bool:
-    """Whether a group can be formed again in place, which takes torch 2.14, and gloo or nccl2."""
+    """Return whether a group can be formed again in place, which takes torch 2.14, and gloo or nccl2."""
     return hasattr(dist, "_reconfigure") and all(backend.supports_reconfigure for backend in _backends(group))
 
 
 def uses_nccl2() -> bool:
-    """Whether NCCL's groups have torch's second backend for it, as the environment of the engines says."""
+    """Return whether groups over NCCL use torch's second backend for it, as the engines' environment variable
+    TORCH_DIST_USE_NCCL2 asks."""
     return os.environ.get("TORCH_DIST_USE_NCCL2") == "1" and hasattr(_distributed_c10d, "ProcessGroupNCCL2")
 
 
@@ -258,7 +259,7 @@ def default_timeouts() -> tuple[timedelta | None, ...]:
 
 
 def records_gloo() -> bool:
-    """Whether the flight recorder has gloo's collectives, as since torch 2.9."""
+    """Return whether the flight recorder has gloo's collectives; it has since torch 2.9."""
     return hasattr(_distributed_c10d, "_dump_fr_trace_json")
 
 
@@ -294,7 +295,7 @@ class CollectiveInFlight:
     """The shapes and dtypes of its inputs, as '[3, 4] Float'."""
 
     def describe(self) -> str:
-        """The collective in words: 'all_reduce of [3, 4] Float, collective 7 of the default group'."""
+        """Return a text such as 'all_reduce of [3, 4] Float, collective 7 of the default group'."""
         inputs = f" of {self.shapes}" if self.shapes else ""
         kind = "transfer" if self.is_p2p else "collective"
         group = "the default group" if self.is_default_group else f"the group {self.group!r}"
@@ -362,7 +363,7 @@ def abort_nccl(groups: Sequence[Any]) -> None:
 
 
 def compares_collectives() -> bool:
-    """Whether torch compares the ranks' collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    """Return whether torch compares the ranks' collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     is_detailed: bool = get_debug_level() == DebugLevel.DETAIL
     return is_detailed
 
@@ -423,7 +424,7 @@ def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
 
 
 def can_reset_sharded() -> bool:
-    """Whether a sharded model can go on after a step that was cut short, which takes torch 2.13."""
+    """Return whether a sharded model can go on after a step that was cut short, which takes torch 2.13."""
     return hasattr(import_module("torch.distributed.fsdp").FSDPModule, "reset_iter_state")
 
 
@@ -531,11 +532,12 @@ def make_fake_group() -> dist.ProcessGroup:
 
 
 def nccl_model(gpu: str, gpus_per_node: int, has_nvlink: bool) -> Callable[[str, int, int], float] | None:
-    """Return torch's model of NCCL: seconds for an operation, its bytes, and the number of ranks.
+    """Return torch's model of the speed of NCCL: a function from an operation, its bytes and the number of
+    ranks to seconds. None if this version of torch lacks the model (before 2.13 it knew one kind of node
+    only).
 
-    torch asks the machine at hand for its GPUs. The model here is a second instance of torch's module that is
-    told of other ones; the first one stays as it is. None where this version of torch lacks the model (before
-    2.13 it knew one kind of node only).
+    torch's module asks the machine for its GPUs. So a second instance of the module is loaded, whose
+    functions for that are replaced; torch's own instance stays as it is.
 
     Args:
         gpu: 'V100', 'A100', 'H100' or 'B200'.

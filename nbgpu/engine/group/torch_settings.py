@@ -43,6 +43,7 @@ def _attribute(owner: Any, name: str) -> _Setting:
 
 
 def _autocast(device_type: str) -> dict[str, _Setting]:
+    """Return the settings of autocast on one type of device: whether it is on, and its dtype."""
     return {
         f"autocast on {device_type}": _Setting(
             lambda: torch.is_autocast_enabled(device_type),
@@ -74,7 +75,8 @@ def _set_autocast_depth(depth: int) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread flushes denormal numbers to 0, which torch cannot be asked."""
+    """Return whether this thread flushes denormal numbers to 0: torch has no function that tells, so the
+    smallest normal number is halved."""
     return sys.float_info.min / 2 == 0.0
 
 

@@ -28,19 +28,20 @@ def install(shell: Any) -> None:
 
 
 async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
-    """Run a cell that awaits something, and return IPython's result; None for any other cell, which is not
-    run."""
+    """Run a cell that contains an `await`, and return IPython's result; None for any other cell, which is not
+    run here."""
     transformed = _to_be_awaited(shell, code)
     return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
 
 
 def may_await(code: str) -> bool:
-    """Whether a cell has to be compiled to find out if it awaits something; False for most cells."""
+    """Return whether a cell has to be compiled to find out if it contains an `await`; False for most
+    cells."""
     return "await" in code or "async" in code
 
 
 def _to_be_awaited(shell: Any, code: str) -> str | None:
-    """Return the code without IPython's syntax if it awaits something; None for any other cell."""
+    """Return the code without IPython's syntax if it contains an `await`; None for any other cell."""
     if not may_await(code):
         return None
     try:
@@ -83,12 +84,12 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
 
 
 def was_interrupted() -> bool:
-    """Whether an awaiting cell is running and was interrupted already."""
+    """Return whether an awaiting cell is running and was interrupted already."""
     return _cell is not None and _was_interrupted
 
 
 def interrupt() -> None:
-    """Cancel the running cell if it awaits something. Call in a signal's handler, on the main thread."""
+    """Cancel the running cell if it contains an `await`. Call in a signal's handler, on the main thread."""
     if _cell is not None:
         # This wakes the event loop, which may be waiting for something that never comes.
         _cell.get_loop().call_soon_threadsafe(_cancel, _cell)

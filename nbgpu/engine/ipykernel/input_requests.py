@@ -47,7 +47,12 @@ def follow(folder: Path, rank: int) -> None:
 
 
 def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
-    """Return the person's answer to a question of this rank.
+    """Send a question of this rank to the notebook, and wait for the person's answer.
+
+    Args:
+        shell: the rank's.
+        prompt: the text of the question.
+        is_password: whether the answer is hidden as it is typed.
 
     Raises:
         StdinNotImplementedError: nobody can answer.

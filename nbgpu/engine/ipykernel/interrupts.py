@@ -54,7 +54,8 @@ def take_back() -> None:
 
 
 def is_taken() -> bool:
-    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked SIGINT."""
+    """Return whether the person's code has replaced the handler of SIGINT in this request, or blocked
+    SIGINT."""
     return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
         signal.SIG_BLOCK, ()
     )
@@ -136,7 +137,7 @@ def _interruption() -> BaseException:
 
 
 def _is_in_import_of_torch(frame: FrameType | None) -> bool:
-    """Whether torch is being imported, which must not be interrupted.
+    """Return whether torch is being imported, which must not be interrupted.
 
     Parts of torch register themselves in other parts when they are imported, and refuse to do so twice. After
     an interrupted import torch._dynamo, which DDP and all optimizers need, would be unusable for the rest of

@@ -110,11 +110,12 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         return input_requests.ask(self.shell, prompt)
 
     def getpass(self, prompt: object = "Password: ", stream: object = None, **_: object) -> str:
-        """Ask the person in the notebook for what is not shown as it is typed."""
+        """Ask the person in the notebook for a text that is hidden as it is typed."""
         return input_requests.ask(self.shell, prompt, is_password=True)
 
     def finish_metadata(self, parent: Any, metadata: Any, reply_content: Any) -> Any:
-        """Complete the metadata of a reply: the number of outputs, and what is to be repaired."""
+        """Complete the metadata of a reply: the number of outputs, and the state that must be repaired before
+        the next request."""
         # Text that waits is an output to be counted.
         streams.send_what_waits()
         metadata = super().finish_metadata(parent, metadata, reply_content)
@@ -238,7 +239,7 @@ class OutputCounter:
             self._num = 0
 
     def is_counting(self, request: Any) -> bool:
-        """Whether the reply to this request has the number of outputs."""
+        """Return whether the reply to this request has the number of outputs."""
         return self._cell is not None and self._cell == request["header"]["msg_id"]
 
     def complete(self, metadata: dict[str, Any]) -> None:

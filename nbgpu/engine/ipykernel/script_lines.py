@@ -136,13 +136,14 @@ def _own_lines(traceback: TracebackType | None) -> str:
 
 
 def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to start processes that a library takes for the ranks of a group.
+    """Wrap torch's `start_processes`, to refuse processes that a library would take for the ranks of a group.
 
     A forked process has the group of this rank, number and connections included. Its first collective would
     never end.
     """
 
     def start_or_refuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Start the processes, unless one of these libraries asks for it."""
         module = getattr(fn, "__module__", None) or ""
         for package, instead in _LAUNCHERS.items():
             if module == package or module.startswith(f"{package}."):
@@ -166,6 +167,7 @@ def _noting(begin: Callable[..., None]) -> Callable[..., None]:
         args: Any = (),
         **rest: Any,
     ) -> None:
+        """Construct a process object, and record the name of the cell's function that it is to call."""
         begin(process, group, target, name, args, **rest)
         # mp.spawn starts a function of its own, whose first argument is the person's.
         called = (

@@ -142,7 +142,8 @@ def find() -> MainThreadState:
 
 
 def _with_link(where: MainThreadState) -> MainThreadState:
-    """Name the simulated link beside a collective, because it may be what the rank waits for."""
+    """Add the simulated link to the name of a collective, because the rank may wait for the link and not for
+    other ranks."""
     simulated_link = sys.modules.get("nbgpu.engine.group.simulated_link")
     link = "" if simulated_link is None else simulated_link.in_words()
     if not link or not where.collective:

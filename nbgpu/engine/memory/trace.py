@@ -84,6 +84,7 @@ def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type
     log = trace.log
 
     def apply_event(time: float, key: int, num_bytes: int) -> None:
+        """Log an allocation (positive bytes) or a free, and the time of each change."""
         if num_bytes > 0:
             is_gathered = any(begin <= time <= end for begin, end in gathering)
             if log.holds(key):

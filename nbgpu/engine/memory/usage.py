@@ -173,7 +173,8 @@ def _is_of_gpu(root: BaseException) -> bool:
 
 
 def asked_bytes(message: str) -> int:
-    """Return the bytes requested, parsed from the message of torch or numpy; 0 if it does not say."""
+    """Return the bytes requested, parsed from the message of torch or numpy; 0 if the message has no such
+    number."""
     found = _ASKED.search(message)
     return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
 
@@ -293,8 +294,8 @@ def _empty_autograd_queue() -> None:
 
 
 def free() -> None:
-    """Release what is no longer referenced: cycles, and what torch and the C library keep for later
-    allocations."""
+    """Release memory that is no longer referenced: reference cycles, and blocks that torch and the C library
+    keep for later allocations."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

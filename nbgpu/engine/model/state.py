@@ -60,12 +60,12 @@ class State:
 
     @property
     def average_tensors(self) -> Sequence[Tensor]:
-        """The averaged weights; none without `ema_decay`."""
+        """Return the averaged weights; none without `ema_decay`."""
         return self.average.tensors if self.average is not None else ()
 
     @property
     def discriminator_tensors(self) -> Sequence[Tensor]:
-        """The discriminator's tensors; none without a discriminator."""
+        """Return the discriminator's tensors; none without a discriminator."""
         return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

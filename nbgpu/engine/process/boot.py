@@ -109,7 +109,13 @@ _sentinel: Sentinel | None = None
 
 
 def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoReturn:
-    """Run ipyparallel's engine in this process, watched by a sentinel, until it is told to stop."""
+    """Run ipyparallel's engine in this process, watched by a sentinel, until the client ends it.
+
+    Args:
+        number: ipyparallel's id of the engine.
+        lifetime: the processes without which the engine is of no use.
+        cluster_folder: the cluster's folder on this host.
+    """
     global _sentinel
     descendants.adopt_orphans()
     _sentinel = Sentinel(lifetime, cluster_folder)

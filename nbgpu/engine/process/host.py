@@ -97,6 +97,8 @@ def main() -> None:
 
 
 def _join_file(file: Path) -> JoinFile:
+    """Read the join file, which has the controller's addresses and keys; exit with a message if it cannot be
+    read."""
     try:
         return JoinFile.read(file)
     except (OSError, ValueError, TypeError) as error:
@@ -107,8 +109,8 @@ def _join_file(file: Path) -> JoinFile:
 
 
 def _reach(join: JoinFile) -> tuple[str, str]:
-    """Return the interface, and its address, through which this host reaches the controller; exit with a
-    message if it does not."""
+    """Find the network interface and the address through which this host reaches the controller, and try to
+    connect; exit with a message if that fails."""
     connection = join.engine_connection
     url = urlsplit(f"{connection['interface']}:{connection['registration']}")
     assert url.hostname is not None

@@ -59,8 +59,8 @@ def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
 
 
 def say(words: str) -> None:
-    """Write a line for the person or the launcher that has started this host. ipykernel sends what is printed
-    elsewhere."""
+    """Write a line to this process's own standard error, for the person or the launcher that has started this
+    host: ipykernel sends the text of `print` to the client."""
     print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
 
 

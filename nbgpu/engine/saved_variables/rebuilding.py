@@ -181,6 +181,7 @@ class Rebuilder:
         return device if is_there else self._device
 
     def _tensor(self, node: Mapping[str, Any]) -> Tensor:
+        """Return a tensor with its gradient and the attributes that a person has set on it."""
         device = self._device_of(node["device"])
         tensor = self._in_storage(node["form"], device)
         if node["grad"] is not None:

@@ -73,7 +73,8 @@ def stage(
     """Rebuild variables, and keep them until `take` or `drop`. No variable of the person changes.
 
     Args:
-        folder, data: as for `save`.
+        folder: the folder of the saved variables.
+        data: the name of the ranks' folder in it.
         saved_by: the rank whose files are read.
         saved: what each rank has written.
         names: the variables.

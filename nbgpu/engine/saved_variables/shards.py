@@ -44,7 +44,7 @@ class Describing(Protocol):
     notes: list[str]
 
     def described(self, value: Any, path: str) -> Any:
-        """A value as JSON."""
+        """Return a value as JSON."""
 
 
 class Cannot(unpicklable.Explained):

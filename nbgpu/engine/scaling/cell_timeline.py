@@ -111,7 +111,8 @@ class _Notes:
         return noted
 
     def follow(self, noted: _Collective, work: Any) -> None:
-        """Note the end of a collective that was begun as `work`, without holding on to its tensors."""
+        """Record the end of a collective, by a callback of its Work object, without keeping its tensors
+        alive."""
         if work is None:
             return
         with self._lock:
@@ -149,7 +150,8 @@ class _Notes:
         self._ended = Moment(self._device)
 
     def read(self) -> dict[str, Any]:
-        """Return everything in seconds of the host's monotonic clock."""
+        """Wait until the device has done the cell's work; return all records, with times in seconds of the
+        host's monotonic clock."""
         assert self._ended is not None, "the cell has ended"
         self._ended.wait()
 
@@ -185,7 +187,7 @@ _last: _Notes | None = None
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Note what the cell does that runs in the context."""
+    """Record the collectives, waits and passes of the cell that runs in the context."""
     global _now, _last
     with _wrapped():
         _now = notes = _Notes(group.membership().device)
@@ -197,7 +199,7 @@ def noted() -> Iterator[None]:
 
 
 def take() -> dict[str, Any] | None:
-    """Return what the last noted cell did, and forget it; None if there is none."""
+    """Return the records of the last cell that was recorded, once; None if there are none."""
     global _last
     taken, _last = _last, None
     return None if taken is None else taken.read()
@@ -258,7 +260,16 @@ def _leave(part: str) -> None:
 
 
 def _noting_collective(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that begins a collective or a message, to record when it begins and ends.
+
+    Args:
+        method: the method.
+        operation: the kind of collective.
+        argument: the position of the tensors whose bytes count; -1 for none.
+    """
+
     def begin(of_group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin a collective and record it."""
         notes = _noting()
         if notes is None:
             return method(of_group, *args, **kwargs)
@@ -272,6 +283,8 @@ def _noting_collective(method: Callable[..., Any], operation: str, argument: int
 
 
 def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Work.wait`, to record when the rank waits for a collective."""
+
     def wait_and_note(work: Any, *args: Any, **kwargs: Any) -> Any:
         notes = _noting()
         if notes is None:
@@ -297,7 +310,11 @@ def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap DDP's forward pass, to record its time, and to have the buckets travel through a hook in
+    Python."""
+
     def forward_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        """Run DDP's forward pass and record its time."""
         notes = _noting()
         if notes is None:
             return forward(self, *args, **kwargs)
@@ -314,7 +331,10 @@ def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `torch.autograd.backward`, to record its time."""
+
     def backward_and_note(*args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass and record its time."""
         notes = _noting()
         if notes is None:
             return backward(*args, **kwargs)
@@ -328,7 +348,8 @@ def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Replaceable:
-    """A communication hook that averages as DDP does by itself, until `replace` sets another one.
+    """A communication hook that averages gradients as DDP does without a hook, until `replace` sets another
+    one: DDP takes only one hook, and the person may register theirs later.
 
     Args:
         group: the process group of the DDP object.
@@ -376,7 +397,8 @@ def attach_replaceable_hook(ddp: DistributedDataParallel) -> bool:
 
 
 def _allow_replacement() -> None:
-    """Patch DDP's methods that register hooks, so that they replace a hook attached here."""
+    """Wrap DDP's methods that register hooks, so that a person's hook replaces the one that was attached
+    here."""
     global _is_installed
     if _is_installed:
         return
@@ -385,8 +407,7 @@ def _allow_replacement() -> None:
 
     @functools.wraps(register)
     def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
-        """Register a hook or, where `attach` has put one on the object already, put it in the place of
-        that."""
+        """Register a hook, or put it into the replaceable hook that the object has."""
         attached = _hooks.pop(self, None)
         # A DDP object that starts over on another group has lost its hook.
         if attached is None or not torch_private.has_comm_hook(self):
@@ -408,15 +429,16 @@ def _allow_replacement() -> None:
 
 
 def measure_step(num_warm_ups: int, num_steps: int) -> dict[str, Any]:
-    """Call `step()` again and again. A collective.
+    """Time calls of the function `step()` that the person has defined in a cell. A collective.
 
     Args:
         num_warm_ups: calls before those that count.
         num_steps: calls that count.
 
     Returns:
-        `step_s`: the time of each call, until the device has done its work; `samples`: what the last call
-        returned if that was a number, the samples that this rank has worked on, otherwise None.
+        `step_s`: the time of each call in seconds, until the device has done its work; `samples`: the number
+        that the last call returned, which is the number of samples that this rank has worked on; None if it
+        was no number.
 
     Raises:
         NameError: the rank has no function `step`.

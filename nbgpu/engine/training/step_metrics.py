@@ -35,12 +35,13 @@ _STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_stat
 
 
 class StepClock:
-    """Notes the moments at which the parts of one step begin, for the step's record and for the profiler.
+    """Records the moments at which the parts of one step begin, for the step's record and for the profiler.
 
     Args:
         profiler: marks the same parts in its trace.
         anchors: connect the device's clock with the host's; None if the step is not recorded.
-        transfers: of the gradients; None where they do not travel, or cannot be told from the computation.
+        transfers: of the gradients; None where they do not travel, or cannot be separated from the
+            computation.
     """
 
     def __init__(self, profiler: Profiler, anchors: Anchors | None, transfers: Transfers | None) -> None:
@@ -93,6 +94,8 @@ class StepClock:
         return {"marks": marks, "sent": sent}
 
     def _moments(self) -> tuple[list[tuple[Part, float]], list[tuple[float, float, int]]]:
+        """Return the marks and the transfers with their times in seconds of the host's monotonic clock; the
+        device has passed all of them."""
         marks = [(part, moment.at_s(self._anchor)) for part, moment in self._marks]
         sent = [
             (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor), t.num_bytes)

@@ -60,13 +60,18 @@ def validate(
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[str, float]:
-    """Return the means of the values of the recipe's `validate`, by name, or the result of its `judge`; the
-    same on every rank. A collective.
+    """Return the means of the recipe's `validate` over the held-out samples of all ranks, by name, or the
+    result of the recipe's `judge`; the same on every rank. A collective.
 
-    The result is empty if no rank has a held-out sample. Raises on every rank if a share failed on any, as
-    `together` does.
+    The result is empty if no rank has a held-out sample. If the recipe raises on one rank, every rank raises.
 
     Args:
+        recipe: computes the values of a batch.
+        state: has the model, and the averaged weights if there are any.
+        strategy: how the model is distributed over the ranks.
+        step_batches: has the rank's held-out samples.
+        config: the settings.
+        device: the rank's device.
         show: on the rank that shows them, receives the pictures of a recipe that has some.
     """
     with evaluating(state, strategy):
@@ -156,9 +161,10 @@ def evaluate(
     chunk_size: int,
     tell: Callable[[int, int], None],
 ) -> list[Any]:
-    """Return what the recipe's `evaluate` gives for every sample of the result, in order, on every rank.
+    """Call the recipe's `evaluate` for every sample of the result, of which each rank takes every n-th;
+    return the results in the order of the samples, on every rank.
 
-    A collective, inside `evaluating`. Raises on every rank if a share failed on any, as `together` does.
+    A collective, inside `evaluating`. If the recipe raises on one rank, every rank raises.
 
     Args:
         recipe: names the samples and evaluates them.

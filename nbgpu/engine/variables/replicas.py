@@ -312,6 +312,7 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
     nothing = OptimizerState({}, {}, [])
 
     def read() -> tuple[OptimizerState, list[Any], str]:
+        """Read the state by the optimizer's own code, and sum up its tensors."""
         try:
             state = optimizers.state_of(optimizer)
         except ConfigError as error:
@@ -414,7 +415,7 @@ class Attachments:
 
     @property
     def name_of_hook(self) -> str:
-        """The hook's name; empty where there is none."""
+        """Return the hook's name; empty if there is no hook."""
         if self.hook is None:
             return ""
         _, hook = self.hook
