@@ -1,4 +1,5 @@
-"""Which code a Python frame runs: the person's, a library's, or the caller of the person's code."""
+"""Tells the person's code from libraries' in Python frames and tracebacks, and finds the functions that run
+the person's code."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str
     Returns:
         A note if the best checkpoint is gone; None otherwise.
     """
+    # The best checkpoint lies beside the resumed one, or where the earlier run's own pointer leads.
     candidates = [resumed_from.with_name(checkpoint_files.checkpoint_name(score.step))]
     try:
         earlier = checkpoint_files.best(resumed_from.parents[1])

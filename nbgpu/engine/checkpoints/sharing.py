@@ -77,6 +77,7 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
                         content = file.read(num_bytes)
                 except OSError as error:
                     failure = failure or error
+                # Also after an error on this rank. If rank 0 could not read, it sends zeros.
                 received = exchange.broadcast_bytes(content, num_bytes, source=0)
                 try:
                     if writes and file is not None:

@@ -125,6 +125,7 @@ class Draw:
         samples = [tensors]
         if self._crop is not None and foreground is not None:
             self._crop.set_random_state(crop_seed)
+            # MONAI computes both lists of indices from the label if one of them is missing.
             samples = self._crop({**tensors, FOREGROUND: foreground, "background": foreground})
         if self._augment.transforms:
             self._augment.set_random_state(augment_seed)

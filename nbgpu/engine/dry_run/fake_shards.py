@@ -1,4 +1,4 @@
-"""What fully_shard takes on one of any number of ranks, without the other ranks and without values.
+"""The memory of fully_shard on one of any number of ranks, without the other ranks and without values.
 
 It follows torch's FSDP2 (torch/distributed/fsdp/_fully_shard, 2.13): the parts of the model are gathered one
 at a time, first into one buffer and from there into a tensor for each weight; the buffer of one part is

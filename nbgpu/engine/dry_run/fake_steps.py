@@ -69,6 +69,8 @@ class _Living(TorchDispatchMode):
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 storage = result.untyped_storage()
+                # The address of torch's storage object in C++: tensors without values have no address of
+                # their data.
                 key = storage._cdata
                 if key not in self._left_out and not self.log.holds(key):
                     self.log.allocate(key, storage.nbytes())

@@ -152,7 +152,7 @@ def _watch() -> None:
 
 @dataclass
 class _Wait:
-    """What the clock knows of a group in which collectives have not ended."""
+    """The state of a wait in one process group, in which a collective has begun and not ended."""
 
     ended: str
     """The number of the collective that ended last."""

@@ -132,6 +132,7 @@ def raise_together(failure: Exception | None) -> None:
         raise DataError(
             "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
         )
+    # The rank's own error has the traceback that the person needs.
     if failure is not None and not isinstance(failure, NbgpuError):
         raise failure
     raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

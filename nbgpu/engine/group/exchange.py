@@ -89,6 +89,7 @@ def broadcast_tensors(
         name: (str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda) for name, t in tensors.items()
     }
     received = {}
+    # Names, dtypes and shapes go first, because the receivers must allocate the tensors.
     for name, (dtype, shape, is_cuda) in broadcast(shapes, source).items():
         tensor = (
             tensors[name].detach().contiguous()

@@ -282,6 +282,7 @@ def refuse_strangers(
         ) from None
     answers = chain.from_iterable(map(json.loads, store.multi_get(list(keys.values()))))
     claimed = {(tuple(here), tuple(there)) for here, there in answers}
+    # A rank reports the same connection with its own end first; nobody reports that of a stranger.
     strangers = [there for here, there in to_other_hosts if (there, here) not in claimed]
     if strangers:
         named = ", ".join(sorted({f"{address}:{port}" for address, port in strangers}))

@@ -348,6 +348,7 @@ def abort_nccl(groups: Sequence[Any]) -> None:
         with suppress(RuntimeError):
             backends.append(group._get_backend(torch.device("cuda")))
     backends = [backend for backend in backends if hasattr(backend, "abort")]
+    # ncclGroupStart and ncclGroupEnd belong to no communicator, so any one of the backends can call them.
     together = [backend for backend in backends if hasattr(backend, "_group_start")][:1]
     if len(backends) > 1 and together and torch.cuda.nccl.version() >= _ABORTS_TOGETHER:
         together[0]._group_start()

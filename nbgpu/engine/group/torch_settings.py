@@ -207,6 +207,7 @@ class _FunctionModes:
     def close_all(cls) -> _FunctionModes:
         """Take all open TorchFunctionModes off this thread's stack, and clear torch's record of the default
         device; return them, so that `open` can put them back."""
+        # From the innermost to the outermost; `open` pushes them in the opposite order.
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
         # torch keeps them for each thread in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__

@@ -1,4 +1,5 @@
-"""What a cell says where it uses a variable whose process group has ended, in place of torch's message."""
+"""The error message of a cell that uses a variable whose process group has ended, in place of torch's
+message."""
 
 from __future__ import annotations
 

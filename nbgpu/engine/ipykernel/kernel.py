@@ -211,6 +211,7 @@ def _count_on_from(shell: Any, number: int) -> None:
 
 def publish_less(shell: Any) -> None:
     """Leave out needless flushes of the streams, and log lines of the kernel that are no warnings."""
+    # ipykernel flushes both streams twice in each request, and waits for its publishing thread each time.
     for stream in (sys.stdout, sys.stderr):
         flush_only_what_was_written(stream)
     # ipykernel makes five log lines for each request and writes one; that took a twelfth of the time of an

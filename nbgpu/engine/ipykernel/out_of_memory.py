@@ -1,4 +1,4 @@
-"""What a cell says, and gives back, when it can get no more memory.
+"""The error message of a cell that gets no more memory, and the release of what its functions held.
 
 torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest,
 by name.

@@ -52,7 +52,7 @@ _started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionar
 
 
 _device = ""
-"""What the name `device` says on this rank."""
+"""The rank's device, as the variable `device` of cells shows it."""
 
 
 def install(shell: Any, device: str) -> None:

@@ -27,8 +27,8 @@ SPARE_BYTES = 96 * 2**20
 """The part of a CPU rank's memory that is kept free for a run's loggers and checkpoints, and for the kernels
 that oneDNN creates and keeps for each shape: steps that were tried leave some behind."""
 _BESIDE_SHAPES = 0.3
-"""What a step needs beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
-and what allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+"""The memory of a step beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
+and blocks that allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 
 
 @dataclass(frozen=True)

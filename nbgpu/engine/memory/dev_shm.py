@@ -1,4 +1,4 @@
-"""What to do where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
+"""Advice where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
 
 from __future__ import annotations
 

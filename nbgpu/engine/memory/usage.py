@@ -81,6 +81,7 @@ class Usage:
         """
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            # Memory that torch has reserved and not allocated is free for this process alone.
             could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
             return cls(
                 used_bytes=torch.cuda.memory_allocated(device),

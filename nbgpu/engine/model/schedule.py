@@ -50,6 +50,7 @@ class LearningRate:
             return self.peak * factor
         after_warmup = step - self.num_warmup_steps
         if after_warmup < 0:
+            # From step 0 on above zero: a step with the rate 0 would change nothing.
             return self.peak * (step + 1) / self.num_warmup_steps
         floor = min(self._config.min_lr, self.peak)
         match self._config.schedule:

@@ -58,6 +58,7 @@ class Sentinel:
         self._lifetime = lifetime
         self._cluster_folder = cluster_folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # The path of a Unix socket has 108 bytes at most.
         with short_path(cluster_folder) as folder:
             self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
         self._fork_server_pid = os.getppid()

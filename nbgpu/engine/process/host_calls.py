@@ -1,4 +1,4 @@
-"""What the client asks of a host of its cluster, on the host's engine (host.py)."""
+"""The functions that the client calls on a host of its cluster, in the host's own engine (host.py)."""
 
 from __future__ import annotations
 

@@ -142,6 +142,7 @@ class Describer:
         forms, sources_of = tensors.take_apart([tensor for _, tensor in self._tensors], 0)
         users: dict[int, list[int]] = {}
         for number, form in enumerate(forms):
+            # A tensor without elements has no block.
             if form.block >= 0:
                 users.setdefault(form.block, []).append(number)
         named: dict[str, Block] = {}
@@ -217,6 +218,7 @@ class Describer:
         if isinstance(value, DistributedDataParallel):
             return self._describe_ddp(value, path)
         try:
+            # Before the description by attributes, which would take a model under FSDP for an ordinary one.
             spread = shards.described(self, value, path)
         except shards.Cannot as error:
             raise NotSaved(str(error), error.about) from None

@@ -49,6 +49,7 @@ def write(
     outlines = tensor_files.in_order({name: block.outline() for name, block in blocks.items()})
     digests: dict[str, str] = {}
     files = {TENSORS: _write(folder / TENSORS, _pieces(outlines, blocks, digests))}
+    # A cell with several definitions is stored once, and they refer to it by its position.
     cells = list(dict.fromkeys(definition.cell for definition in describer.definitions))
     fields = {
         "variables": describer.variables,

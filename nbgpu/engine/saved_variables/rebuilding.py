@@ -282,6 +282,7 @@ class Rebuilder:
         """Run a definition and return the function or class. The variables that it needs are there meanwhile,
         and the rank's own variables are restored afterwards."""
         saved = self._stored.variables
+        # Base classes, decorators and defaults are looked up while the definition runs.
         needed = {
             name: self.value(saved[name]) for name in definitions.needed_at_once(definition) if name in saved
         }

@@ -101,6 +101,7 @@ def stage(
     def all_stored() -> list[Stored]:
         return [stored if rank == saved_by else whole(rank) for rank in range(len(saved))]
 
+    # On the number of ranks that saved, each rank's files have its parts of all DTensors.
     rebuilder = Rebuilder(
         stored,
         shell.current().user_ns,

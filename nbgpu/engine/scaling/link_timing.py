@@ -26,7 +26,7 @@ _SIZES_OF_PAIRS_BYTES = (1024, 1024**2, 16 * 1024**2)
 _SMALLEST_AT_ONCE_BYTES = 256 * 1024
 """Where smaller messages go two at a time, only their latency is seen."""
 _NUM_PASSES = 2
-"""What differs between two passes comes from other work on the machine, and not from the link."""
+"""Differences between two passes come from other work on the machine, and not from the link."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 25
 _MIN_SIZES = 2
 """A line goes through two points at least."""

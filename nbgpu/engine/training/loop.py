@@ -47,7 +47,7 @@ class Gathered:
     """The positions of all ranks, known to each of them alike."""
 
     positions: Sequence[Mapping[str, Any]]
-    """What each rank reported of itself, in order of rank."""
+    """The report of each rank about itself, in order of rank: `gather`'s `own`."""
     source: int | None
     """The rank that had got furthest; None if no rank has a state."""
     checkpoint: Path | None

@@ -218,6 +218,8 @@ class Minimiser(Loop):
                 self._note(f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
                     return
+                # Computed first, because it may take long; the stage, its tensor and its count of steps
+                # change together.
                 following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
                 with uninterrupted():
                     self._tensor, self._stage, self._steps_in_stage = following, self._stage + 1, 0

@@ -451,6 +451,7 @@ class Trainer(Loop):
 
     def _validate(self) -> None:
         """Average the recipe's held-out values over the samples of all ranks."""
+        # Judge the last step first: after a bad one the run may end here.
         self._flush()
         self._enter("validating")
         shows = self._shows_pictures(is_last=self.step == self.total_steps)

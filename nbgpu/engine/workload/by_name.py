@@ -36,6 +36,7 @@ def load(config: TrainConfig, run_folder: Path | None = None, complete: bool = T
     if isinstance(config, OwnConfig):
         original = Path(config.recipe)
         if run_folder is not None:
+            # The copy is code that is about to run, so it must belong to this user.
             for path in (run_folder, run_folder / original.name):
                 runs.require_own(path)
         own: Recipe = _class(config)(config, original if run_folder is None else run_folder / original.name)

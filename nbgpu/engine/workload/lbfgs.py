@@ -309,10 +309,13 @@ class Lbfgs:
         numbers: those at a bound stay there, and the bounds of the others do not count. A collective."""
         shards, pairs = self._shards, self._pairs
         num_rows = pairs.shape[1]
+        # The way v to the Cauchy point: the model's gradient there, g + B v, needs W^T v of all ranks.
         numbers = x.new_zeros(len(x), num_rows)
         for some in shards.pieces():
             numbers[some] = _products(pairs[some], _cauchy_point(x[some], gradient[some], step) - x[some])
         weights = x.new_tensor(model.weights(shards.sums(numbers)))
+        # The negative gradient of the model at the Cauchy point, for the free numbers, and the sums over them
+        # that the linear system in their subspace needs.
         way = torch.empty_like(x)
         numbers = x.new_zeros(len(x), num_rows * (1 + num_rows))
         for some in shards.pieces():
@@ -575,10 +578,12 @@ def strong_wolfe(try_step: Callable[[float], Trial], start: Trial, longest: floa
     for _ in range(_MAX_TRIALS):
         trial = try_step(step)
         promised = start.loss + _DECREASE * step * start.slope
+        # The loss has not fallen enough: an acceptable step lies between `low` and this one.
         if trial.loss > promised or (low is not start and trial.loss >= low.loss):
             high = trial
         elif abs(trial.slope) <= -_CURVATURE * start.slope:
             return trial
+        # The slope has changed its sign, so that the interval ends at the lower point before.
         elif trial.slope * (1.0 if high is None else high.step - low.step) >= 0:
             low, high = trial, low
         elif high is None and step >= longest:

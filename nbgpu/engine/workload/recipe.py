@@ -232,7 +232,7 @@ class Proposal:
 
     values: Mapping[str, Any]
     why: str
-    """What the values follow from, in a few words."""
+    """The reason for the values, in a few words."""
 
 
 @runtime_checkable
@@ -254,14 +254,14 @@ class Proposing(Protocol):
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted for one sample."""
+    """The prediction for one sample."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """The sample's columns in the table, as JSON."""
     files: Sequence[Path] = ()
     """The files that were written."""
     aside: Mapping[str, Any] = field(default_factory=dict)
-    """What `Concluding.conclude` needs to know and the table does not show, as JSON."""
+    """Values for `Concluding.conclude` that the table does not show, as JSON."""
 
 
 @runtime_checkable
