@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -44,13 +44,14 @@ from nbgpu.engine.workload.problem import Problem
 from nbgpu.errors import ConfigError, NbgpuError, OutOfMemoryError
 from nbgpu.machine import allocator, devices, interpreter, numa, transports
 from nbgpu.machine.gpus import setting as gpus_setting
-from nbgpu.planning.suitability import least_amp, settled
+from nbgpu.planning.suitability import adapt_to_devices, least_amp
 from nbgpu.protocol import served
-from nbgpu.protocol.records import Chosen, Device, RankFailure, RunState
+from nbgpu.protocol.records import Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import job as jobs
-from nbgpu.run_folder import resume
+from nbgpu.run_folder import settling
 from nbgpu.run_folder.recorder import Recorder
+from nbgpu.run_folder.settling import SettledConfig
 
 _log = logging.getLogger("nbgpu.run")
 
@@ -390,7 +391,7 @@ def main(arguments: list[str]) -> int:
             f"Start torchrun with {allocator.variable()}={cluster.allocator} in its environment, or remove allocator"
         )
     place = _place_of_torchrun(cluster)
-    settled(asked, place.of_ranks)
+    adapt_to_devices(asked, place.of_ranks)
     member = _set_up_process(place, cluster)
     # A single rank meets nobody.
     group.form(member, None if member.world_size > 1 else dist.HashStore())  # type: ignore[attr-defined]
@@ -518,21 +519,23 @@ def _claim_run_folder(
         folder = Path(before)
         runs.require_own(folder)
         _, as_begun = runs.read_settings(folder)
-        return folder, settled(runs.with_changes(as_begun, folder), of_ranks), True
-    choice = together(lambda: asdict(_chosen(config, cluster, of_ranks)) if rank == 0 else {"values": {}})
-    choice = exchange.broadcast(choice, source=0)
-    complete = settled(config.changed(**choice["values"]), of_ranks)
+        return folder, adapt_to_devices(runs.with_changes(as_begun, folder), of_ranks), True
+    settled = together(lambda: _settle(config, cluster, of_ranks) if rank == 0 else None)
+    values = exchange.broadcast({} if settled is None else settled.chosen.values, source=0)
+    complete = adapt_to_devices(config.changed(**values), of_ranks)
     if config.amp == "auto":
         # Each host knows its own devices only.
         complete = complete.changed(amp=least_amp(exchange.gather(complete.amp)))
 
     def make() -> str:
-        made = runs.create(complete, cluster, Chosen(**choice))
+        if settled is None:
+            return ""
+        made = runs.create(replace(settled, config=complete), cluster)
         if job:
             jobs.note(made, config, job)
         return str(made)
 
-    return Path(exchange.broadcast(together(lambda: make() if rank == 0 else ""), source=0)), complete, False
+    return Path(exchange.broadcast(together(make), source=0)), complete, False
 
 
 def _finished_already(folder: Path) -> str:
@@ -556,16 +559,15 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
     return 0
 
 
-def _chosen(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> Chosen:
-    """Return the values for the settings that are left to the data; see `RunManager.train_with`."""
-    there = resume.values_in_checkpoint(config)
-    # A smoke test is about the model of the whole run.
-    config = settled(config.changed(**there.values, smoke_test=False), of_ranks)
-    if not config.left_to_data:
-        return there
+def _settle(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> SettledConfig:
+    """Settle the settings of a run; see `settling.settle`."""
     memory_bytes = devices.least_rank_memory_bytes(cluster, of_ranks)
     on_gpu = all(device.kind == "cuda" for device in of_ranks)
-    return there.with_more(from_data.choose(config.model_dump(mode="json"), on_gpu, memory_bytes))
+    return settling.settle(
+        config,
+        of_ranks,
+        lambda whole: from_data.choose(whole.model_dump(mode="json"), on_gpu, memory_bytes),
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from nbgpu.host import enough_ranks, free_gpus
 from nbgpu.machine import devices, requirements
 from nbgpu.machine.files import write_whole
 from nbgpu.planning import host_devices
-from nbgpu.planning.suitability import divide, settled
+from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
@@ -221,7 +221,7 @@ class StudyPlan:
         requirements.require_extras(config)
         # As the settings have it: on the command line every value is text.
         value = value if is_ranks else getattr(config, self.vary)
-        return StudyPoint(number, value, len(ranks), settled(config, ranks))
+        return StudyPoint(number, value, len(ranks), adapt_to_devices(config, ranks))
 
     def write(self, folder: Path, environment: Mapping[str, Any]) -> None:
         """Write study.toml, with the environment of the first start."""

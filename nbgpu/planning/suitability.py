@@ -44,7 +44,7 @@ def divide(
     return [{name: value for name, value in settings.items() if name in home} for home in homes]
 
 
-def settled(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
+def adapt_to_devices(config: TrainConfig, devices: Sequence[Device]) -> TrainConfig:
     """The final settings for these ranks: `batch_size` follows from `global_batch_size` where that is given,
     amp='auto' is what their devices can do, and a smoke test gets a short run.
 

@@ -25,7 +25,7 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import requirements
 from nbgpu.machine.files import write_whole
-from nbgpu.planning.suitability import divide, settled
+from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
 
 FILE = "sweep.toml"
@@ -399,7 +399,7 @@ def _trial_problems(
         config = plan.settings(number)
         requirements.require_extras(config)
         for devices in ranks:
-            settled(config, devices)
+            adapt_to_devices(config, devices)
         check(config)
     except ConfigError as error:
         return list(dict.fromkeys(str(error).splitlines()))

@@ -15,7 +15,7 @@ class Call(StrEnum):
 
     JOIN = "nbgpu.engine.process.boot:join"
     JOIN_AGAIN = "nbgpu.engine.process.boot:join_again"
-    SEAT_FOR_REPLAY = "nbgpu.engine.process.boot:seat_for_replay"
+    BECOME_RANK_FOR_REPLAY = "nbgpu.engine.process.boot:become_rank_for_replay"
     LAST_CELL_FAILED = "nbgpu.engine.ipykernel.remains:last_cell_failed"
     UNTOUCHED_BY_CELL = "nbgpu.engine.group.group:untouched_by_cell"
     FREE_MEMORY = "nbgpu.engine.memory.usage:free"

@@ -24,11 +24,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, site_file, write_toml
 from nbgpu.errors import ConfigError, RunError
-from nbgpu.machine import requirements
 from nbgpu.machine.devices import inventory
 from nbgpu.machine.files import write_whole
 from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, names, resume
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.version import VERSION
 
 _log = logging.getLogger("nbgpu.runs")
@@ -36,21 +36,17 @@ _log = logging.getLogger("nbgpu.runs")
 _PACKAGES = ("torch", "monai", "ipyparallel", "ipykernel", "plotly", "numpy")
 
 
-def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = None) -> Path:
+def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
     """Make the folder of a new run, which only the user can enter, with run.toml and env.json in it.
 
     If the run resumes from a checkpoint, resume.json says from which one, and if settings were left out that
     the data have decided, chosen.json says why. Their values are in run.toml as if they had been given.
 
     Raises:
-        ConfigError: there is no checkpoint that fits, as for `resume.find`, or a package for a log is not
-            installed.
-        RunError: every checkpoint is damaged, as for `resume.find`, or the folder cannot be made. Nothing is
-            left of the folder then.
+        RunError: the folder cannot be made. Nothing is left of it then.
     """
-    requirements.require_extras(config)
-    beginning = resume.find(config)
-    for note in beginning.notes:
+    config = settled.config
+    for note in settled.beginning.notes:
         _log.warning(note)
     started = time.strftime("%Y%m%d-%H%M%S")
     runs_dir = Path(config.runs_dir).absolute()
@@ -64,9 +60,9 @@ def create(config: TrainConfig, cluster: ClusterConfig, chosen: Chosen | None = 
             # was edited.
             shutil.copy(config.recipe, folder)
         if config.resume:
-            beginning.write(folder)
-        if chosen is not None and chosen.words:
-            (folder / names.CHOSEN).write_text(json.dumps(asdict(chosen), indent=2) + "\n")
+            settled.beginning.write(folder)
+        if settled.chosen.words:
+            (folder / names.CHOSEN).write_text(json.dumps(asdict(settled.chosen), indent=2) + "\n")
         (folder / names.ENVIRONMENT).write_text(json.dumps(environment(), indent=2) + "\n")
     except BaseException as error:
         # Half of a run's folder is of no use.

@@ -111,13 +111,11 @@ def run_to_resume(resume: str, runs_dir: str, recipe: str, run_name: str) -> Pat
 def values_in_checkpoint(config: TrainConfig) -> Chosen:
     """Return the values of the settings left to the data, from the checkpoint that the run resumes.
 
-    There are none if the run begins with its first step, or if all settings were given.
+    There are none if the run begins with its first step.
 
     Raises:
         ConfigError, RunError: as `find`.
     """
-    if not config.resume or not config.left_to_data:
-        return Chosen()
     checkpoint = find(config, contents=False).checkpoint
     saved = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
     values = {

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.engines.stacks import Lookout, Sighting
+from nbgpu.client.engines.stacks import StackSample, StackSampler
 from nbgpu.client.faults.hangs import RankActivity, notice
 from nbgpu.client.host import registry
 from nbgpu.client.host.device_cards import DeviceCards
@@ -45,16 +45,16 @@ class RanksWatch:
 
     def __init__(self, folder: Path, pids: Mapping[int, int]) -> None:
         self.pids = dict(pids)
-        self._seen: dict[int, Sighting] = {}
+        self._seen: dict[int, StackSample] = {}
         processes = {rank: EngineProcess("", pid) for rank, pid in pids.items()}
-        self._lookout = Lookout(processes, lambda _: Stacks(folder), self._seen)
+        self._sampler = StackSampler(processes, lambda _: Stacks(folder), self._seen)
         self._here_since: dict[int, tuple[MainThreadState, float]] = {}
 
     def look(self) -> dict[int, RankActivity]:
         """What each rank is doing, by rank. This takes at most a third of a second."""
         # Where the folder is gone, so are the ranks.
-        self._lookout.ask()
-        self._lookout.collect(_PATIENCE_S)
+        self._sampler.ask()
+        self._sampler.collect(_PATIENCE_S)
         for rank, seen in self._seen.items():
             # The line's text is the person's code, which nobody needs here.
             where = replace(seen.where, source="")
@@ -63,9 +63,9 @@ class RanksWatch:
         return {rank: self._place(rank) for rank in self.pids}
 
     def _place(self, rank: int) -> RankActivity:
-        if self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
+        if self._sampler.silent_s(rank) > _SILENCE_WORTH_SAYING_S:
             return RankActivity(
-                instead=self._lookout.silence(rank), stands_still=self._lookout.stands_still(rank)
+                instead=self._sampler.silence(rank), stands_still=self._sampler.stands_still(rank)
             )
         if rank not in self._here_since:
             return RankActivity()
@@ -74,7 +74,7 @@ class RanksWatch:
 
     def close(self) -> None:
         """Close the connections of open questions."""
-        self._lookout.close()
+        self._sampler.close()
 
 
 class Overview:

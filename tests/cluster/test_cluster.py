@@ -124,7 +124,7 @@ def test_the_controller_reads_no_messages(cluster2: nbgpu.Cluster) -> None:
     cluster2.execute("1")
     counts = [
         counted
-        for engine, counted in cluster2.parts.state.client.queue_status().items()
+        for engine, counted in cluster2.parts.state.pool.client.queue_status().items()
         if engine != "unassigned"
     ]
     assert [counted["completed"] for counted in counts] == [0] * len(counts)

@@ -99,9 +99,9 @@ def test_ranks_come_and_go_and_nothing_is_lost(cluster: nbgpu.Cluster) -> None:
 
 
 def test_the_present_number_changes_nothing(cluster: nbgpu.Cluster) -> None:
-    before = cluster.pids, cluster.ranks.seating.generation
+    before = cluster.pids, cluster.ranks.assignment.generation
     assert cluster.resize(2) == "there are 2 ranks already: nothing was changed"
-    assert (cluster.pids, cluster.ranks.seating.generation) == before
+    assert (cluster.pids, cluster.ranks.assignment.generation) == before
 
 
 def test_a_ddp_object_goes_with_the_ranks_that_stay(cluster: nbgpu.Cluster) -> None:
@@ -293,14 +293,14 @@ def test_faults_are_handled_as_before(cluster: nbgpu.Cluster) -> None:
 def test_a_spare_is_taken_first_and_threads_and_limits_follow() -> None:
     num_cores = len(os.sched_getaffinity(0))
     with beside(ranks=1, spare=1, memory_limit="0.9", cell_seed=5) as cluster:
-        (spare,) = cluster.ranks.seating.spares.values()
+        (spare,) = cluster.ranks.assignment.spares.values()
         threads = "import os; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
         assert cluster.execute(threads) == {0: f"{num_cores} {num_cores}\n"}
-        limit = cluster.ranks._seats[0]["memory_limit_bytes"]
+        limit = cluster.ranks._specs[0]["memory_limit_bytes"]
         cluster.resize(2)
         assert cluster.pids[1] == spare.pid
-        assert list(cluster.ranks.seating.spares.values()) != [spare]
-        assert len(cluster.ranks.seating.spares) == 1
+        assert list(cluster.ranks.assignment.spares.values()) != [spare]
+        assert len(cluster.ranks.assignment.spares) == 1
         half = max(1, num_cores // 2)
         assert cluster.execute(threads) == dict.fromkeys(range(2), f"{half} {half}\n")
         data = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[0])"

@@ -196,7 +196,7 @@ def test_an_engine_that_came_while_the_client_connected_is_asked_for(monkeypatch
             hear(client, news)
 
     monkeypatch.setattr(Client, "_register_engine", the_first_is_deaf)
-    monkeypatch.setattr(processes, "_NEWS_PATIENCE_S", 0.5)
+    monkeypatch.setattr(processes, "_REGISTRATION_TIMEOUT_S", 0.5)
     with nbgpu.Cluster(**launching.settings()) as cluster:
-        assert cluster.parts.state.client is not clients[0]
+        assert cluster.parts.state.pool.client is not clients[0]
         assert cluster.execute("print(rank)") == {0: "0\n", 1: "1\n"}

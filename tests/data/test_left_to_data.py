@@ -77,8 +77,8 @@ def test_a_cohort_gets_the_median_size_and_later_runs_keep_it(
 
 def test_what_is_given_is_not_chosen(cluster2: nbgpu.Cluster, cohort: Path) -> None:
     config = train_config("survival", data=str(cohort), image_size=(8, 8, 16))
-    assert cluster2.parts.runs.with_choices(config) == config
-    assert cluster2.parts.runs.with_choices(train_config("survival")) == train_config("survival")
+    assert cluster2.parts.runs.settle(config).config == config
+    assert cluster2.parts.runs.settle(train_config("survival")).config == train_config("survival")
 
 
 @pytest.mark.long
@@ -90,7 +90,7 @@ def test_a_single_process_chooses_as_a_cluster_does(
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert runs.read_settings(folder)[1] == cluster2.parts.runs.with_choices(config)
+    assert runs.read_settings(folder)[1] == cluster2.parts.runs.settle(config).config
     assert "the median of 12 volumes" in json.loads((folder / "chosen.json").read_text())["words"][0]
 
 

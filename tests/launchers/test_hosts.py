@@ -77,7 +77,7 @@ class TwoHosts:
         self.processes = [dial_in(self.cluster.join_file, log) for log in self.logs]
 
     def folders(self) -> list[Path]:
-        return [Path(host.description.folder) for host in self.cluster.parts.state.processes.others]  # type: ignore[union-attr]
+        return [Path(host.description.folder) for host in self.cluster.parts.state.pool.members]
 
     def end(self) -> None:
         self.cluster.stop()
@@ -129,7 +129,7 @@ def test_each_rank_is_the_child_of_its_own_host(two: TwoHosts) -> None:
 
 def test_the_status_names_the_hosts_and_their_ranks_lines(two: TwoHosts) -> None:
     lines = two.cluster.status().splitlines()[2:]
-    named = {host.name for host in two.cluster.parts.state.processes.others}  # type: ignore[union-attr]
+    named = {host.name for host in two.cluster.parts.state.pool.members}
     assert {line.split()[1] for line in lines} == named
     assert all(line.endswith("idle") for line in lines)
 
@@ -181,7 +181,7 @@ def test_nothing_listens_beyond_the_chosen_interface(two: TwoHosts) -> None:
 
 
 def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    descriptions = [host.description for host in two.cluster.parts.state.processes.others]  # type: ignore[union-attr]
+    descriptions = [host.description for host in two.cluster.parts.state.pool.members]
     monkeypatch.setattr(versions, "here", lambda: dict(descriptions[0].versions) | {"torch": "0.1"})
     with pytest.raises(nbgpu.ClusterError, match=rf"host {descriptions[0].name} has torch .* and not 0\.1"):
         joining._require_same_versions(descriptions)
@@ -224,7 +224,7 @@ def test_a_host_that_does_not_reach_the_controller_says_where_it_looked(
 def test_hosts_end_without_the_controller_and_leave_nothing(two: TwoHosts) -> None:
     """As when the notebook's host is lost: nobody tells them."""
     folders, pids = two.folders(), list(two.cluster.pids.values())
-    two.cluster.parts.state.processes.leaders["controller"].send(signal.SIGKILL)  # type: ignore[union-attr]
+    two.cluster.parts.state.pool.processes.leaders["controller"].send(signal.SIGKILL)
     wait_until(lambda: all(process.poll() is not None for process in two.processes))
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     wait_until(lambda: not any(folder.exists() for folder in folders))

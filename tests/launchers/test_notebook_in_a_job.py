@@ -219,12 +219,12 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     panel = "from nbgpu.ui.run import wording; print(wording.time_left(run.time_left_s))"
     assert re.fullmatch(r"the job ends in \d+ min( \d+ s)?\n", notebook.run(panel))
     notebook.run(
-        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import time_limit_watch; c.parts.state.time_limit.close()"
+        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import release; c.parts.state.time_limit.close()"
     )
     measured.fault_now()
     notebook.run(
-        "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
-        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables, None)"
+        "usual_s = release.WARNING_BEFORE_END_S; release.WARNING_BEFORE_END_S = 3600; "
+        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables)"
     )
     notebook.run(f"run.wait({PATIENCE_S}, progress=False)")
     wait_until(saved_in.exists, PATIENCE_S, lambda: "the variables were not saved")
@@ -232,7 +232,7 @@ def test_before_the_jobs_limit_ranks_beside_the_notebook_are_saved(
     said = notebook.value("run.status")
     measured.ended()
     assert said == "stopped"
-    notebook.run("time_limit_watch.WARNING_BEFORE_END_S = usual_s")
+    notebook.run("release.WARNING_BEFORE_END_S = usual_s")
     notes = notebook.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
     assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
     assert notebook.value("len(list((run.folder / 'checkpoints').iterdir()))") >= 1

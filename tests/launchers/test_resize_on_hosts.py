@@ -39,7 +39,7 @@ def require_sum(site: hosts.Site, ranks: int) -> None:
     assert site.notebook.value(f"list(cluster.execute({SUM!r}).values())") == [f"{ranks}\n"] * ranks
 
 
-def seats(site: hosts.Site) -> list[list[str]]:
+def slots(site: hosts.Site) -> list[list[str]]:
     """For each rank its host, its local rank, the number of ranks, and whether it has `kept`."""
     return [line.split() for line in site.notebook.value(f"list(cluster.execute({WHERE!r}).values())")]
 
@@ -54,13 +54,13 @@ def test_ranks_of_a_host_leave_and_come(site: hosts.Site) -> None:
     assert not {pids["2"], pids["3"]} & set(site.hosts["n2"].pids())
     assert "host n2 has no ranks now" in site.notebook.run("print(cluster.status())")
     assert "rank 2 is new and empty" in resize(site, 3)
-    assert seats(site) == [
+    assert slots(site) == [
         ["n1", "0", "3", "True"],
         ["n1", "1", "3", "True"],
         ["n2", "0", "3", "False"],
     ]
     assert "4 CPU ranks on 2 hosts" in resize(site, 4)
-    assert seats(site)[3] == ["n2", "1", "4", "False"]
+    assert slots(site)[3] == ["n2", "1", "4", "False"]
     assert "there are 4 ranks already" in resize(site, 4)
 
 
@@ -93,7 +93,7 @@ def test_a_rank_that_dies_on_the_way_undoes_it(site: hosts.Site) -> None:
     assert "rank 1 was replaced and is empty; rank 0 kept all variables" in said
     assert "The cluster has 2 ranks, as before" in said
     require_sum(site, 2)
-    assert seats(site) == [["n1", "0", "2", "True"], ["n1", "1", "2", "False"]]
+    assert slots(site) == [["n1", "0", "2", "True"], ["n1", "1", "2", "False"]]
     assert "2 CPU ranks on 1 host" in site.notebook.run("print(cluster.describe())")
 
 
@@ -119,7 +119,9 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     resize(site, 2)
     site.cell("kept = rank")
     site.hosts["n2"].power_off()
-    site.notebook.run("while cluster.parts.state.processes.without_ranks[0].is_there: time.sleep(0.05)")
+    site.notebook.run(
+        "while all(host.is_there for host in cluster.parts.state.pool.members): time.sleep(0.05)"
+    )
     require_sum(site, 2)
     assert "host n2 is lost" in site.notebook.run("print(cluster.status())")
     failed, said = site.notebook.fails("cluster.resize(4)")
@@ -128,17 +130,17 @@ def test_a_host_without_ranks_may_go_and_come(site: hosts.Site) -> None:
     assert "n2 is lost, and has room when it is back" in said
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     require_sum(site, 2)
     resize(site, 4)
     require_sum(site, 4)
-    assert seats(site)[2:] == [["n2", "0", "4", "False"], ["n2", "1", "4", "False"]]
+    assert slots(site)[2:] == [["n2", "0", "4", "False"], ["n2", "1", "4", "False"]]
 
 
 def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.Site) -> None:
     resize(site, 3)
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     said = site.notebook.run("print(cluster.status())").splitlines()
     assert [line for line in said if line.split()[:2] == ["2", "n2"] and line.endswith("lost with its host")]
     assert "host n2 is lost" in said
@@ -148,19 +150,19 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
     require_sum(site, 2)
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert "Host n2 is back: rank 2 is new and empty, and there are 3 ranks" in said
     require_sum(site, 3)
     # Of a smaller cluster it gets none, and no cell is held up.
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     assert "goes on with 2 ranks" in site.notebook.fails("cluster.execute('1')")[1]
     resize(site, 1)
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
-    assert not site.notebook.value("cluster.parts.state.hosts_dialled_in()")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
+    assert not site.notebook.value("cluster.parts.state.pool.has_come(len(cluster.ranks))")
     require_sum(site, 1)
     resize(site, 4)
     require_sum(site, 4)
@@ -168,11 +170,11 @@ def test_a_host_that_comes_back_gets_no_more_ranks_than_are_wanted(site: hosts.S
 
 def test_a_host_whose_ranks_did_not_come_is_tried_again(site: hosts.Site) -> None:
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     assert "goes on with 2 ranks" in site.notebook.fails("cluster.execute('1')")[1]
     site.hosts.power_on("n2")
     site.dial_in("n2")
-    site.notebook.run("while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)")
     site.notebook.run(END_RANK_1)
     assert site.notebook.fails("cluster.execute('1')")[0] == "ClusterError"
     assert "rank 1 was replaced" in site.notebook.fails("cluster.execute('1')")[1]
@@ -189,7 +191,7 @@ def test_another_notebook_finds_the_host_without_ranks(site: hosts.Site) -> None
     assert "host n2 has no ranks now" in site.notebook.run("print(cluster.status())")
     assert "2 CPU ranks on 1 host" in site.notebook.run("print(cluster.describe())")
     resize(site, 4)
-    assert seats(site)[1:3] == [["n1", "1", "4", "True"], ["n2", "0", "4", "False"]]
+    assert slots(site)[1:3] == [["n1", "1", "4", "True"], ["n2", "0", "4", "False"]]
     require_sum(site, 4)
 
 

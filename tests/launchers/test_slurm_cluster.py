@@ -167,21 +167,19 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
     started.run("import logging, io; said = io.StringIO(); h = logging.StreamHandler(said)")
     started.run("logging.getLogger('nbgpu.cluster').addHandler(h); c.parts.state.news.clear()")
     started.run(
-        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import time_limit_watch; c.parts.state.time_limit.close()"
+        "from nbgpu.client.cluster import time_limit; from nbgpu.client.state import release; c.parts.state.time_limit.close()"
     )
     measured.fault_now()
     started.run(
-        "usual_s = time_limit_watch.WARNING_BEFORE_END_S; time_limit_watch.WARNING_BEFORE_END_S = 3600; "
-        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables, c.parts.state.launcher)"
+        "usual_s = release.WARNING_BEFORE_END_S; release.WARNING_BEFORE_END_S = 3600; "
+        "c.parts.state.time_limit = time_limit.watch_over(c.parts.state, c.parts.runs, c.parts.variables)"
     )
     started.run(f"run.wait({PATIENCE_S}, progress=False)")
     wait_until(saved_in.exists, PATIENCE_S, lambda: started.run("print(said.getvalue())"))
     # It is answered after the variables have been saved.
     said = started.run("print(said.getvalue())")
     measured.ended(said)
-    started.run(
-        "time_limit_watch.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)"
-    )
+    started.run("release.WARNING_BEFORE_END_S = usual_s; logging.getLogger('nbgpu.cluster').removeHandler(h)")
     assert started.value("run.status") == "stopped"
     notes = started.value("[event.text for event in run.reader.since()[0] if hasattr(event, 'text')]")
     assert any(re.search(r"the job has \d+ min .*: stopped after this step", text) for text in notes), notes
@@ -205,7 +203,7 @@ def test_before_the_time_limit_a_run_stops_with_a_checkpoint_and_variables_are_s
 def test_a_job_that_somebody_cancels_is_told_at_once(
     started: FarPython, test_slurm: hosts.Slurm, measured: Measured
 ) -> None:
-    job = started.value("c.parts.state.launcher.job")
+    job = started.value("c.parts.state.pool.launcher.job")
     measured.fault_now()
     test_slurm.run(["scancel", job])
     started.run("import time\nwhile not c.ranks.gone(): time.sleep(0.02)")
@@ -304,7 +302,7 @@ def listed_by_a_terminal(slurm: hosts.Slurm) -> str:
 def test_a_kept_cluster_outlives_its_notebooks_and_nbgpu_stop_ends_its_job(test_slurm: hosts.Slurm) -> None:
     with FarPython(test_slurm.login, PATIENCE_S) as first:
         first.run(start(keep=True))
-        job = first.value("c.parts.state.launcher.job")
+        job = first.value("c.parts.state.pool.launcher.job")
         first.run("c.execute('kept = 7 * rank')")
         pids = first.value("c.pids")
         end_without_stop(first)
@@ -337,7 +335,7 @@ def test_who_attaches_to_a_kept_cluster_can_stop_it(test_slurm: hosts.Slurm) -> 
 def test_a_kept_job_that_somebody_cancels_is_told_to_who_attaches(test_slurm: hosts.Slurm) -> None:
     with FarPython(test_slurm.login, PATIENCE_S) as first:
         first.run(start(keep=True))
-        job = first.value("c.parts.state.launcher.job")
+        job = first.value("c.parts.state.pool.launcher.job")
         end_without_stop(first)
     test_slurm.run(["scancel", job])
     require_nothing_left(test_slurm)
@@ -379,7 +377,7 @@ def test_nbgpu_stop_removes_the_join_file_of_a_kept_job_whose_hosts_were_killed(
 def test_a_job_whose_time_is_up_is_told(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
     """Its end is moved, to when Slurm next looks for such jobs, which it does twice a minute."""
     notebook.run(start())
-    job = notebook.value("c.parts.state.launcher.job")
+    job = notebook.value("c.parts.state.pool.launcher.job")
     test_slurm.run(["scontrol", "update", f"JobId={job}", "EndTime=now+1"])
     # The nodes end their parts one after the other.
     notebook.run("import time\nwhile len(c.ranks.gone()) < 2: time.sleep(0.05)")
@@ -392,7 +390,7 @@ def test_a_job_whose_time_is_up_is_told(notebook: FarPython, test_slurm: hosts.S
 
 def test_a_job_goes_on_with_the_nodes_that_are_left(notebook: FarPython, test_slurm: hosts.Slurm) -> None:
     notebook.run(start())
-    job = notebook.value("c.parts.state.launcher.job")
+    job = notebook.value("c.parts.state.pool.launcher.job")
     notebook.run("c.execute('kept = 7 * rank')")
     test_slurm.hosts["n2"].power_off()
     notebook.run("import time\nwhile not c.ranks.gone(): time.sleep(0.05)")
@@ -420,7 +418,7 @@ def test_a_run_goes_on_after_its_job_was_preempted(
     notebook: FarPython, test_slurm: hosts.Slurm, recipe: str
 ) -> None:
     notebook.run(start(on_host_lost="wait", host_patience_s=300, launcher_options={"requeue": True}))
-    job = notebook.value("c.parts.state.launcher.job")
+    job = notebook.value("c.parts.state.pool.launcher.job")
     settings = ENDLESS | {"checkpoint_every": 5, "runs_dir": str(test_slurm.folder / "runs")}
     notebook.run(f"""
 import time
@@ -462,7 +460,7 @@ def test_a_job_that_waits_to_start_again_leaves_nothing_when_its_notebook_has_en
 ) -> None:
     with FarPython(test_slurm.login, PATIENCE_S) as notebook:
         notebook.run(start(on_host_lost="wait", launcher_options={"requeue": True}))
-        job = notebook.value("c.parts.state.launcher.job")
+        job = notebook.value("c.parts.state.pool.launcher.job")
         test_slurm.run(["scontrol", "requeue", job])
         wait_until(lambda: f"{job} PENDING" in jobs(test_slurm), 60, test_slurm.logs)
         hosts.Host.send_signal(notebook.process, signal.SIGKILL)

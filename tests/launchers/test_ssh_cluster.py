@@ -288,7 +288,7 @@ def test_a_host_that_was_off_is_started_again_by_itself(
     assert "host n2 is lost, and the cluster goes on with 2 ranks" in said
     assert started.run(SUM) == "{0: '3\\n', 1: '3\\n'}\n"
     start_sshd(test_ssh.hosts.power_on("n2"), test_ssh.configuration.parent)
-    started.run("while not c.parts.state.returning._new_engines(): time.sleep(0.05)")
+    started.run("while not c.parts.state.pool.new_engines(): time.sleep(0.05)")
     said = refusal(started, "c.execute('1')")
     assert "Host n2 is back: ranks 2, 3 are new and empty, and there are 4 ranks" in said
     assert started.run(SUM) == RIGHT

@@ -31,7 +31,7 @@ from nbgpu.engine.training.loop import RunContext
 from nbgpu.engine.training.trainer import Trainer
 from nbgpu.engine.workload.recipe import Batch, Loaders, Recipe
 from nbgpu.machine import devices
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Sample
 from nbgpu.run_folder import resume
 from nbgpu.run_folder.reader import Reader
@@ -136,7 +136,7 @@ def work(rank: int, world_size: int, folder: str, runs: Sequence[tuple[Mapping[s
     store = dist.FileStore(f"{folder}/meeting", member.world_size)  # type: ignore[attr-defined]
     group.form(member, store)
     for index, (settings, norm) in enumerate(runs):
-        config = settled(TrainConfig.checked(**settings), of_ranks)
+        config = adapt_to_devices(TrainConfig.checked(**settings), of_ranks)
         run_folder = Path(folder, str(index))
         run_folder.mkdir(exist_ok=True)
         if rank == 0:

@@ -18,9 +18,10 @@ from nbgpu.cli import main
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, flags, train_config
 from nbgpu.config.characterization import CharacterizeConfig
 from nbgpu.config.settings import paths_to_read, unused
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.settling import SettledConfig
 
 _OF_TRAIN = {"config": True, "environment-file": True, "preset": True, "find-batch-size": False}
 """The flags of `nbgpu train` that are no settings, and whether they take a value."""
@@ -122,7 +123,7 @@ def test_every_command_is_one_of_its_recipe(
         for path in paths_to_read(config, setting):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-    settled(config, _GPUS)
+    adapt_to_devices(config, _GPUS)
 
 
 def test_every_command_that_measures_is_one() -> None:
@@ -148,7 +149,7 @@ def test_every_command_that_exports_writes_its_files(tmp_path: Path) -> None:
         "job",
     }
     config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path))
-    folder = runs.create(config, ClusterConfig(gpus="none"))
+    folder = runs.create(SettledConfig(config), ClusterConfig(gpus="none"))
     written = ""
     for number, command in enumerate(commands):
         words = shlex.split(command.replace("RUN_FOLDER", str(folder)))[1:]

@@ -219,7 +219,7 @@ class DistributedCell:
     def _hangs(self) -> HangWatch:
         """The watch for hangs, made only for cells that are not over in a moment."""
         return HangWatch(
-            self._state.lookout(),
+            self._state.stack_sampler(),
             self._results,
             self._state.world_size,
             self._state.config.notice_after_s,
@@ -301,7 +301,7 @@ class DistributedCell:
         if self._watch.severed or self._watch.gone:
             self._state.history.forget_newest(self._results)
         if self._watch.gone:
-            what_now = "" if self._state.lost_hosts() else " Replacing it"
+            what_now = "" if self._state.pool.lost() else " Replacing it"
             _show_line(f"{sentence('; '.join(self._state.ranks.gone().values()))}{what_now}")
         for line in self._runner.recovery.restore_group(self._watch, self._results, failed):
             _show_line(line)

@@ -180,9 +180,9 @@ class Cluster(RecipeCalls):
     def status(self) -> str:
         """A table with each rank's device, process, memory and current line, and the state of a job. Returns
         within a second, or within three more where Slurm is slow."""
-        with closing(self.parts.state.lookout()) as lookout:
-            table = status.table(self.parts.state, self.run, lookout)
-        given = time_limit.job_state(self.parts.state.launcher)
+        with closing(self.parts.state.stack_sampler()) as sampler:
+            table = status.table(self.parts.state, self.run, sampler)
+        given = time_limit.job_state(self.parts.state.pool)
         return f"{table}\n{given}" if given else table
 
     def describe(self) -> str:
@@ -243,7 +243,7 @@ class Cluster(RecipeCalls):
     @property
     def join_file(self) -> Path | None:
         """The file with which hosts dial in, where ranks are on other hosts."""
-        return self.parts.state.join_file
+        return self.parts.state.pool.join_file
 
     @property
     def run(self) -> Run | None:

@@ -6,22 +6,18 @@ import os
 import threading
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.cluster import time_limit
 from nbgpu.client.engines import environment
-from nbgpu.client.engines.other_hosts import joining
-from nbgpu.client.engines.other_hosts.returning import ReturningHosts
-from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.host_pool import HostPool
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.transport_fallback import find_transport
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import gpu_choice, registry
-from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
 from nbgpu.client.launchers.launcher import print_at_once
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
@@ -80,54 +76,54 @@ class Lifecycle:
     def start(self, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None) -> None:
         """As `Cluster.start`, for one of several clusters of this process. None of them is `current()`, and
         the caller stops them."""
-        state = self._state
-        state.devices = state.wanted
+        state, pool = self._state, self._state.pool
+        # Which devices other hosts have is known once these have dialled in.
+        state.use_devices(state.wanted if state.config.is_local else ())
         state.choose_first_transport()
         time_limit.require_loop(state.config)
-        if not state.config.is_local:
-            self._start_on_hosts(tell, stop)
-            return
         if self.placement_note:
             tell(self.placement_note)
-        # Before anything is written, and again where the GPUs become others.
-        self._require_startable()
-        state.processes = processes = Processes.prepare()
+
+        def check() -> None:
+            pool.processes.require_reachable()
+            if stop is not None and stop.is_set():
+                raise ClusterError("the start was stopped")
+
         try:
-            self._claim_devices(processes, tell, stop)
+            # Before anything is written, and again where the GPUs become others.
+            self._require_startable()
+            pool.prepare(tell)
+            self._claim_devices(tell, stop)
             num_engines = self._require_startable()
+            variables = environment.engine_variables(state.config, state.devices or UNKNOWN)
             # `stop` can only end what it knows of.
             with uninterrupted():
                 # Before all else, because the import of torch takes longest.
-                processes.launch(environment.engine_variables(state.config, state.devices))
-                processes.start_engines(num_engines)
+                pool.launch(variables, num_engines)
                 state.write_entry()
-            state.client = processes.connect(num_engines, state.config.start_timeout_s)
-            seating = Seating.at_start(
-                state.client,
-                processes.this_host.name,
-                state.world_size,
-                state.config.start_timeout_s,
-                processes.require_reachable,
-            )
-            self._form_group(processes, seating)
+            pool.connect(num_engines)
+            if not state.config.is_local:
+                self._gather_hosts(variables, check)
+            self._form_group(pool.start_ranks(state.world_size, check))
         except BaseException:
             self.stop()
             raise
 
     def _require_startable(self) -> int:
-        """Raise an error in conditions under which these devices can have no ranks; return the number of
-        engines that they need."""
+        """Raise an error in conditions under which this host's devices can have no ranks; return the number
+        of engines that they need, 0 where the ranks are on other hosts."""
         state = self._state
+        if not state.config.is_local:
+            return 0
         host_checks.require_torch_for(state.devices)
         num_engines = state.world_size + state.config.spare
         backends = [transport.backend for transport in state.transports]
         host_checks.require_startable(os.environ, backends, num_engines)
         return num_engines
 
-    def _claim_devices(
-        self, processes: Processes, tell: Callable[[str], None], stop: threading.Event | None
-    ) -> None:
-        """Claim the GPUs before anything touches them, and wait for free ones where the settings say so.
+    def _claim_devices(self, tell: Callable[[str], None], stop: threading.Event | None) -> None:
+        """Claim the GPUs of this host before anything touches them, and wait for free ones where the settings
+        say so.
 
         The claim may give other GPUs than were chosen before, when those were no longer free.
         """
@@ -136,7 +132,14 @@ class Lifecycle:
         def store_claim(claimed: registry.Entry, reservations: Reservations) -> None:
             state.entry, state.reservations = claimed, reservations
 
-        entry = registry.new_entry(state.config, state.wanted, state.chosen_transport, processes.folder)
+        entry = registry.new_entry(
+            state.config, state.wanted, state.chosen_transport, state.pool.processes.folder
+        )
+        if not state.config.is_local:
+            with uninterrupted():
+                registry.claim(entry)
+                state.entry = entry
+            return
         taking = gpu_choice.Taking(state.config, state.wanted, self._chosen_mono_s, tell, stop)
         taking.claim(entry, store_claim)
         assert state.entry is not None, "claiming keeps it"
@@ -145,82 +148,37 @@ class Lifecycle:
             require_usable(state.config, state.wanted)
             state.choose_first_transport()
 
-    def _start_on_hosts(self, tell: Callable[[str], None], stop: threading.Event | None) -> None:
-        """Start a cluster on other hosts: launch the controller here, wait until the hosts have dialled in,
-        and have each fork its ranks."""
+    def _gather_hosts(self, variables: Mapping[str, str], check: Callable[[], None]) -> None:
+        """Have the other hosts started, wait until they have dialled in, and claim their devices."""
         state = self._state
-        state.devices = state.wanted = ()
-        state.launcher = launcher = launcher_of(state.config, tell)
+        assert state.entry is not None, "claiming keeps it"
+        # The entry has the job as soon as there is one, so that another process can end a job that waits.
+        chosen = state.pool.gather(variables, check, state.write_entry)
+        registry.claim(state.entry.model_copy(update={"devices": chosen}))
+        # After a `resize`, a restart has as many ranks again.
+        state.use_devices(chosen[: state.pool.most_ranks])
+        state.choose_first_transport()
 
-        def check() -> None:
-            processes.require_reachable()
-            if stop is not None and stop.is_set():
-                raise ClusterError("the start was stopped")
-
-        try:
-            # The controller comes first: the join file tells the hosts where it listens.
-            interface, ip = launcher.listen_at()
-            state.processes = processes = Processes.prepare()
-            variables = environment.engine_variables(state.config, UNKNOWN)
-            with uninterrupted():
-                processes.launch(variables, ip)
-                entry = registry.new_entry(state.config, (), state.chosen_transport, processes.folder)
-                registry.claim(entry)
-                state.entry = entry
-                state.write_entry()
-            state.client = processes.connect(0, state.config.start_timeout_s)
-            where = f"{interface} ({ip})"
-            state.join_file = joining.write_join_file(processes.folder, variables, where)
-            launcher.start(state.join_file, where)
-            # The entry has the job from here on, so that another process can end a job that waits.
-            state.write_entry()
-            there = joining.gather(state.client, state.config, launcher, check)
-            launcher.joined()
-            processes.use(there, launcher.when_lost)
-            state.returning = ReturningHosts(state.client, processes, state.config, launcher, state.join_file)
-            # Which devices there are is known only now.
-            seats = joining.devices_of(there)
-            registry.claim(state.entry.model_copy(update={"devices": tuple(device for _, device in seats)}))
-            # After a `resize`, a restart has as many ranks again.
-            seats = seats[: state.most_ranks]
-            num_ranks = Counter(name for name, _ in seats)
-            processes.set_hosts_with_ranks(num_ranks)
-            seating = joining.start_ranks(state.client, there, num_ranks, state.config, check)
-            state.use_devices(tuple(device for _, device in seats))
-            state.choose_first_transport()
-            self._form_group(processes, seating)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _form_group(self, processes: Processes, seating: Seating) -> None:
+    def _form_group(self, assignment: RankAssignment) -> None:
         """Make the engines ranks of one process group, over the best transport that works, and begin to watch
         over them."""
         state = self._state
-        state.started_ranks = self._make_ranks(processes, seating)
+        state.started_ranks = self._make_ranks(assignment)
         self._use_transport(find_transport(state.started_ranks, state.transports, state.config))
         if state.config.spare:
             state.started_ranks.prepare_to_train(TRAIN_CONFIGS)
-        state.time_limit = time_limit.watch_over(state, self._runs, self._variables, state.launcher)
+        state.time_limit = time_limit.watch_over(state, self._runs, self._variables)
         if state.config.keep:
-            processes.keep()
+            state.pool.processes.keep()
 
     def take_over(self, entry: registry.Entry) -> None:
         """Connect to the engines that another process has started, as its entry in the registry describes
         them."""
         state = self._state
-        state.processes = processes = Processes(entry.folder, entry.leaders)
         num_engines = sum(process.alive() for process in entry.engines.values())
-        state.client = processes.connect(num_engines, entry.config.start_timeout_s)
-        if entry.hosts:
-            state.launcher = launcher = launcher_that_started(entry.config, entry.job, entry.launched)
-            processes.use(joining.take_over(state.client, entry.hosts, entry.seating), launcher.when_lost)
-            processes.set_hosts_with_ranks({process.host for process in entry.seating.processes.values()})
-            state.most_ranks = entry.most_ranks
-            join_file = entry.folder / "join.json"
-            state.returning = ReturningHosts(state.client, processes, entry.config, launcher, join_file)
-        state.time_limit = time_limit.watch_over(state, self._runs, self._variables, state.launcher)
-        state.started_ranks = self._make_ranks(processes, entry.seating)
+        state.pool.take_over(entry.folder, entry.leaders, num_engines, entry.hosts, entry.assignment)
+        state.time_limit = time_limit.watch_over(state, self._runs, self._variables)
+        state.started_ranks = self._make_ranks(entry.assignment)
         state.ranks.end_leaving()
         state.reserve()
 
@@ -314,26 +272,19 @@ class Lifecycle:
         if state.time_limit is not None:
             state.time_limit.close()
             state.time_limit = None
-        if state.returning is not None:
-            state.returning.close()
-            state.returning = None
         if self._runs.run is not None:
             self._runs.run.abandon()
         # The other hosts are reached through the client and the controller, which end after them.
-        if state.processes is not None:
-            state.processes.end_others()
-        launcher, state.launcher = state.launcher, None
-        if state.client is not None:
-            state.client.close()
-            state.client = None
+        pool, entry = state.pool, state.entry
+        pool.end_others()
+        if pool.client is not None:
+            pool.client.close()
+        state.entry = None
+        state.pool = HostPool(state.config, most_ranks=pool.most_ranks)
         state.stop_listening()
-        if state.processes is not None:
-            state.processes.end()
-            state.processes = None
-        state.join_file = None
-        if state.entry is not None:
-            registry.remove(state.entry)
-            state.entry = None
+        pool.end()
+        if entry is not None:
+            registry.remove(entry)
         state.reservations.close()
         if state.started_ranks is not None:
             state.started_ranks.close()
@@ -342,8 +293,7 @@ class Lifecycle:
         self._cells.reloading.forget()
         self._recovery.forget()
         state.last_seen = {}
-        if launcher is not None:
-            launcher.end()
+        pool.end_launcher()
 
     def restart_rank(self, rank: int, replay: bool) -> str:
         """End a rank and put a new engine in its place; see `Cluster.restart`."""
@@ -355,14 +305,14 @@ class Lifecycle:
         self._runs.refuse_during_run()
         return self._recovery.restart(rank, replay)
 
-    def _make_ranks(self, processes: Processes, seating: Seating) -> Ranks:
+    def _make_ranks(self, assignment: RankAssignment) -> Ranks:
         state = self._state
         return Ranks(
-            processes,
-            state.client,
+            state.pool,
+            state.pool.client,
             state.devices,
             state.chosen_transport.transport,
             state.config,
-            seating,
+            assignment,
             state.write_entry,
         )

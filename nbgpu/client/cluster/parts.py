@@ -8,9 +8,10 @@ from nbgpu.client.cells.runner import CellRunner
 from nbgpu.client.cluster import time_limit
 from nbgpu.client.cluster.lifecycle import Lifecycle, require_usable
 from nbgpu.client.cluster.resizing import Resizing
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import gpu_choice, registry
-from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.rank_changes import RankChanges
@@ -47,9 +48,9 @@ class ClusterParts:
             ConfigError: a setting is not valid beside others, or a GPU is named that is not there.
             NoFreeGpuError: too few GPUs are free, and the settings do not say to wait.
         """
-        launcher_of(config)  # refuses what it cannot do
         time_limit.require_limit(config)
         config, placement_note = enough_ranks.placed(config)
+        pool = HostPool(config, launcher_of(config))
         # What other hosts have is known once they have dialled in.
         chosen: tuple[Device, ...] = ()
         if config.is_local:
@@ -61,11 +62,13 @@ class ClusterParts:
         require_usable(config, chosen)
         best = transports.candidates(config, chosen or UNKNOWN)[0]
         transport = ChosenTransport(best, simulated=config.simulated)
-        return cls(ClusterState(config, chosen, transport), placement_note)
+        return cls(ClusterState(config, pool, chosen, transport), placement_note)
 
     @classmethod
     def from_entry(cls, entry: registry.Entry) -> Self:
         """Make the parts for a cluster that another process has started."""
         # A notebook that ended while its cluster was growing may have taken more GPUs than there are ranks.
-        there = entry.devices[: len(entry.seating.engines)]
-        return cls(ClusterState(entry.config, there, entry.chosen_transport, entry=entry))
+        there = entry.devices[: len(entry.assignment.engines)]
+        launcher = launcher_that_started(entry.config, entry.job, entry.launched)
+        pool = HostPool(entry.config, launcher, entry.most_ranks)
+        return cls(ClusterState(entry.config, pool, there, entry.chosen_transport, entry=entry))

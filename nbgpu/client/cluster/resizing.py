@@ -99,7 +99,7 @@ class Resizing:
             ConfigError: there cannot be so many ranks.
         """
         state = self._state
-        processes = state.ranks.seating.processes
+        processes = state.ranks.assignment.processes
         now = tuple(processes[rank].host for rank in range(state.world_size))
         if state.config.is_local:
             config = ClusterConfig.checked(**{**state.config.model_dump(), "ranks": num_ranks})
@@ -107,21 +107,21 @@ class Resizing:
             devices.require_simulable(config, chosen)
             return WantedRanks(config, chosen, (now[0],) * num_ranks)
         ClusterConfig.checked(ranks=num_ranks)
-        seats = [*zip(now, state.devices, strict=True), *self._changes.free_seats()]
-        if num_ranks > len(seats):
+        slots = [*zip(now, state.devices, strict=True), *self._changes.free_slots()]
+        if num_ranks > len(slots):
             room = ", ".join(
-                f"{name} {number}" for name, number in Counter(name for name, _ in seats).items()
+                f"{name} {number}" for name, number in Counter(name for name, _ in slots).items()
             )
-            lost = " and ".join(state.missing_hosts())
-            self._changes.start_lost_hosts()
+            lost = " and ".join(host.name for host in state.pool.missing())
+            self._state.pool.start_again()
             raise ConfigError(
-                f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(seats))} ({room}), one for each device, or as "
+                f"ranks = {num_ranks}: the hosts have room for {count_of_ranks(len(slots))} ({room}), one for each device, or as "
                 f"many as gpus_per_node says.{f' {lost} is lost, and has room when it is back.' if lost else ''} For more: "
                 "%nbgpu stop, then %nbgpu start with more nodes or gpus_per_node"
             )
-        seats = seats[:num_ranks]
+        slots = slots[:num_ranks]
         return WantedRanks(
-            state.config, tuple(device for _, device in seats), tuple(name for name, _ in seats)
+            state.config, tuple(device for _, device in slots), tuple(name for name, _ in slots)
         )
 
     def _devices_here(self, config: ClusterConfig, num_ranks: int) -> tuple[Device, ...]:
@@ -164,11 +164,11 @@ class Resizing:
         """Raise ConfigError if a CPU rank that stays has more memory than its share would be."""
         if wanted.devices[0].kind != "cpu":
             return
-        seats = list(zip(wanted.hosts, wanted.devices, strict=True))
+        slots = list(zip(wanted.hosts, wanted.devices, strict=True))
         wrong = []
-        for rank, (host, device) in enumerate(seats[: self._state.world_size]):
+        for rank, (host, device) in enumerate(slots[: self._state.world_size]):
             # The ranks of each host share what it has.
-            devices_there = [device for name, device in seats if name == host]
+            devices_there = [device for name, device in slots if name == host]
             limit_bytes = devices.memory_limit_bytes(wanted.config, device, devices_there)
             used_bytes = self._state.ranks.resident_bytes(rank) or 0
             if limit_bytes is not None and used_bytes >= limit_bytes:
@@ -177,7 +177,7 @@ class Resizing:
                 )
         if wrong:
             raise ConfigError(
-                f"ranks = {len(seats)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
+                f"ranks = {len(slots)}: with memory_limit = {wanted.config.memory_limit!r} {', '.join(wrong)}. Free memory there "
                 "with: %distributed del NAME"
             )
 
@@ -186,13 +186,13 @@ class Resizing:
         end."""
         state = self._state
         begun_s = time.monotonic()
-        with closing(state.lookout()) as lookout:
+        with closing(state.stack_sampler()) as sampler:
             while True:
-                lookout.seen.clear()
-                lookout.ask()
-                lookout.collect(_ANSWER_PATIENCE_S)
+                sampler.seen.clear()
+                sampler.ask()
+                sampler.collect(_ANSWER_PATIENCE_S)
                 doing = {
-                    rank: lookout.seen[rank].where.doing if rank in lookout.seen else ""
+                    rank: sampler.seen[rank].where.doing if rank in sampler.seen else ""
                     for rank in range(state.world_size)
                 }
                 # A rank is idle too while a cell is on its way to it.
@@ -216,7 +216,7 @@ class Resizing:
 
     def _restore(self) -> str:
         """Restore the group of the ranks from before after a change that failed; return a message for the
-        person.
+        person, which follows 'The cluster has N ranks.'
 
         Ranks whose processes have ended are replaced. What cannot be done now is done before the next cell.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbgpu.client.engines.stacks import Lookout, described
+from nbgpu.client.engines.stacks import StackSampler, described
 from nbgpu.client.runs.run import Run
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.run_folder.progress import progress
@@ -15,30 +15,30 @@ _LOOK_PATIENCE_S = 0.7
 _WORTH_SAYING_S = 0.1
 
 
-def table(state: ClusterState, run: Run | None, lookout: Lookout) -> str:
+def table(state: ClusterState, run: Run | None, sampler: StackSampler) -> str:
     """Return a table with the device, the process, the memory and the current line of every rank."""
     pids = state.ranks.pids
-    seating = state.ranks.seating
+    assignment = state.ranks.assignment
     # One host needs no name.
     with_hosts = not state.config.is_local
     rows = [("rank", *(["host"] if with_hosts else []), "device", "pid", "memory", "state")]
-    lost = state.missing_hosts()
-    lookout.ask()
-    lookout.collect(_LOOK_PATIENCE_S)
+    lost = [host.name for host in state.pool.missing()]
+    sampler.ask()
+    sampler.collect(_LOOK_PATIENCE_S)
     for rank, device in enumerate(state.devices):
         used_bytes = state.ranks.resident_bytes(rank)
         memory = "" if used_bytes is None else f"{used_bytes / 2**20:.0f} MiB"
-        doing = "gone" if used_bytes is None else _activity(state, run, rank, lookout)
-        if seating.processes[rank].host in lost:
+        doing = "gone" if used_bytes is None else _activity(state, run, rank, sampler)
+        if assignment.processes[rank].host in lost:
             memory, doing = "", "lost with its host"
-        host = [seating.processes[rank].host] if with_hosts else []
+        host = [assignment.processes[rank].host] if with_hosts else []
         rows.append((str(rank), *host, device.label(), str(pids[rank]), memory, doing))
     return "\n".join([state.describe(), *aligned(rows), *_clocks(state), *_other_states(state, lost)])
 
 
 def _other_states(state: ClusterState, lost: Sequence[str]) -> list[str]:
     """A sentence for each host that is lost, or that waits for ranks."""
-    waiting = [host.name for host in state.hosts_without_ranks if host.is_there]
+    waiting = [host.name for host in state.pool.members if host.is_there and not host.has_ranks]
     return [
         *(f"host {name} is lost" for name in lost),
         *(f"host {name} has no ranks now: %nbgpu resize gives it some" for name in waiting),
@@ -50,23 +50,23 @@ def _clocks(state: ClusterState) -> list[str]:
     return [
         f"the clock of host {host.name} is {duration(abs(host.clock_ahead_s))} "
         f"{'ahead of' if host.clock_ahead_s > 0 else 'behind'} this host's: times of its ranks are corrected by that"
-        for host in state.other_hosts
+        for host in state.pool.with_ranks
         if abs(host.clock_ahead_s) >= _WORTH_SAYING_S
     ]
 
 
-def _activity(state: ClusterState, run: Run | None, rank: int, lookout: Lookout) -> str:
+def _activity(state: ClusterState, run: Run | None, rank: int, sampler: StackSampler) -> str:
     """Describe what a rank that lives is doing: its line, its step in a run, or that it does not answer."""
     run_status = run.statuses()[rank] if run is not None and not run.over else None
-    if lookout.silent_s(rank):
+    if sampler.silent_s(rank):
         # An import may hold the GIL.
         is_loading = (
-            run_status is not None and run_status.state == "loading packages" and lookout.computes(rank)
+            run_status is not None and run_status.state == "loading packages" and sampler.computes(rank)
         )
-        return "loading packages" if is_loading else lookout.silence(rank)
-    if rank not in lookout.seen:
+        return "loading packages" if is_loading else sampler.silence(rank)
+    if rank not in sampler.seen:
         return "does not say"
-    where = lookout.seen[rank].where
+    where = sampler.seen[rank].where
     if run is None or run_status is None:
         return described(where)
     doing = f"{run_status.state}, {progress(run.info, run_status.state, [run_status]).in_steps}"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.ipykernel import shell as ipython_shell
-from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
-from nbgpu.client.launchers.slurm_steps import StepLauncher
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.release import TimeLimitWatch, tell_in_next_cell
@@ -43,38 +41,24 @@ def require_limit(config: ClusterConfig) -> None:
         )
 
 
-def job_state(launcher: Launcher | None) -> str:
+def job_state(pool: HostPool) -> str:
     """Return the state of the jobs that have the ranks or the notebook; empty if there is no job."""
-    notebooks_job = None if isinstance(launcher, StepLauncher) else NotebooksJob.that_ends_this_process()
-    return "\n".join(filter(None, [job.state() for job in (launcher, notebooks_job) if job is not None]))
+    return "\n".join(filter(None, [job.state() for job in pool.jobs()]))
 
 
-def watch_over(
-    state: ClusterState, runs: RunManager, variables: VariableStore, launcher: Launcher | None
-) -> TimeLimitWatch | None:
+def watch_over(state: ClusterState, runs: RunManager, variables: VariableStore) -> TimeLimitWatch | None:
     """Watch the time limits of the jobs that have the ranks or the notebook. Shortly before the first of
     them, stop the cluster's run and save its variables.
-
-
-    Args:
-        state: the state of the cluster.
-        runs: its runs.
-        variables: its variables.
-        launcher: what has started its hosts; None where its ranks are on the notebook's.
 
     Returns:
         The watch; None if no job has a time limit.
     """
-    limits: list[Callable[[], float | None]] = []
-    if launcher is not None and state.config.launcher_settings.IS_JOB:
-        limits.append(launcher.time_left_s)
-    if not isinstance(launcher, StepLauncher) and (job := NotebooksJob.that_ends_this_process()) is not None:
-        limits.append(job.time_left_s)
-    if not limits:
+    jobs = state.pool.jobs()
+    if not jobs:
         return None
 
     def time_left_s() -> float | None:
-        return min((left_s for limit in limits if (left_s := limit()) is not None), default=None)
+        return min((left_s for job in jobs if (left_s := job.time_left_s()) is not None), default=None)
 
     def warn(reason: str) -> None:
         message = reason

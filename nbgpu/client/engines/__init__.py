@@ -1,1 +1,1 @@
-"""The engines of a cluster: how they are started, seated, reached and replaced."""
+"""The engines of a cluster: how they are started, assigned to ranks, reached and replaced."""

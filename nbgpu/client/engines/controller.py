@@ -136,30 +136,33 @@ def unregister_engines_that_end(hub: Any, folder: Path) -> None:
     """
     finish_registration = hub.finish_registration
 
-    def watch_over(heart: bytes) -> None:
+    def finish_registration_and_watch(heart: bytes) -> None:
+        """Register an engine, whose identity is `heart`, and unregister it when its process has ended."""
         finish_registration(heart)
-        number = hub.hearts.get(heart)
-        # An engine on another host is watched there, and its host tells of its end.
-        if number is None or engine_host(heart.decode()):
+        engine_id = hub.hearts.get(heart)
+        # None: the hub refused the registration. An engine on another host is watched there, and its host
+        # tells of its end.
+        if engine_id is None or engine_host(heart.decode()):
             return
 
         def unregister() -> None:
-            hub.unregister_engine(heart, {"content": {"id": number}})
+            hub.unregister_engine(heart, {"content": {"id": engine_id}})
 
         try:
-            process = watched.watch(engine_pid(heart.decode()), folder)
+            end_descriptor = watched.watch(engine_pid(heart.decode()), folder)
         except ProcessLookupError:
             unregister()
             return
 
         def on_end(*_: object) -> None:
-            hub.loop.remove_handler(process)
-            os.close(process)
+            hub.loop.remove_handler(end_descriptor)
+            os.close(end_descriptor)
+            # The engine's last messages come by another socket, and have to be passed on first.
             hub.loop.call_later(_FAREWELL_S, unregister)
 
-        hub.loop.add_handler(process, on_end, hub.loop.READ)
+        hub.loop.add_handler(end_descriptor, on_end, hub.loop.READ)
 
-    hub.finish_registration = watch_over
+    hub.finish_registration = finish_registration_and_watch
     # The heartbeat monitor, which is a process of its own, accepts an engine again when it goes on.
     hub.handle_stopped_heart = lambda heart: give_up_host(hub, heart)
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nbgpu.client.engines.processes import GONE_WITH_HOST, Processes
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.host_pool import GONE_WITH_HOST, HostPool
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.host.host import ExitProbe
@@ -35,25 +35,25 @@ class Lifetimes:
     """Starts, watches and ends the engines of a cluster.
 
     Args:
-        processes: the engines' processes.
+        pool: the hosts of the engines.
         client: ipyparallel's client.
         config: the cluster's settings.
-        seating: the seating, in which spares are noted.
+        assignment: the assignment, in which spares are noted.
         note: a function that is called when the spares have changed.
     """
 
     def __init__(
         self,
-        processes: Processes,
+        pool: HostPool,
         client: Client,
         config: ClusterConfig,
-        seating: Seating,
+        assignment: RankAssignment,
         note: Callable[[], None],
     ) -> None:
-        self._processes = processes
+        self._pool = pool
         self._client = client
         self._config = config
-        self._seating = seating
+        self._assignment = assignment
         self._note = note
         self._probes: dict[EngineProcess, ExitProbe] = {}
         self._why_ended: dict[EngineProcess, str] = {}
@@ -62,9 +62,9 @@ class Lifetimes:
     def exit_probe(self, process: EngineProcess) -> ExitProbe:
         """Return the probe that looks often and cheaply whether the process of a rank is exiting."""
         if process not in self._probes:
-            for replaced in set(self._probes) - set(self._seating.processes.values()):
+            for replaced in set(self._probes) - set(self._assignment.processes.values()):
                 self._probes.pop(replaced).close()
-            self._probes[process] = self._processes.host_of(process).glance(process.pid)
+            self._probes[process] = self._pool.host_of(process).glance(process.pid)
         return self._probes[process]
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Lifetimes:
 
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how a process ended, in words that follow its name, or None while it lives."""
-        ended = self._processes.how_ended(process, self._config.debug)
+        ended = self._pool.how_ended(process, self._config.debug)
         # A rank is asked to end, too, when only another one of its lost host is known to be gone as yet.
         return ended if ended in (None, GONE_WITH_HOST) else self._why_ended.get(process, ended)
 
@@ -85,7 +85,7 @@ class Lifetimes:
         by_process = {
             EngineProcess(host, pid): used
             for host, pids in by_host(processes.values()).items()
-            for pid, used in self._processes.hosts[host].core_uses(pids).items()
+            for pid, used in self._pool.hosts[host].core_uses(pids).items()
         }
         return {key: by_process[process] for key, process in processes.items() if process in by_process}
 
@@ -99,7 +99,7 @@ class Lifetimes:
         Raises:
             ClusterError: it does not end.
         """
-        if not self._processes.host_of(process).is_ending(process.pid):
+        if not self._pool.host_of(process).is_ending(process.pid):
             self._why_ended[process] = why or "was ended, to be replaced"
         self._kill([process])
         self._wait_for_end(process, f"{name} (pid {process.pid})")
@@ -118,11 +118,11 @@ class Lifetimes:
 
     def _kill(self, processes: Iterable[EngineProcess]) -> None:
         for host, pids in by_host(processes).items():
-            self._processes.hosts[host].send_signal(pids, signal.SIGKILL)
+            self._pool.hosts[host].send_signal(pids, signal.SIGKILL)
 
     def _wait_for_end(self, process: EngineProcess, name: str) -> None:
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self._processes.how_ended(process, self._config.debug) is None:
+        while self._pool.how_ended(process, self._config.debug) is None:
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"the process of {name} does not end: it waits in the kernel or its driver. "
@@ -140,21 +140,21 @@ class Lifetimes:
         new: list[int] = []
 
         def register(process: EngineProcess, engine: int) -> None:
-            self._seating.spares[engine] = process
+            self._assignment.spares[engine] = process
             new.append(engine)
             self._note()
 
-        self._processes.new_engine(host, register)
+        self._pool.new_engine(host, register)
         (engine,) = new
         return engine
 
     def take_spares(self, hosts: Sequence[str]) -> list[int]:
         """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
         where there are too few."""
-        for engine, process in list(self._seating.spares.items()):
-            if self._processes.how_ended(process, self._config.debug) is not None:
-                del self._seating.spares[engine]
-        free = dict(self._seating.spares)
+        for engine, process in list(self._assignment.spares.items()):
+            if self._pool.how_ended(process, self._config.debug) is not None:
+                del self._assignment.spares[engine]
+        free = dict(self._assignment.spares)
         taken = []
         for host in hosts:
             there = [engine for engine, process in free.items() if process.host == host]
@@ -163,7 +163,7 @@ class Lifetimes:
             taken.append(engine)
         return taken
 
-    def seat_spares(self, arrived: Mapping[int, int]) -> None:
+    def assign_spares(self, arrived: Mapping[int, int]) -> None:
         """Give ranks new engines: wait until these spares have registered, and assign them to the ranks.
 
         Args:
@@ -175,25 +175,25 @@ class Lifetimes:
         try:
             self._wait_until_registered(arrived.values())
         except ClusterError:
-            self.dismiss({engine: self._seating.spares[engine] for engine in arrived.values()})
+            self.dismiss({engine: self._assignment.spares[engine] for engine in arrived.values()})
             raise
         for rank, engine in arrived.items():
-            self._seating.engines[rank] = engine
-            self._seating.processes[rank] = self._seating.spares.pop(engine)
+            self._assignment.engines[rank] = engine
+            self._assignment.processes[rank] = self._assignment.spares.pop(engine)
 
     def dismiss(self, engines: Mapping[int, EngineProcess]) -> None:
         """End new engines, by number, that become no rank."""
         self._kill(engines.values())
         for engine in engines:
-            self._seating.spares.pop(engine, None)
+            self._assignment.spares.pop(engine, None)
 
     def _wait_until_registered(self, arriving: Iterable[int]) -> None:
         """Wait until these spares have registered; ClusterError if one has ended or does not come."""
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
-            for process in (self._seating.spares[engine] for engine in missing):
-                host = self._processes.host_of(process)
-                if how := self._processes.how_ended(process, self._config.debug):
+            for process in (self._assignment.spares[engine] for engine in missing):
+                host = self._pool.host_of(process)
+                if how := self._pool.how_ended(process, self._config.debug):
                     raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
                 if time.monotonic() > give_up_s:
                     raise ClusterError(

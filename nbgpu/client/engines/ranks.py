@@ -1,8 +1,7 @@
-"""The engines of a cluster as the ranks of one group: their seating, and how the group is repaired.
+"""The engines of a cluster as the ranks of one group: their assignment, and how the group is repaired.
 
-A rank keeps its number unless the number of ranks changes (changing.py). The engine behind it may change: an
-engine that died is replaced by a new one, or by a waiting spare, which takes its seat in the next generation
-of the group.
+A rank keeps its number unless the number of ranks changes. The engine behind it may change: an engine that
+died is replaced by a new one, or by a waiting spare, which takes its spec in the group's next generation.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbgpu.client.engines import seats
+from nbgpu.client.engines import rank_specs
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
-from nbgpu.client.engines.changing import ChangingRanks
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.engines.lifetimes import Lifetimes, by_host
-from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import RanksLateError, collect, failures
-from nbgpu.client.engines.seating import Seating
 from nbgpu.client.engines.standstill_notice import StandstillNotice
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, RankError
@@ -43,53 +41,53 @@ _POLL_PERIOD_S = 0.01
 _EXIT_PATIENCE_S = 5.0
 
 
-class Ranks(ChangingRanks):
+class Ranks:
     """Reaches the ranks' engines, and forms their group again.
 
     Args:
-        processes: the engines' processes, which have been started.
+        pool: the hosts of the engines, which have been started.
         client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
         chosen: the device of each rank.
         transport: the transport between the ranks, if it is known already.
         config: the cluster's settings.
-        seating: the seating so far.
-        note: a function that is called when the seating has changed.
+        assignment: the assignment so far.
+        note: a function that is called when the assignment has changed.
     """
 
     def __init__(
         self,
-        processes: Processes,
+        pool: HostPool,
         client: Client,
         chosen: Sequence[Device],
         transport: Transport,
         config: ClusterConfig,
-        seating: Seating,
+        assignment: RankAssignment,
         note: Callable[[], None],
     ) -> None:
-        self.seating = seating
+        self.assignment = assignment
         self._config = config
         self._chosen = tuple(chosen)
         self._note = note
-        self._processes = processes
+        self._pool = pool
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._lifetimes = Lifetimes(processes, client, config, seating, note)
+        self._lifetimes = Lifetimes(pool, client, config, assignment, note)
         self._suspects: set[int] = set()
         """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
         self._transport = transport
-        self._seats = self._seats_with_transport(transport)
+        self._specs = self._specs_with_transport(transport)
 
-    def _seats_with_transport(self, transport: Transport) -> list[dict[str, Any]]:
-        return seats.rank_seats(self._config, self._chosen, transport, self._processes, self._host_name)
+    def _specs_with_transport(self, transport: Transport) -> list[dict[str, Any]]:
+        return rank_specs.rank_specs(self._config, self._chosen, transport, self._pool, self._host_name)
 
     def _host_name(self, rank: int) -> str:
         """The name of a rank's host; a rank that is about to come is on the notebook's."""
-        process = self.seating.processes.get(rank)
-        return self._processes.this_host.name if process is None else process.host
+        process = self.assignment.processes.get(rank)
+        return self._pool.processes.this_host.name if process is None else process.host
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._specs)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -99,18 +97,20 @@ class Ranks(ChangingRanks):
     @property
     def pids(self) -> dict[int, int]:
         """The process id of every rank."""
-        return self.seating.pids
+        return self.assignment.pids
 
     @property
     def pids_here(self) -> dict[int, int]:
         """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
         belongs to another."""
-        here = self._processes.this_host.name
+        here = self._pool.processes.this_host.name
         return (
             {}
-            if self._processes.others
+            if self._pool.members
             else {
-                rank: process.pid for rank, process in self.seating.processes.items() if process.host == here
+                rank: process.pid
+                for rank, process in self.assignment.processes.items()
+                if process.host == here
             }
         )
 
@@ -122,7 +122,7 @@ class Ranks(ChangingRanks):
         return self._views[engine]
 
     def _engine(self, rank: int) -> int:
-        engine = self.seating.engines[rank]
+        engine = self.assignment.engines[rank]
         if engine not in self._client.ids:
             raise ClusterError(
                 f"rank {rank} is not reachable: its process has ended, or has not come back from a start. "
@@ -143,8 +143,8 @@ class Ranks(ChangingRanks):
         return self._client.send_cell(engines, code, options, arrivals, is_awaited)
 
     @uninterrupted()
-    def seat_engines(self, transport: Transport, with_new_engines: bool) -> None:
-        """Prepare the ranks for `join` over a transport: work out their seats, and start new engines if
+    def assign_engines(self, transport: Transport, with_new_engines: bool) -> None:
+        """Prepare the ranks for `join` over a transport: work out their specs, and start new engines if
         asked.
 
         Args:
@@ -155,14 +155,14 @@ class Ranks(ChangingRanks):
         if with_new_engines:
             self.end(range(len(self)))
         self._transport = transport
-        self._seats = self._seats_with_transport(transport)
+        self._specs = self._specs_with_transport(transport)
         if with_new_engines:
-            self.seating.generation += 1
-            self._lifetimes.seat_spares(
+            self.assignment.generation += 1
+            self._lifetimes.assign_spares(
                 {rank: self._lifetimes.new_spare(self._host_name(rank)) for rank in range(len(self))}
             )
-            for gone in [rank for rank in self.seating.engines if rank >= len(self)]:
-                del self.seating.engines[gone], self.seating.processes[gone]
+            for gone in [rank for rank in self.assignment.engines if rank >= len(self)]:
+                del self.assignment.engines[gone], self.assignment.processes[gone]
 
     @uninterrupted()
     def join(self, timeout_s: float) -> list[str]:
@@ -173,25 +173,27 @@ class Ranks(ChangingRanks):
             RankError: a rank failed.
         """
         self._note()
-        joining = self.call(Call.JOIN, self.seating.generation, seated=True)
+        joining = self.call(Call.JOIN, self.assignment.generation, with_spec=True)
         variables = self._wait_for_meeting(joining, timeout_s)
-        self.seating.is_whole = True
+        self.assignment.is_whole = True
         for rank in range(len(self)):
             self._wait_for_output_path(rank, timeout_s)
         return list(dict.fromkeys(setting for settings in variables.values() for setting in settings))
 
     @uninterrupted()
     def call(
-        self, function: str, *args: Any, ranks: Iterable[int] | None = None, seated: bool = False
+        self, function: str, *args: Any, ranks: Iterable[int] | None = None, with_spec: bool = False
     ) -> dict[int, Reply]:
         """Call a function, usually a `Call`, on these ranks (on all of them if none are named); return at
         once.
 
-        With `seated` the first argument is the rank's own seat.
+        With `with_spec` the first argument is the rank's own spec.
         """
         chosen = range(len(self)) if ranks is None else ranks
         return {
-            rank: self[rank].apply_async(reference(function), *([self._seats[rank]] if seated else []), *args)
+            rank: self[rank].apply_async(
+                reference(function), *([self._specs[rank]] if with_spec else []), *args
+            )
             for rank in chosen
         }
 
@@ -202,8 +204,8 @@ class Ranks(ChangingRanks):
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt in the Python code of the ranks, and end the programs that they run, as
         Ctrl-C would."""
-        for host, processes in by_host(self.seating.processes[rank] for rank in ranks).items():
-            self._processes.hosts[host].interrupt(processes)
+        for host, processes in by_host(self.assignment.processes[rank] for rank in ranks).items():
+            self._pool.hosts[host].interrupt(processes)
 
     def sever(self) -> None:
         """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
@@ -211,17 +213,17 @@ class Ranks(ChangingRanks):
         Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
         end only. A second call for the same generation does nothing more.
         """
-        for host, processes in by_host(self.seating.processes.values()).items():
-            self._processes.hosts[host].give_up(processes, self.seating.generation)
-        if self.seating.is_whole:
-            self.seating.is_whole = False
+        for host, processes in by_host(self.assignment.processes.values()).items():
+            self._pool.hosts[host].give_up(processes, self.assignment.generation)
+        if self.assignment.is_whole:
+            self.assignment.is_whole = False
             self._note()
 
     @property
     def group_is_whole(self) -> bool:
         """Whether the group may be used: all ranks joined it, and it has not been given up since, by the
         client or by a rank whose collective took too long."""
-        return self.seating.is_whole and not self._ranks_of(self._client.cut_off)
+        return self.assignment.is_whole and not self._ranks_of(self._client.cut_off)
 
     def without_group(self) -> list[int]:
         """Return the ranks that are no longer in a process group, because their own code has ended it."""
@@ -235,11 +237,13 @@ class Ranks(ChangingRanks):
         return taken
 
     def _ranks_of(self, engines: Collection[int]) -> list[int]:
-        return [rank for rank, engine in self.seating.engines.items() if engine in engines] if engines else []
+        return (
+            [rank for rank, engine in self.assignment.engines.items() if engine in engines] if engines else []
+        )
 
     def require_reachable(self) -> None:
         """Raise ClusterError if the controller or the fork server is gone: no message would arrive."""
-        self._processes.require_reachable()
+        self._pool.processes.require_reachable()
 
     @uninterrupted()
     def untouched_by_cell(self) -> bool:
@@ -248,17 +252,17 @@ class Ranks(ChangingRanks):
 
     def how_ended(self, rank: int) -> str | None:
         """Return how the process of a rank ended, in words, or None while it lives."""
-        ended = self._lifetimes.how_ended(self.seating.processes[rank])
+        ended = self._lifetimes.how_ended(self.assignment.processes[rank])
         return None if ended is None else f"{self.name_of(rank)} {ended}"
 
     def name_of(self, rank: int) -> str:
         """Return the rank's name for messages: 'rank 2', or 'rank 2 on host n2' if hosts have dialled in."""
-        return f"rank {rank} on host {self._host_name(rank)}" if self._processes.others else f"rank {rank}"
+        return f"rank {rank} on host {self._host_name(rank)}" if self._pool.members else f"rank {rank}"
 
     def is_ending(self, rank: int) -> bool:
         """Return whether the process of a rank is on its way out."""
-        process = self.seating.processes[rank]
-        return self._processes.host_of(process).is_ending(process.pid)
+        process = self.assignment.processes[rank]
+        return self._pool.host_of(process).is_ending(process.pid)
 
     def standstills(self, ranks: Iterable[int] | None = None) -> dict[int, str]:
         """Return those of these ranks that live but stand still, each with the reason and the way to let it
@@ -267,11 +271,13 @@ class Ranks(ChangingRanks):
         Args:
             ranks: the ranks to look at; None for all.
         """
-        chosen = self.seating.processes if ranks is None else ranks
-        return {rank: reason for rank in chosen if (reason := self._standstill(self.seating.processes[rank]))}
+        chosen = self.assignment.processes if ranks is None else ranks
+        return {
+            rank: reason for rank in chosen if (reason := self._standstill(self.assignment.processes[rank]))
+        }
 
     def _standstill(self, process: EngineProcess) -> str:
-        return self._processes.host_of(process).standstill(process.pid)
+        return self._pool.host_of(process).standstill(process.pid)
 
     @uninterrupted()
     def wait_for(self, results: Mapping[int, Reply]) -> dict[int, Any]:
@@ -291,17 +297,17 @@ class Ranks(ChangingRanks):
 
     def resident_bytes(self, rank: int) -> int | None:
         """Return the memory that a rank's process has in RAM, or None if the process is gone."""
-        process = self.seating.processes[rank]
-        return self._processes.host_of(process).resident_bytes(process.pid)
+        process = self.assignment.processes[rank]
+        return self._pool.host_of(process).resident_bytes(process.pid)
 
     def core_uses(self, ranks: Iterable[int]) -> dict[int, CoreUse]:
         """Return the core time that the process of each rank has used and waited for so far; a process that
         is gone is left out."""
-        return self._lifetimes.core_uses({rank: self.seating.processes[rank] for rank in ranks})
+        return self._lifetimes.core_uses({rank: self.assignment.processes[rank] for rank in ranks})
 
     def gone(self) -> dict[int, str]:
         """Return the ranks whose processes have ended, and how each ended."""
-        processes = self.seating.processes
+        processes = self.assignment.processes
         ending = [
             rank for rank in range(len(self)) if self._lifetimes.exit_probe(processes[rank]).is_ending()
         ]
@@ -351,16 +357,16 @@ class Ranks(ChangingRanks):
         everybody = range(len(self))
         healthy = [rank for rank in everybody if rank not in self._suspects] or list(everybody)
         try:
-            self.seating.generation += 1
-            self.seating.is_whole = False
+            self.assignment.generation += 1
+            self.assignment.is_whole = False
             self._note()
-            joining = self.call(Call.JOIN_AGAIN, self.seating.generation, healthy, seated=True)
+            joining = self.call(Call.JOIN_AGAIN, self.assignment.generation, healthy, with_spec=True)
             lost = self._wait_for_meeting(joining, _REGROUP_PATIENCE_S)
         except BaseException:
             # Free the ranks even if the person stopped it: those that came would wait for one that does not.
             self.sever()
             raise
-        self.seating.is_whole = True
+        self.assignment.is_whole = True
         self._suspects.clear()
         self._note()
         # Keep the order of the lines, because the variables are to be made again in that order.
@@ -396,6 +402,91 @@ class Ranks(ChangingRanks):
         return collect(results, _POLL_PERIOD_S)
 
     @uninterrupted()
+    def resize(self, chosen: Sequence[Device], transport: Transport, hosts: Sequence[str]) -> list[str]:
+        """Form the group with another number of ranks: new engines become the last ranks, or the last ranks
+        leave.
+
+        Either all of it happens or, when this raises, the ranks and their engines are those from before. The
+        group then has to be formed again. The processes of ranks that leave run until `end_leaving`.
+
+        Args:
+            chosen: the device of each rank. Ranks that stay keep theirs.
+            transport: the transport between the ranks.
+            hosts: the name of the host of each new rank.
+
+        Returns:
+            The lines that `regroup` returns.
+
+        Raises:
+            ClusterError: a new engine did not come, or the process of a rank ended meanwhile.
+            RankError: a rank failed to join again and again.
+        """
+        assignment = self.assignment
+        # All that this changes, to be restored if it fails.
+        before = (
+            self._chosen,
+            self._specs,
+            self._transport,
+            dict(assignment.engines),
+            dict(assignment.processes),
+        )
+        new = range(len(self), len(chosen))
+        arrived = dict(zip(new, self._lifetimes.take_spares(hosts), strict=True))
+        new_processes = {engine: assignment.spares[engine] for engine in arrived.values()}
+        leaving = {rank: process for rank, process in assignment.processes.items() if rank >= len(chosen)}
+        # They are ended by `end_leaving`: until the others have formed their group, nothing is lost.
+        assignment.leaving = list(leaving.values())
+        try:
+            self._lifetimes.assign_spares(arrived)
+            self._chosen = tuple(chosen)
+            self._transport = transport
+            self._specs = self._specs_with_transport(transport)
+            for rank in leaving:
+                del assignment.engines[rank], assignment.processes[rank]
+            for rank in new:
+                self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
+            lines = self.regroup(failed=new)
+        except BaseException:
+            self._chosen, self._specs, self._transport, assignment.engines, assignment.processes = before
+            assignment.leaving = []
+            assignment.is_whole = False
+            self._suspects.difference_update(new)
+            self._lifetimes.dismiss(new_processes)
+            self._note()
+            raise
+        return lines
+
+    @uninterrupted()
+    def end_leaving(self) -> None:
+        """End the processes of ranks that have left the group.
+
+        Raises:
+            ClusterError: a process does not end.
+        """
+        leaving = self.assignment.leaving
+        self._lifetimes.end_left(leaving)
+        if leaving:
+            self.assignment.leaving = []
+            self._note()
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """Take ranks out whose host is lost. The others are numbered without a gap, in their order, and the
+        group has to be formed again.
+
+        Args:
+            ranks: those that are lost; some others stay.
+        """
+        assignment = self.assignment
+        staying = [rank for rank in range(len(self)) if rank not in ranks]
+        assignment.engines = {new: assignment.engines[rank] for new, rank in enumerate(staying)}
+        assignment.processes = {new: assignment.processes[rank] for new, rank in enumerate(staying)}
+        assignment.is_whole = False
+        self._suspects = {new for new, rank in enumerate(staying) if rank in self._suspects}
+        self._chosen = tuple(self._chosen[rank] for rank in staying)
+        self._specs = self._specs_with_transport(self._transport)
+        self._note()
+
+    @uninterrupted()
     def replace(
         self,
         ranks: Collection[int],
@@ -415,18 +506,20 @@ class Ranks(ChangingRanks):
             The lines that `regroup` returns.
         """
         self._suspects.update(ranks)
-        self.seating.is_whole = False
+        self.assignment.is_whole = False
         self.end(ranks)
         hosts = [(on or {}).get(rank, self._host_name(rank)) for rank in ranks]
         arrived = dict(zip(ranks, self._lifetimes.take_spares(hosts), strict=True))
-        self._lifetimes.seat_spares(arrived)
+        self._lifetimes.assign_spares(arrived)
         if on:
             # A host that came back has another folder, and perhaps another interface.
-            self._seats = self._seats_with_transport(self._transport)
+            self._specs = self._specs_with_transport(self._transport)
         for rank in ranks:
             self._wait_for_output_path(rank, _ENGINE_PATIENCE_S)
             if replay is not None:
-                collect(self.call(Call.SEAT_FOR_REPLAY, ranks=[rank], seated=True), _ENGINE_PATIENCE_S)
+                collect(
+                    self.call(Call.BECOME_RANK_FOR_REPLAY, ranks=[rank], with_spec=True), _ENGINE_PATIENCE_S
+                )
                 try:
                     replay(rank)
                 except KeyboardInterrupt:
@@ -438,15 +531,15 @@ class Ranks(ChangingRanks):
     @uninterrupted()
     def prepare_to_train(self, recipes: Iterable[str]) -> None:
         """Have the imports for training done wherever a rank's replacement will come from; return at once."""
-        self._processes.prepare_engines(list(recipes))
-        for engine in set(self.seating.spares) & set(self._client.ids):
+        self._pool.prepare_engines(list(recipes))
+        for engine in set(self.assignment.spares) & set(self._client.ids):
             self._client[engine].apply_async(reference(Call.GET_READY_TO_TRAIN), list(recipes))
 
     @uninterrupted()
     def add_spares(self, num_spares: int) -> None:
         """Start spares until there are `num_spares`; return before they are ready."""
-        while len(self.seating.spares) < num_spares:
-            self._lifetimes.new_spare(self._processes.this_host.name)
+        while len(self.assignment.spares) < num_spares:
+            self._lifetimes.new_spare(self._pool.processes.this_host.name)
 
     @uninterrupted()
     def end(self, ranks: Iterable[int], why: str = "") -> None:
@@ -459,7 +552,7 @@ class Ranks(ChangingRanks):
             ClusterError: a process does not end.
         """
         for rank in ranks:
-            self._lifetimes.end(self.seating.processes[rank], self.name_of(rank), why)
+            self._lifetimes.end(self.assignment.processes[rank], self.name_of(rank), why)
 
     def _wait_for_output_path(self, rank: int, timeout_s: float) -> None:
         """Make sure that a rank's output arrives: a subscription on the way to the rank takes a moment, and
@@ -468,7 +561,7 @@ class Ranks(ChangingRanks):
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
                 raise ClusterError(
-                    f"the output of rank {rank} does not arrive. {self._processes.log_tail('controller')}"
+                    f"the output of rank {rank} does not arrive. {self._pool.processes.log_tail('controller')}"
                 )
             if how := self.how_ended(rank):
                 raise ClusterError(how)

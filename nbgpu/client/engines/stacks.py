@@ -12,14 +12,14 @@ from nbgpu.protocol.records import MainThreadState
 
 
 @dataclass(frozen=True)
-class Sighting:
+class StackSample:
     """The state of a rank, and when it was seen."""
 
     where: MainThreadState
     mono_s: float
 
 
-class Lookout:
+class StackSampler:
     """Asks every rank where it is, and remembers its last answer. No call blocks for longer than its argument
     says.
 
@@ -33,7 +33,7 @@ class Lookout:
         self,
         processes: Mapping[int, EngineProcess],
         on: Callable[[str], StackReader],
-        seen: MutableMapping[int, Sighting],
+        seen: MutableMapping[int, StackSample],
     ) -> None:
         self._processes = dict(processes)
         self._stacks = {host: on(host) for host in {process.host for process in processes.values()}}
@@ -50,7 +50,7 @@ class Lookout:
         deadline_s = time.monotonic() + patience_s
         for host, stacks in self._stacks.items():
             for pid, where in stacks.collect(max(0.0, deadline_s - time.monotonic())).items():
-                self.seen[rank_of[EngineProcess(host, pid)]] = Sighting(where, time.monotonic())
+                self.seen[rank_of[EngineProcess(host, pid)]] = StackSample(where, time.monotonic())
 
     def silent_s(self, rank: int) -> float:
         """Return for how long the rank has owed an answer, or 0 if it owes none."""

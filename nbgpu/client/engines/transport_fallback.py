@@ -31,7 +31,7 @@ def find_transport(ranks: Ranks, transports: Sequence[Transport], config: Cluste
     has_tried = False
     while untried:
         transport = untried.pop(0)
-        ranks.seat_engines(transport, with_new_engines=has_tried)
+        ranks.assign_engines(transport, with_new_engines=has_tried)
         has_tried = True
         timeout_s = config.probe_timeout_s if transport.backend == "nccl" else config.start_timeout_s
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nbgpu.client.engines.reply import Reply
-from nbgpu.client.engines.stacks import Lookout, described
+from nbgpu.client.engines.stacks import StackSampler, described
 from nbgpu.protocol.records import MainThreadState
 from nbgpu.text.ranks import named_ranks
 
@@ -141,7 +141,7 @@ class HangWatch:
     """Follows what the ranks of a cell or of a run are doing.
 
     Args:
-        lookout: the object that asks the ranks.
+        sampler: the object that asks the ranks.
         results: the pending replies to the cell or the run, by rank.
         world_size: the number of ranks; some may not have been given the cell or run.
         notice_after_s: how long ranks wait in a collective before a notice appears; 0 for never.
@@ -152,14 +152,14 @@ class HangWatch:
 
     def __init__(
         self,
-        lookout: Lookout,
+        sampler: StackSampler,
         results: Mapping[int, Reply],
         world_size: int,
         notice_after_s: float,
         work: Literal["cell", "run"] = "cell",
         is_busy: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._lookout = lookout
+        self._sampler = sampler
         self._results = results
         self._world_size = world_size
         self._notice_after_s = notice_after_s
@@ -181,7 +181,7 @@ class HangWatch:
         if now_s - self._asked_mono_s < self._period_s:
             return
         self._asked_mono_s = now_s
-        self._lookout.ask()
+        self._sampler.ask()
         activities = self._update_longest_wait()
         # Count a rank that is no longer busy, too: it may take a moment to join the others, which have waited
         # for long.
@@ -198,15 +198,15 @@ class HangWatch:
         """
         if self.longest_wait_s <= seconds:
             return False
-        self._lookout.ask()
+        self._sampler.ask()
         self._collect_stacks(_CONFIRM_PATIENCE_S)
         self._update_longest_wait()
         return self.longest_wait_s > seconds
 
     def _collect_stacks(self, patience_s: float = 0.0) -> None:
         """Receive the ranks' answers, and keep since when each rank has been in its state."""
-        self._lookout.collect(patience_s)
-        for rank, seen in list(self._lookout.seen.items()):
+        self._sampler.collect(patience_s)
+        for rank, seen in list(self._sampler.seen.items()):
             # An earlier state, such as that of a rank of a run before another rank was replaced, says nothing
             # about this work.
             is_of_now = seen.mono_s >= self._began_mono_s
@@ -228,7 +228,7 @@ class HangWatch:
 
     def ask(self) -> None:
         """Ask now, so that a rank that does not answer is known to be silent a moment later."""
-        self._lookout.ask()
+        self._sampler.ask()
 
     def describe(self, rank: int) -> str:
         """Return the state of a rank that did not come back, in words that follow its name."""
@@ -236,7 +236,7 @@ class HangWatch:
         if (
             activity.instead
             and not activity.stands_still
-            and (line := self._lookout.cell_line(rank)) is not None
+            and (line := self._sampler.cell_line(rank)) is not None
         ):
             return f"{activity.words}, at cell line {line}"
         return activity.words
@@ -244,13 +244,13 @@ class HangWatch:
     def not_back(self, ranks: Sequence[int]) -> str:
         """Return a message about ranks that did not come back although they were freed and interrupted: what
         each is doing, why, and what the person can do."""
-        are_silent = all(self._lookout.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
+        are_silent = all(self._sampler.silent_s(rank) > _SILENCE_WORTH_SAYING_S for rank in ranks)
         # An answer from before the interrupts would not say how the code reacted to them.
-        self._lookout.ask()
+        self._sampler.ask()
         self._collect_stacks(0.0 if are_silent else _ANSWER_PATIENCE_S)
         message = "; ".join(f"rank {rank} did not come back: it {self.describe(rank)}" for rank in ranks)
         ways_out = ", ".join(f"%nbgpu restart --rank {rank}" for rank in ranks)
-        if all(self._lookout.stands_still(rank) for rank in ranks):
+        if all(self._sampler.stands_still(rank) for rank in ranks):
             return f"{message}. To give up the rank's variables instead: {ways_out}"
         reasons = "".join(
             f" {reason}." for reason in dict.fromkeys(map(self._reason_for_absence, ranks)) if reason
@@ -259,9 +259,9 @@ class HangWatch:
 
     def _reason_for_absence(self, rank: int) -> str:
         """Return why the interrupts did not bring a rank back; empty if its process stands still."""
-        if self._lookout.stands_still(rank):
+        if self._sampler.stands_still(rank):
             return ""
-        seen = None if self._lookout.silent_s(rank) else self._here_since.get(rank)
+        seen = None if self._sampler.silent_s(rank) else self._here_since.get(rank)
         match seen[0].unheeded if seen is not None else "":
             case "replaced":
                 return f"The code of rank {rank} has replaced the handler of SIGINT, and so no interrupt reaches it"
@@ -290,7 +290,7 @@ class HangWatch:
         if rank in self._here_since:
             where, since_mono_s = self._here_since[rank]
             here = RankActivity(where, time.monotonic() - since_mono_s)
-        silent_s = self._lookout.silent_s(rank)
+        silent_s = self._sampler.silent_s(rank)
         if silent_s > _SILENCE_WORTH_SAYING_S:
             # An import may hold the GIL, even before the rank has answered for the first time.
             where = here.where or _GETS_READY
@@ -299,8 +299,8 @@ class HangWatch:
                 return RankActivity(where if where.is_busy else _GETS_READY)
             return RankActivity(
                 for_s=silent_s,
-                instead=self._lookout.silence(rank),
-                stands_still=self._lookout.stands_still(rank),
+                instead=self._sampler.silence(rank),
+                stands_still=self._sampler.stands_still(rank),
             )
         if rank not in self._here_since:
             return RankActivity()
@@ -312,7 +312,7 @@ class HangWatch:
         return here
 
     def _computes(self, rank: int) -> bool:
-        return bool(self._lookout.computes(rank))
+        return bool(self._sampler.computes(rank))
 
     def close(self) -> None:
-        self._lookout.close()
+        self._sampler.close()

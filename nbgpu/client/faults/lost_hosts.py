@@ -58,10 +58,10 @@ class LostHosts:
 
     def what_the_next_cell_does(self) -> str:
         """Return a message about the host that the next cell waits for; empty if it waits for none."""
-        lost = self._state.lost_hosts()
+        lost = self._state.pool.lost()
         if not lost or self._state.config.on_host_lost != "wait":
             return ""
-        self._changes.start_lost_hosts()
+        self._state.pool.start_again()
         patience_s = self._state.config.host_patience_s
         return (
             f"{_named(lost)} lost: the next cell waits for up to {patience_s:g} s until it is back (on_host_lost='wait'). "
@@ -77,24 +77,24 @@ class LostHosts:
         Raises:
             HostsGivenUpError: it does not go on.
         """
-        lost = self._state.lost_hosts()
+        lost = self._state.pool.lost()
         if not lost:
             return []
         policy = self._state.config.on_host_lost
-        self._changes.start_lost_hosts()
+        self._state.pool.start_again()
         if policy == "wait":
             return self._wait(lost, waiting or Waiting(lambda: True, Notice().show))
         ranks = self.ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
                 f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
-                f"gets them. {self._changes.when_host_is_lost()}"
+                f"gets them. {self._state.pool.launcher.when_lost()}"
             )
-        if self._changes.hosts_cannot_return():
-            raise HostsGivenUpError(f"{_named(lost)} lost. {self._changes.when_host_is_lost()}")
+        if self._state.pool.launcher.is_over():
+            raise HostsGivenUpError(f"{_named(lost)} lost. {self._state.pool.launcher.when_lost()}")
         if len(ranks) == len(self._state.ranks):
             raise HostsGivenUpError(
-                f"{_named(lost)} lost, and no other host has ranks. {self._changes.when_host_is_lost()}"
+                f"{_named(lost)} lost, and no other host has ranks. {self._state.pool.launcher.when_lost()}"
             )
         message = self._describe_shrinking(lost, ranks)
         self.places = {}
@@ -105,7 +105,7 @@ class LostHosts:
         """Return the ranks that these hosts have."""
         names = {host.name for host in hosts}
         # A copy: another thread may replace ranks meanwhile.
-        processes = dict(self._state.ranks.seating.processes)
+        processes = dict(self._state.ranks.assignment.processes)
         return [rank for rank, process in processes.items() if process.host in names]
 
     def _kept(self, lost: Sequence[OtherHost]) -> str:
@@ -137,7 +137,7 @@ class LostHosts:
         ranks_of = {host: self.ranks_on([host]) for host in lost}
         lines = []
         try:
-            while still_lost := self._state.lost_hosts():
+            while still_lost := self._state.pool.lost():
                 for (
                     before,
                     now,
@@ -146,11 +146,11 @@ class LostHosts:
                     self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
-                obstacles = "; ".join(self._changes.obstacles_to_return())
+                obstacles = "; ".join(self._state.pool.obstacles())
                 names = " and ".join(f"host {host.name}" for host in still_lost)
-                if self._changes.hosts_cannot_return():
+                if self._state.pool.launcher.is_over():
                     raise HostsGivenUpError(
-                        f"{names} cannot come back. {self._kept(still_lost)} {self._changes.when_host_is_lost()}"
+                        f"{names} cannot come back. {self._kept(still_lost)} {self._state.pool.launcher.when_lost()}"
                     )
                 if not waiting.goes_on() or time.monotonic() > begun_s + patience_s:
                     waited = (
@@ -161,7 +161,7 @@ class LostHosts:
                     reason = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
                         f"{names} {waited}. {reason}{self._kept(still_lost)} The next cell waits once more. "
-                        f"{self._changes.when_host_is_lost()}"
+                        f"{self._state.pool.launcher.when_lost()}"
                     )
                 text = f"waiting for {names}, which {'are' if len(still_lost) > 1 else 'is'} lost; Stop ends the wait"
                 waiting.show(f"{text}. {obstacles}" if obstacles else text)

@@ -49,7 +49,8 @@ class Recovery:
         self._submitted: dict[int, Reply] = {}
         """The newest cell for which no caller waits, by rank."""
         self._freed_mono_s = -math.inf
-        """When a rank of the submitted cell failed, and its other ranks were freed."""
+        """When ranks were last freed: those of a submitted cell in which one failed, or of a cell that was
+        given up."""
         self._stood_still: set[int] = set()
         """The ranks whose processes were stopped when the cell was abandoned."""
         self._empty: set[int] = set()
@@ -253,7 +254,7 @@ class Recovery:
 
     def _describe_absence(self, ranks: Sequence[int], results: Mapping[int, Reply]) -> str:
         """Return what each of these ranks is doing that did not come back, and what the person can do."""
-        with closing(HangWatch(self._state.lookout(), results, len(self._state.ranks), 0)) as hangs:
+        with closing(HangWatch(self._state.stack_sampler(), results, len(self._state.ranks), 0)) as hangs:
             return hangs.not_back(ranks)
 
     def replace_gone(self, waiting: Waiting | None = None, ended: MutableSequence[str] | None = None) -> str:
@@ -336,6 +337,8 @@ class Recovery:
         no other cell, and their questions no answers."""
         self._state.stop_listening()
         self._abandoned = dict(results)
+        # They were freed and interrupted. On a busy machine some come back a moment after they were given up.
+        self._freed_mono_s = time.monotonic()
         self._stood_still = set(self._state.ranks.standstills(self._busy()))
 
     def _wait_while_busy(self, give_up_mono_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbgpu.client.host import registry
-from nbgpu.client.host.registry import Entry, Footprint
+from nbgpu.client.host.registry import ClusterRecord, Entry
 from nbgpu.client.launchers.choosing import launcher_that_started
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm import Slurm
@@ -71,7 +71,7 @@ def stop(names: Sequence[str], everything: bool = False) -> list[str]:
     return [_end(entry) for entry in chosen]
 
 
-def _end(entry: Footprint) -> str:
+def _end(entry: ClusterRecord) -> str:
     if not entry.leaders:
         return f"cluster {entry.describe()} is only just starting: try again"
     try:
@@ -102,7 +102,7 @@ def _end_hosts(entry: Entry) -> str:
     named = ", ".join(host.name for host in entry.hosts)
     # A launcher that has started them has ended them, and others hear the controller no more.
     by_themselves = "" if entry.launched else ", each within some seconds"
-    return f"{len(entry.seating.engines)} rank(s) on host(s) {named}{by_themselves}"
+    return f"{len(entry.assignment.engines)} rank(s) on host(s) {named}{by_themselves}"
 
 
 def _launcher_of(entry: Entry) -> Launcher:

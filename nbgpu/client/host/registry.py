@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.config import ClusterConfig, site, site_file
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.clock import boot_id
@@ -41,7 +41,7 @@ STATE_VARIABLE = "NBGPU_STATE_DIR"
 State = Literal["starting", "running", "kept", "left over"]
 
 
-class Footprint(BaseModel):
+class ClusterRecord(BaseModel):
     """The fields of an entry that every version of nbgpu can read: enough to list a cluster, to end it and to
     know its GPUs.
 
@@ -113,7 +113,7 @@ class Footprint(BaseModel):
         return f"{self.id} ({self.notebook}, process {self.owner.pid})"
 
 
-class Entry(Footprint):
+class Entry(ClusterRecord):
     """Everything that is known about one cluster. A field that is added here is stored and restored with no
     other edit, once `Cluster` fills it in."""
 
@@ -122,7 +122,7 @@ class Entry(Footprint):
     """The devices by rank."""
     chosen_transport: ChosenTransport
     """The transport of the ranks, and those that were tried before."""
-    seating: Seating = Seating()
+    assignment: RankAssignment = RankAssignment()
     hosts: tuple[JoinedHost, ...] = ()
     """The hosts of the cluster; empty where the ranks are on this one."""
     most_ranks: int | None = None
@@ -140,7 +140,7 @@ class Entry(Footprint):
         names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
         if not self.hosts:
             return names
-        processes = self.seating.processes
+        processes = self.assignment.processes
         return [f"{processes[rank].host} {name}" for rank, name in enumerate(names) if rank in processes]
 
     def is_to_be_kept(self) -> bool:
@@ -149,7 +149,7 @@ class Entry(Footprint):
     def state(self) -> State:
         """The state of a cluster that is alive. Ranks on other hosts are not among its engines here."""
         state = super().state()
-        return "running" if state == "starting" and self.seating.engines else state
+        return "running" if state == "starting" and self.assignment.engines else state
 
     def engines_with(self, pids: Mapping[int, int]) -> dict[int, ProcessId]:
         """The engines of the ranks with these pids, including known engines that have ended."""
@@ -160,7 +160,7 @@ class Entry(Footprint):
         return engines
 
 
-class EntryOfAnotherVersion(Footprint):
+class EntryOfAnotherVersion(ClusterRecord):
     """The entry of a cluster that another version of nbgpu has started, with settings that this version does
     not know."""
 
@@ -275,7 +275,7 @@ def update(entry: Entry) -> None:
     _write(entry)
 
 
-def remove(entry: Footprint) -> None:
+def remove(entry: ClusterRecord) -> None:
     """Remove the entry of a cluster that has ended. Harmless when repeated."""
     _path(entry).unlink(missing_ok=True)
 
@@ -427,7 +427,7 @@ def _write(entry: Entry) -> None:
     write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
 
 
-def _path(entry: Footprint) -> Path:
+def _path(entry: ClusterRecord) -> Path:
     return folder() / f"{entry.id}.json"
 
 

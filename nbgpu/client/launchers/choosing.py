@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
-from nbgpu.client.launchers.launcher import Launcher, print_at_once
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 
 
-def launcher_of(config: ClusterConfig, tell: Callable[[str], None] = print_at_once) -> Launcher:
+def launcher_of(config: ClusterConfig) -> Launcher:
     """Return the launcher of these settings, which has started nothing yet.
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
 
     Raises:
         ConfigError: a setting of the launcher is wrong.
     """
-    return _implementation(config).create(config, tell)
+    return _implementation(config).create(config)
 
 
 def launcher_that_started(config: ClusterConfig, job: str, record: Mapping[str, Any]) -> Launcher:

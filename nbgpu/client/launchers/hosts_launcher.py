@@ -3,7 +3,6 @@ IPython profile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from nbgpu.client.launchers.launcher import Launcher
@@ -15,13 +14,13 @@ class NoLauncher(Launcher):
     """Starts nothing: somebody starts the hosts, and they dial in."""
 
     @classmethod
-    def create(cls, config: ClusterConfig, tell: Callable[[str], None]) -> Launcher:
+    def create(cls, config: ClusterConfig) -> Launcher:
         """Leave the settings with an `ipython_profile` to ipyparallel's launchers."""
-        return ProfileLauncher(config, tell) if config.ipython_profile else cls(config, tell)
+        return ProfileLauncher(config) if config.ipython_profile else cls(config)
 
     def start(self, join_file: Path, interface: str) -> None:
         """Tell the person what to start on the hosts. The start waits for them meanwhile."""
-        self._tell(
+        self.tell(
             f"waiting for {self._config.num_hosts} host(s), which reach this one at {interface}. On each of them: nbgpu "
             f"host --join {join_file}"
         )

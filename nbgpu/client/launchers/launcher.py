@@ -24,33 +24,36 @@ class Launcher(ABC):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
     """
 
     starts_again = False
     """Whether the launcher can start a host again that was lost."""
 
+    uses_notebooks_job = False
+    """Whether the hosts are in the Slurm job that the notebook itself is in."""
+
     job = ""
     """The number of Slurm's job that has the hosts, or of the steps within the notebook's own, separated by
     spaces; empty where there is none."""
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._tell = tell
+        self.tell: Callable[[str], None] = print_at_once
+        """Shows a line to the person who waits for the start."""
 
     @classmethod
-    def create(cls, config: ClusterConfig, tell: Callable[[str], None]) -> Launcher:
+    def create(cls, config: ClusterConfig) -> Launcher:
         """Return the launcher of these settings: this class, where it leaves some to no other.
 
         Raises:
             ConfigError: a setting of the launcher is wrong.
         """
-        return cls(config, tell)
+        return cls(config)
 
     @classmethod
     def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
         """Return the launcher that is to stand for one of another process by `take_over`."""
-        return cls.create(config, print_at_once)
+        return cls.create(config)
 
     def listen_at(self) -> tuple[str, str]:
         """Return the name and the address of the interface at which the hosts find this one.

@@ -43,15 +43,14 @@ class ProfileLauncher(Launcher):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
 
     Raises:
         ConfigError: there is no such profile, its configuration cannot be read, or its launcher starts only
             ipyparallel's own programs.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
-        super().__init__(config, tell)
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(config)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._python = options.get("python", sys.executable)
         self._folder = shared_folder.new_folder(options, ".nbgpu-hosts-")
@@ -90,7 +89,7 @@ class ProfileLauncher(Launcher):
             self._engines = engines
             started = self._started(self._ask(lambda: engines.start(self._config.num_hosts)))
         job = f": job {started}" if isinstance(started, str) else ""
-        self._tell(
+        self.tell(
             f"{self._name} of the profile {self._config.ipython_profile} starts {self._config.num_hosts} host(s){job}"
         )
 

@@ -6,7 +6,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,10 @@ class SlurmHosts(Launcher):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
-        super().__init__(config, tell)
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(config)
         options = config.options_of_launcher
         own: dict[str, str] = {name: str(options[name]) for name in OPTIONS if name in options}
         self._python = own.get("python", sys.executable)

@@ -6,12 +6,12 @@ import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nbgpu.client.launchers import shared_folder
-from nbgpu.client.launchers.launcher import Launcher, print_at_once
+from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
 from nbgpu.client.launchers.slurm_steps import StepLauncher, refuse_what_the_job_decides
@@ -30,14 +30,13 @@ class SlurmLauncher(SlurmHosts):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
 
     Raises:
         ConfigError: an option is not one of sbatch, or is not the user's to give.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
-        super().__init__(config, tell)
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(config)
         given = config.options_of_launcher
         if given.get(NEW_JOB, True) is not True:
             raise ConfigError(f"launcher_options: {NEW_JOB!r} takes no value: {{{NEW_JOB!r}: True}}")
@@ -62,20 +61,20 @@ class SlurmLauncher(SlurmHosts):
         self._said = ""
 
     @classmethod
-    def create(cls, config: ClusterConfig, tell: Callable[[str], None]) -> Launcher:
+    def create(cls, config: ClusterConfig) -> Launcher:
         """Take the nodes of the notebook's own job, where it is in one and asks for no other."""
         job = config.launcher_settings.own_job
         if job is None:
-            return cls(config, tell)
+            return cls(config)
         refuse_what_the_job_decides(config, job)
-        return StepLauncher(config, tell, job)
+        return StepLauncher(config, job)
 
     @classmethod
     def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
         """Go by the record: this process may be in another job than that of the hosts, or in none."""
         if number := record.get("own_job"):
-            return StepLauncher(config, print_at_once, OwnJob(number, config.num_hosts))
-        return cls(config, print_at_once)
+            return StepLauncher(config, OwnJob(number, config.num_hosts))
+        return cls(config)
 
     def _script(self) -> str:
         removal = "--remove-folder-unless-signalled" if self._may_be_requeued else "--remove-folder"
@@ -97,7 +96,7 @@ class SlurmLauncher(SlurmHosts):
     def _say(self, words: str) -> None:
         if words != self._said:
             self._said = words
-            self._tell(words)
+            self.tell(words)
 
     def check(self) -> None:
         """Show why the job waits; raise ClusterError if it is over or a host's program has ended."""

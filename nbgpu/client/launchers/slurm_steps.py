@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,12 +142,13 @@ class StepLauncher(SlurmHosts):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
         job: the notebook's job.
     """
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None], job: OwnJob) -> None:
-        super().__init__(config, tell)
+    uses_notebooks_job = True
+
+    def __init__(self, config: ClusterConfig, job: OwnJob) -> None:
+        super().__init__(config)
         self._of_notebook = NotebooksJob(job, self._quick_slurm)
         self._allocation = Allocation({})
         self._shell: subprocess.Popen[bytes] | None = None
@@ -208,8 +209,8 @@ class StepLauncher(SlurmHosts):
         while not self._have_begun() and not self._have_ended and time.monotonic() < give_up_mono_s:
             take_interrupt()
             time.sleep(_BEGIN_LOOK_S)
-        self._tell(self._of_notebook.state())
-        self._tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
+        self.tell(self._of_notebook.state())
+        self.tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
 
     def _script(self) -> str:
         request = StepRequest(

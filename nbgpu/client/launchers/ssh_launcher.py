@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,12 @@ class SshLauncher(Launcher):
 
     Args:
         config: the settings of the cluster.
-        tell: a function that shows a line to the person who waits for the start.
     """
 
     starts_again = True
 
-    def __init__(self, config: ClusterConfig, tell: Callable[[str], None]) -> None:
-        super().__init__(config, tell)
+    def __init__(self, config: ClusterConfig) -> None:
+        super().__init__(config)
         options = {name: str(value) for name, value in config.options_of_launcher.items()}
         self._settings = SshOptions(
             options.get("python", sys.executable), shlex.split(options.get("ssh", "")), setup=config.setup

@@ -445,7 +445,7 @@ NbgpuMagics.nbgpu.__doc__ = magic_help.HELP
 NbgpuMagics.distributed.__doc__ = _cell_arguments().format_help()
 
 
-def _report_kept(kept: Sequence[registry.Footprint], before: str) -> None:
+def _report_kept(kept: Sequence[registry.ClusterRecord], before: str) -> None:
     """Say which clusters earlier kernels of this notebook have left running, and how to attach to them or end
     them."""
     for entry in kept:

@@ -15,10 +15,10 @@ from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import RunError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
-from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.predictions import Job
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.text.ranks import count_of_ranks
 
 
@@ -78,18 +78,14 @@ class RunManager:
     def train_with(self, config: TrainConfig) -> Run:
         """As `train`, with settings that are already checked."""
         state = self._state
-        settled(config, state.devices)
-        state.note_use()
         self.make_ready()
         state.tell_news()
-        # Settings that are left to the data get their values now.
-        chosen = self._planner.choices(config)
-        config = settled(config.changed(**chosen.values), state.devices)
+        settled = self._planner.settle(config, contents=True)
         # A plan of another run, or on other devices, says nothing about this one.
         planned = self._planned
-        if planned is not None and (planned.config, planned.devices) != (config, state.devices):
+        if planned is not None and (planned.config, planned.devices) != (settled.config, state.devices):
             planned = None
-        run = Run.start(config, state, self._recovery, self._conclude, planned, chosen)
+        run = Run.start(settled, state, self._recovery, self._conclude, planned)
         self._set_run(run)
         state.write_entry()
         run.on_end(lambda _: state.note_use())
@@ -136,38 +132,24 @@ class RunManager:
 
     def plan_with(self, config: TrainConfig) -> Plan:
         """As `plan`, with settings that are already checked."""
-        settled(config, self._state.devices)
-        self.make_ready()
-        chosen = self._planner.choices(config)
-        self._planned = self._planner.plan(
-            settled(config.changed(**chosen.values), self._state.devices), chosen
-        )
+        self._planned = self._planner.plan(self.settle(config))
         return self._planned
 
-    def with_choices(self, config: TrainConfig) -> TrainConfig:
-        """Return the settings for these ranks, with values for those that are left to the data.
+    def settle(self, config: TrainConfig) -> SettledConfig:
+        """Return the settings for these ranks, with nothing left open.
 
         Raises:
             ConfigError: the ranks cannot train with these settings.
             RankError: no file can be used.
-            RunError: a training run has the ranks now.
+            RunError: a training run has the ranks now, or every checkpoint is damaged.
         """
-        settled(config, self._state.devices)
         self.make_ready()
-        return settled(config.changed(**self._planner.choices(config).values), self._state.devices)
+        return self._planner.settle(config)
 
     def find_batch_size_with(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """As `find_batch_size`, with settings that are already checked."""
-        config = planning.for_search(config)
-        settled(config, self._state.devices)
         self.make_ready()
-        chosen = self._planner.choices(config)
-        sizes = self._planner.find_batch_size(
-            settled(config.changed(**chosen.values), self._state.devices), stop
-        )
-        # The batch is the largest for this model, and the run with it must not choose another one.
-        self._planner.note_choices(config.changed(batch_size=sizes.batch_size), chosen)
-        return sizes
+        return self._planner.find_batch_size(config, stop)
 
     @uninterrupted()
     def predict_with(self, job: Job, show: predicting.Show | None = None) -> Predictions:

@@ -15,10 +15,10 @@ from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine import devices
-from nbgpu.planning.suitability import settled
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import Chosen
-from nbgpu.run_folder import resume
+from nbgpu.run_folder import settling
+from nbgpu.run_folder.settling import SettledConfig
 
 _FOUND_BY_SEARCH = ("batch_size", "global_batch_size")
 
@@ -30,27 +30,27 @@ class Planner:
         self._state = state
         self._recovery = recovery
         self._choices: dict[tuple[Any, ...], Chosen] = {}
-        """What was chosen for settings that are left to the data. A plan and the run after it ask for the
-        same, and so does a run with the batch size that was found."""
+        """What the files have decided for settings that are left to them. A plan and the run after it ask for
+        the same, and so does a run with the batch size that was found."""
 
-    def note_choices(self, config: TrainConfig, chosen: Chosen) -> None:
-        """Remember what was chosen for these settings."""
-        self._choices[self._key(config)] = chosen
-
-    def choices(self, config: TrainConfig) -> Chosen:
-        """Return the values for the settings that are left to the data: those of the checkpoint that the run
-        goes on from, or what rank 0 chooses by the files and the memory.
+    def settle(self, config: TrainConfig, contents: bool = False) -> SettledConfig:
+        """Return the settings for ranks that are ready, with nothing left open; see `settling.settle`.
 
         Raises:
-            ConfigError, RunError: as `resume.find`.
-            RankError: no file can be used.
+            RankError: settings are left to the data, and no file can be used.
         """
-        if not config.left_to_data:
-            return Chosen()
-        key = self._key(config)
-        if key not in self._choices:
-            self._choices[key] = self._choose(config)
-        return self._choices[key]
+
+        def choose(whole: TrainConfig) -> Chosen:
+            if (key := self._key(config)) not in self._choices:
+                state = self._state
+                memory_bytes = devices.least_rank_memory_bytes(state.config, state.devices)
+                on_gpu = all(device.kind == "cuda" for device in state.devices)
+                (self._choices[key],) = self._ask(
+                    Call.CHOOSE_FROM_DATA, whole, on_gpu, memory_bytes, ranks=[0]
+                )
+            return self._choices[key]
+
+        return settling.settle(config, self._state.devices, choose, contents)
 
     def _key(self, config: TrainConfig) -> tuple[Any, ...]:
         """Return what the choices depend on: the settings, the devices, and when the data was changed
@@ -59,28 +59,9 @@ class Planner:
         changed_ns = data.stat().st_mtime_ns if data.exists() else 0
         return config.model_dump_json(), self._state.devices, changed_ns
 
-    def _choose(self, config: TrainConfig) -> Chosen:
-        """Choose the values for settings that are left to the data, first by the checkpoint that the run goes
-        on from, and then by the files."""
-        state = self._state
-        from_checkpoint = resume.values_in_checkpoint(config)
-        # A smoke test is about the model of the whole run.
-        config = settled(config.changed(**from_checkpoint.values, smoke_test=False), state.devices)
-        if not config.left_to_data:
-            return from_checkpoint
-        memory_bytes = devices.least_rank_memory_bytes(state.config, state.devices)
-        on_gpu = all(device.kind == "cuda" for device in state.devices)
-        (from_files,) = self._ask(Call.CHOOSE_FROM_DATA, config, on_gpu, memory_bytes, ranks=[0])
-        return from_checkpoint.with_more(from_files)
-
-    def plan(self, config: TrainConfig, chosen: Chosen) -> Plan:
-        """Return a plan of a run with these settings, of which some were chosen, on ranks that are ready.
-
-        Raises:
-            ConfigError, RunError: as `resume.find`.
-        """
-        state = self._state
-        beginning = resume.find(config, contents=False)
+    def plan(self, settled: SettledConfig) -> Plan:
+        """Return a plan of a run with these settings on ranks that are ready."""
+        state, config = self._state, settled.config
         (estimate,) = self._ask(Call.ESTIMATE_MEMORY, config, ranks=[0])
         data, steps_per_epoch = data_in_words(config, state.world_size, estimate["data"])
         if steps_per_epoch:
@@ -93,15 +74,20 @@ class Planner:
             state.devices,
             state.chosen_transport,
             estimate["memory"],
-            (*chosen.words, *data),
+            (*settled.chosen.words, *data),
             steps_per_epoch,
-            beginning.notes,
+            settled.beginning.notes,
         )
 
     def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:
         """Return the largest batch that fits on ranks that are ready; setting `stop` ends the search."""
-        tried, *_ = self._ask(Call.FIND_BATCH_SIZE, config, stop=stop)
-        return BatchSizes(tried)
+        config = for_search(config)
+        tried, *_ = self._ask(Call.FIND_BATCH_SIZE, self.settle(config).config, stop=stop)
+        sizes = BatchSizes(tried)
+        # The batch is the largest for this model, and the run with it must not choose another one.
+        if chosen := self._choices.get(self._key(config)):
+            self._choices[self._key(config.changed(batch_size=sizes.batch_size))] = chosen
+        return sizes
 
     def _ask(
         self,

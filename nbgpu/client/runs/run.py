@@ -18,7 +18,6 @@ from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.ipykernel.notice import Notice, Progress, ProgressLine
 from nbgpu.client.runs import explaining, serving
 from nbgpu.client.runs.ending import Completion
-from nbgpu.client.runs.first_info import first_info
 from nbgpu.client.runs.metrics_frame import frame_of, parts_frame
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.watch import RunWatch
@@ -32,23 +31,23 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.performance.bottlenecks import Explanation
 from nbgpu.performance.links import Links
 from nbgpu.performance.timeline import Timeline, of_run
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import (
     FINAL_STATES,
-    Chosen,
     Command,
     RankFailure,
     RankStatus,
     RunInfo,
     RunState,
 )
-from nbgpu.run_folder import checkpoint_files, metrics_files, names
+from nbgpu.run_folder import checkpoint_files, metrics_files, names, resume
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.commands import send_command, send_settings
 from nbgpu.run_folder.progress import progress as how_far
 from nbgpu.run_folder.progress import state_of_slowest
 from nbgpu.run_folder.reader import Reader
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.similar import did_you_mean
 
@@ -129,22 +128,21 @@ class Run:
     @classmethod
     def start(
         cls,
-        config: TrainConfig,
+        settled: SettledConfig,
         state: ClusterState,
         recovery: Recovery,
         conclude: Conclude,
         planned: Plan | None = None,
-        chosen: Chosen | None = None,
     ) -> Run:
         """Make the run's folder and start the trainer on every rank; `planned` is a plan that was made of the
-        run, and `chosen` what was chosen of the settings."""
-        folder = runs.create(config, state.config, chosen)
+        run."""
+        folder = runs.create(settled, state.config)
         served = serving.begin(folder, state)
         results = state.ranks.call(Call.TRAIN, str(folder))
         return cls(
             folder,
-            config,
-            first_info(folder, config, state),
+            settled.config,
+            _first_info(folder, settled.config, state),
             state,
             recovery,
             conclude,
@@ -164,7 +162,7 @@ class Run:
         num_ranks = min(len(state.devices), runs.world_size(folder, len(state.devices)))
         results = {rank: LeftResult(folder, rank) for rank in range(num_ranks)}
         _leave_missing_outcomes(folder, results, state)
-        run = cls(folder, config, first_info(folder, config, state), state, recovery, conclude, results)
+        run = cls(folder, config, _first_info(folder, config, state), state, recovery, conclude, results)
         if all(result.ready() for result in results.values()):
             run._ending.wait_at_most(_STOP_PATIENCE_S)
         return run
@@ -218,7 +216,7 @@ class Run:
     @property
     def lost_ranks(self) -> list[int]:
         """The ranks whose host is lost, while the run has not gone on without it or with it again."""
-        lost = [] if self.over else self._state.lost_hosts()
+        lost = [] if self.over else self._state.pool.lost()
         return self._recovery.hosts.ranks_on(lost) if lost else []
 
     @property
@@ -255,7 +253,7 @@ class Run:
         self.config = config
         self.reader.keep_only(len(self._state.devices))
         self._info = replace(
-            first_info(self.folder, config, self._state),
+            _first_info(self.folder, config, self._state),
             total_steps=self.info.total_steps,
             steps_per_epoch=self.info.steps_per_epoch,
         )
@@ -456,7 +454,7 @@ class Run:
         if "batch_size" in settings:
             config = config.changed(global_batch_size=None)
             self._refuse_more_than_an_epoch(config)
-        config = settled(config, self._state.devices)
+        config = adapt_to_devices(config, self._state.devices)
         self._require_not_over("be changed")
         self.config = config
         values = {name: getattr(config, name) for name in settings}
@@ -646,3 +644,22 @@ def _leave_missing_outcomes(folder: Path, results: Mapping[int, LeftResult], sta
                 f"or could not write to {folder}"
             )
             runs.leave_outcome(folder, rank, RankFailure(rank, "ClusterError", message, message))
+
+
+def _first_info(folder: Path, config: TrainConfig, state: ClusterState) -> RunInfo:
+    """Return what is known of a run before the ranks have read the data."""
+    return RunInfo(
+        run_id=folder.name,
+        recipe=config.title,
+        devices=state.devices,
+        backend=state.backend,
+        transport=state.transport.name,
+        simulated=state.chosen_transport.simulated,
+        total_steps=config.total_steps(steps_per_epoch=0),
+        steps_per_epoch=0,
+        batch_size=config.batch_size,
+        global_batch_size=config.samples_per_step(len(state.devices)),
+        started_s=(folder / names.SETTINGS).stat().st_mtime,
+        resumed_from=resume.Beginning.read(folder).checkpoint,
+        name=config.run_name,
+    )

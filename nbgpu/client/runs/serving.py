@@ -90,7 +90,7 @@ def give_checkpoint(state: ClusterState, checkpoint: Path) -> None:
 def _relay(served: Served, folder: Path, state: ClusterState) -> None:
     """Relay to the host of rank 0 the person's commands, and the records of the ranks on other hosts, from
     which rank 0 makes the run's logs."""
-    host_of = {rank: process.host for rank, process in state.ranks.seating.processes.items()}
+    host_of = {rank: process.host for rank, process in state.ranks.assignment.processes.items()}
     others = [record_path(folder, rank) for rank, name in host_of.items() if name != host_of[0]]
     served.relay(host_of[0], [(path, path.name) for path in (folder / COMMANDS, *others)])
 
@@ -123,7 +123,7 @@ def follow(
 
     def on_seeing_hosts() -> dict[OtherHost, list[int]]:
         present = _ranks_of(state)
-        seeing = [host for host in state.other_hosts if host.name not in served.hosts]
+        seeing = [host for host in state.pool.with_ranks if host.name not in served.hosts]
         return {host: present[host.name] for host in seeing if host.name in present}
 
     served.follow(on_file, remove_old, on_answer)
@@ -134,7 +134,7 @@ def _ranks_of(state: ClusterState) -> dict[str, list[int]]:
     """The ranks on each host, by its name."""
     ranks_of: dict[str, list[int]] = {}
     # A copy: another thread may replace ranks meanwhile.
-    for rank, process in dict(state.ranks.seating.processes).items():
+    for rank, process in dict(state.ranks.assignment.processes).items():
         ranks_of.setdefault(process.host, []).append(rank)
     return ranks_of
 

@@ -24,7 +24,7 @@ from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ClusterError, NbgpuError, RunError
 from nbgpu.planning import epochs
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import BUSY_STATES, FINAL_STATES, RankFailure, RankStatus, RunState
 from nbgpu.run_folder import checkpoint_files
@@ -195,9 +195,9 @@ class RunWatch:
         """Wait until all ranks are back or gone; if a Stop had to interrupt them, return what each was doing,
         else None."""
         interrupted: str | None = None
-        lookout = self._state.lookout()
+        sampler = self._state.stack_sampler()
         hangs = HangWatch(
-            lookout,
+            sampler,
             self._results,
             len(self._results),
             self._state.config.notice_after_s,
@@ -302,7 +302,7 @@ class RunWatch:
         went wrong. Counts the deaths at one step, and notes in `failures` why it cannot."""
         if not watch.gone:
             return False
-        if self._is_served and self._state.lost_hosts():
+        if self._is_served and self._state.pool.lost():
             self._add_to_failures(
                 "the run ends here, because not all hosts see its folder. resume='auto' goes on from its newest checkpoint"
             )
@@ -322,7 +322,7 @@ class RunWatch:
     def _waits_for_hosts(self) -> bool:
         """Return whether a host is lost and waited for: with it the run goes on from its newest
         checkpoint."""
-        return self._state.config.on_host_lost == "wait" and bool(self._state.lost_hosts())
+        return self._state.config.on_host_lost == "wait" and bool(self._state.pool.lost())
 
     def _keeps_waiting(self) -> bool:
         """Return whether to wait on for a host."""
@@ -379,7 +379,7 @@ class RunWatch:
 
     def _can_readmit_host(self) -> bool:
         """Return whether a host has come back, and the run has written a checkpoint since."""
-        if self._is_served or not self._state.hosts_dialled_in() or self._num_stops_asked:
+        if self._is_served or not self._state.pool.has_come(self._state.world_size) or self._num_stops_asked:
             self._checkpoint_before = None
             return False
         newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
@@ -424,7 +424,7 @@ class RunWatch:
         before = runs.with_changes(runs.read_settings(self._folder)[1], self._folder)
         asked = self._pending_settings(before)
         changes, message = epochs.on_other_ranks(before, num_before, len(self._state.ranks))
-        config = settled(before.changed(**(changes | asked)), self._state.devices)
+        config = adapt_to_devices(before.changed(**(changes | asked)), self._state.devices)
         if changes:
             runs.note_change(self._folder, self._newest_step(), changes)
         if asked:

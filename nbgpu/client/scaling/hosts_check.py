@@ -61,7 +61,7 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
 
 def _ranks_by_host(cluster: Cluster) -> dict[str, list[int]]:
     hosts: dict[str, list[int]] = {}
-    for rank, process in sorted(cluster.ranks.seating.processes.items()):
+    for rank, process in sorted(cluster.ranks.assignment.processes.items()):
         hosts.setdefault(process.host, []).append(rank)
     return hosts
 

@@ -16,7 +16,7 @@ from nbgpu.performance.costs import GPUS, MAX_RANKS, NcclTimes
 from nbgpu.performance.links import Links
 from nbgpu.performance.memory import MeasuredMemory, Memory, PredictedMemory
 from nbgpu.performance.steps import StepTimes
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.calls import Call
 from nbgpu.text.ranks import count_of_ranks
 
@@ -58,7 +58,7 @@ def memory(recipe: str, cluster: Cluster | None = None, with_data: bool = False,
         raise ConfigError(f"the recipe {config.recipe!r} has no batches; cluster.plan estimates its memory")
     num_ranks = cluster.world_size
     left_out = config.left_to_data
-    config = cluster.parts.runs.with_choices(config)
+    config = cluster.parts.runs.settle(config).config
     settings = settings | {name: getattr(config, name) for name in left_out}
     found = cluster.apply(reference(Call.MEASURE_MEMORY), config.model_dump(mode="json"), with_data)
     measured = [
@@ -97,7 +97,7 @@ def _variants(
             problems.append(f"ranks = {num_ranks!r} is not valid: 1 to {_MAX_RANKS}")
             continue
         try:
-            config = settled(
+            config = adapt_to_devices(
                 train_config(recipe, **{**settings, **changed}), [cluster.devices[0]] * num_ranks
             )
         except ConfigError as error:
@@ -221,7 +221,7 @@ def time_step(recipe: str, num_steps: int = 10, cluster: Cluster | None = None, 
         raise ConfigError(f"num_steps = {num_steps} is not valid: at least 1")
     if cluster.world_size == 1:
         raise ConfigError("one rank exchanges nothing. Start a cluster with two ranks at least")
-    config = cluster.parts.runs.with_choices(config)
+    config = cluster.parts.runs.settle(config).config
     if config.strategy not in ("ddp", "fsdp"):
         raise ConfigError(f"strategy={config.strategy!r} is not timed, only 'ddp' and 'fsdp'")
     measured = cluster.apply(reference(Call.TIME_STEP), config.model_dump(mode="json"), num_steps)

@@ -434,7 +434,7 @@ class Study:
 
     def _note_hosts(self, cluster: Cluster) -> None:
         """Save the names of the study's other hosts, once they are started for the first time."""
-        hosts = {host.name: host.description.num_cores for host in cluster.parts.state.other_hosts}
+        hosts = {host.name: host.description.num_cores for host in cluster.parts.state.pool.with_ranks}
         if not hosts or self.environment["host"]:
             return
         transport = cluster.parts.state.chosen_transport.describe()

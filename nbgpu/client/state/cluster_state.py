@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbgpu.client.engines.other_hosts.other_host import OtherHost
-from nbgpu.client.engines.other_hosts.returning import ReturningHosts
+from nbgpu.client.engines.host_pool import NOT_RUNNING, HostPool
 from nbgpu.client.engines.other_hosts.served import Served
-from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.ranks import Ranks
-from nbgpu.client.engines.stacks import Lookout, Sighting
+from nbgpu.client.engines.stacks import StackSample, StackSampler
 from nbgpu.client.host import gpu_choice, registry
-from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.state.history import CellHistory
 from nbgpu.client.state.release import IdleRelease, TimeLimitWatch
 from nbgpu.config import ClusterConfig
@@ -32,7 +29,6 @@ from nbgpu.protocol.records import Device
 from nbgpu.text.ranks import count_of_ranks
 
 _ANSWER_PATIENCE_S = 1.0
-_NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
 
 
 @dataclass
@@ -40,6 +36,8 @@ class ClusterState:
     """The state of a cluster, which each of its parts gets when it is made."""
 
     config: ClusterConfig
+    pool: HostPool
+    """The hosts of the ranks. Each start has its own."""
     devices: tuple[Device, ...]
     """The device of each rank."""
     chosen_transport: ChosenTransport
@@ -52,23 +50,12 @@ class ClusterState:
     """The cells and values that were sent to the ranks."""
     news: list[str] = field(default_factory=list)
     """News for the next cell to show, such as ranks that were replaced in a run."""
-    join_file: Path | None = None
-    """The file with which hosts dial in, where ranks are on other hosts."""
-    most_ranks: int | None = None
-    """How many ranks the person wants on other hosts at most, by `resize`; None for one on each device."""
-    launcher: Launcher | None = None
-    """What has started the hosts; None where ranks are on this one."""
-    returning: ReturningHosts | None = None
-    """Finds hosts that come back; None where ranks are on this host."""
     time_limit: TimeLimitWatch | None = None
-    processes: Processes | None = None
     entry: registry.Entry | None = None
     reservations: Reservations = field(default_factory=Reservations)
     """Says to other users of this host which GPUs the cluster has."""
-    client: Any = None
-    """ipyparallel's client; None while the cluster is not running."""
     started_ranks: Ranks | None = None
-    last_seen: dict[int, Sighting] = field(default_factory=dict)
+    last_seen: dict[int, StackSample] = field(default_factory=dict)
     release: IdleRelease | None = None
     why_ended: str = ""
     """The reason why the cluster no longer runs, if nobody has stopped it; otherwise empty."""
@@ -93,7 +80,7 @@ class ClusterState:
 
     @property
     def running(self) -> bool:
-        return self.client is not None
+        return self.pool.client is not None
 
     @property
     def world_size(self) -> int:
@@ -113,7 +100,7 @@ class ClusterState:
     def ranks(self) -> Ranks:
         """The engines as ranks; NoClusterError if the cluster is not running."""
         if self.started_ranks is None:
-            raise NoClusterError(self.why_ended or _NOT_RUNNING)
+            raise NoClusterError(self.why_ended or NOT_RUNNING)
         return self.started_ranks
 
     @property
@@ -125,16 +112,12 @@ class ClusterState:
     @property
     def folder(self) -> Path:
         """The cluster's folder, which only the user can enter and which is removed when the cluster ends."""
-        if self.processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        return self.processes.folder
+        return self.pool.processes.folder
 
     @property
     def connection_file(self) -> Path:
         """ipyparallel's file for clients. Another process needs it to reach the engines."""
-        if self.processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        return self.processes.connection_file
+        return self.pool.processes.connection_file
 
     def describe(self) -> str:
         """Describe the cluster's ranks, devices and transport in one line."""
@@ -144,7 +127,7 @@ class ClusterState:
             return f"{self.config.num_hosts} host(s) that have not dialled in yet"
         count = count_of_ranks(self.world_size)
         if not self.config.is_local:
-            num_hosts = len(self.processes.others) if self.processes is not None else self.config.num_hosts
+            num_hosts = len(self.pool.with_ranks) or self.config.num_hosts
             count += f" on {num_hosts} host{'s' if num_hosts > 1 else ''}"
         if self.devices[0].kind == "cpu":
             reason = (
@@ -154,42 +137,26 @@ class ClusterState:
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
-    def lost_hosts(self) -> Sequence[OtherHost]:
-        """The hosts that have ranks and are not heard any more."""
-        return [] if self.processes is None else self.processes.lost_hosts()
-
-    def missing_hosts(self) -> list[str]:
-        """The names of the hosts that are lost, also of those that the cluster goes on without."""
-        return [] if self.returning is None else [host.name for host in self.returning.missing()]
-
-    def hosts_dialled_in(self) -> bool:
-        """Whether a host has dialled in since the cluster went on without a lost one, and there is room for
-        its ranks."""
-        has_room = self.most_ranks is None or self.world_size < self.most_ranks
-        return has_room and self.returning is not None and self.returning.has_come
-
-    def lookout(self) -> Lookout:
-        """Make a lookout, which asks the ranks where they are. The caller closes it."""
-        if self.processes is None:
-            raise NoClusterError(_NOT_RUNNING)
-        hosts = self.processes.hosts
-        return Lookout(self.ranks.seating.processes, lambda host: hosts[host].stacks(), self.last_seen)
+    def stack_sampler(self) -> StackSampler:
+        """Make a sampler, which asks the ranks where they are. The caller closes it."""
+        hosts = self.pool.hosts
+        return StackSampler(
+            self.ranks.assignment.processes, lambda host: hosts[host].stacks(), self.last_seen
+        )
 
     def idle_ranks(self) -> list[int]:
         """Return the ranks that answer that they are at work on nothing."""
-        with closing(self.lookout()) as lookout:
-            lookout.seen.clear()
-            lookout.ask()
-            lookout.collect(_ANSWER_PATIENCE_S)
-            return [rank for rank, seen in lookout.seen.items() if seen.where.doing == "idle"]
+        with closing(self.stack_sampler()) as sampler:
+            sampler.seen.clear()
+            sampler.ask()
+            sampler.collect(_ANSWER_PATIENCE_S)
+            return [rank for rank, seen in sampler.seen.items() if seen.where.doing == "idle"]
 
     def listen(self) -> list[Questions]:
         """Begin to receive the questions that ranks ask through `input()`; return the receiver of each
         host."""
-        if self.processes is None:
-            raise NoClusterError(_NOT_RUNNING)
         if not self.listening:
-            self.listening = [host.questions() for host in self.processes.with_ranks]
+            self.listening = [host.questions() for host in self.pool.rank_hosts]
         return self.listening
 
     def stop_listening(self) -> None:
@@ -208,25 +175,25 @@ class ClusterState:
 
         Call it after each change of the state that the entry describes.
         """
-        if self.entry is None or self.processes is None:
+        if self.entry is None:
             return
         fields: dict[str, Any] = {
             # Preloaded processes have a folder of their own.
-            "folder": self.processes.folder,
-            "leaders": self.processes.leaders,
+            "folder": self.pool.processes.folder,
+            "leaders": self.pool.processes.leaders,
             "chosen_transport": self.chosen_transport,
             "devices": self.devices,
-            "job": "" if self.launcher is None else self.launcher.job,
-            "launched": {} if self.launcher is None else self.launcher.record(),
-            "hosts": tuple(host.joined for host in (*self.processes.others, *self.processes.without_ranks)),
-            "most_ranks": self.most_ranks,
+            "job": self.pool.launcher.job,
+            "launched": self.pool.launcher.record(),
+            "hosts": tuple(host.joined for host in self.pool.members),
+            "most_ranks": self.pool.most_ranks,
         }
         if self.started_ranks is not None:
-            seating = self.started_ranks.seating
+            assignment = self.started_ranks.assignment
             fields |= {
                 "config": self.config,
                 "devices": self.started_ranks.devices,
-                "seating": seating,
+                "assignment": assignment,
                 "engines": self.entry.engines_with(self.started_ranks.pids_here),
             }
         if self.run_folder is not None:
@@ -238,16 +205,6 @@ class ClusterState:
         """Say to other users of this host which GPUs the cluster has, where it has them here."""
         if self.config.is_local:
             self.reservations.hold(gpu_choice.gpus_of(self.devices))
-
-    @property
-    def other_hosts(self) -> Sequence[OtherHost]:
-        """The hosts of the ranks where these are not on this one."""
-        return [] if self.processes is None else self.processes.others
-
-    @property
-    def hosts_without_ranks(self) -> Sequence[OtherHost]:
-        """Hosts of the cluster that have no ranks since a `resize`."""
-        return [] if self.processes is None else self.processes.without_ranks
 
     def serve(self, folder: Path, marker: Path | None = None, in_parent: bool = False) -> Served:
         """Make the object that serves a folder of this host for the hosts of the ranks that do not see it.
@@ -263,9 +220,7 @@ class ClusterState:
             ClusterError: a host is lost.
         """
         folder = folder.absolute()
-        if self.processes is None:
-            return Served(folder, [])
-        return Served(folder, self.processes.hosts_not_seeing(folder.parent if in_parent else folder, marker))
+        return Served(folder, self.pool.hosts_not_seeing(folder.parent if in_parent else folder, marker))
 
     def tell_news(self) -> None:
         """Print the news."""

@@ -65,30 +65,23 @@ class RankChanges:
     def note_wanted_ranks(self, num_ranks: int) -> None:
         """Keep how many ranks the person wants: a restart, and hosts that come back, give as many."""
         if not self._state.config.is_local:
-            self._state.most_ranks = num_ranks
+            self._state.pool.most_ranks = num_ranks
             self._state.write_entry()
 
-    def free_seats(self) -> list[tuple[str, Device]]:
+    def free_slots(self) -> list[tuple[str, Device]]:
         """Return the devices of the other hosts that have no rank now, each with the name of its host."""
         state = self._state
-        assert state.processes is not None
-        hosts = [*state.processes.others, *state.processes.without_ranks]
-        seats = joining.devices_of([host for host in hosts if host.is_there])
-        for rank, process in state.ranks.seating.processes.items():
-            if (seat := (process.host, state.devices[rank])) in seats:
-                seats.remove(seat)
-        return seats
+        slots = joining.devices_of([host for host in state.pool.members if host.is_there])
+        for rank, process in state.ranks.assignment.processes.items():
+            if (slot := (process.host, state.devices[rank])) in slots:
+                slots.remove(slot)
+        return slots
 
     def _mark_hosts_with_ranks(self, *more: str) -> None:
         """Mark the hosts of the present ranks, and `more` by name, as those that have ranks; the rest have
         none."""
-        assert self._state.processes is not None
-        names = {process.host for process in self._state.ranks.seating.processes.values()}
-        self._state.processes.set_hosts_with_ranks({*names, *more})
-
-    def when_host_is_lost(self) -> str:
-        """What the person can do, in whole sentences without the last full stop."""
-        return "" if self._state.processes is None else self._state.processes.when_lost
+        names = {process.host for process in self._state.ranks.assignment.processes.values()}
+        self._state.pool.mark_with_ranks({*names, *more})
 
     def go_on_without(self, lost: Sequence[OtherHost]) -> dict[int, int]:
         """Remove lost hosts and their ranks, and number the other ranks without a gap.
@@ -99,12 +92,11 @@ class RankChanges:
             The new numbers of the ranks that stay, by those from before.
         """
         state = self._state
-        assert state.processes is not None
         names = {host.name for host in lost}
-        processes = state.ranks.seating.processes
+        processes = state.ranks.assignment.processes
         gone = [rank for rank, process in processes.items() if process.host in names]
         numbers = {rank: new for new, rank in enumerate(r for r in range(state.world_size) if r not in gone)}
-        state.processes.go_on_without(lost)
+        state.pool.go_on_without(lost)
         state.use_devices(tuple(state.devices[rank] for rank in numbers))
         state.last_seen = {}
         state.history.renumber(numbers)
@@ -112,38 +104,22 @@ class RankChanges:
         state.ranks.drop(gone)
         return numbers
 
-    def start_lost_hosts(self) -> None:
-        """Have lost hosts started again in the background, where that can be done."""
-        if self._state.returning is not None:
-            self._state.returning.start_again()
-
     def take_returned_hosts(self) -> Sequence[tuple[OtherHost, OtherHost]]:
         """Replace lost hosts by hosts that have dialled in since; return each lost one with its
         replacement."""
-        if self._state.returning is None:
-            return []
         # The receivers of questions belong to the hosts that are lost.
-        if replaced := self._state.returning.replace_lost():
+        if replaced := self._state.pool.replace_lost():
             self._state.stop_listening()
         return replaced
-
-    def hosts_cannot_return(self) -> bool:
-        """Whether no lost host can come back, because the job that has all hosts ends."""
-        return self._state.returning is not None and self._state.returning.is_hopeless
-
-    def obstacles_to_return(self) -> Sequence[str]:
-        """Sentences that say why hosts do not come back."""
-        return [] if self._state.returning is None else self._state.returning.obstacles()
 
     def grow_onto(self, hosts: Sequence[OtherHost]) -> list[str]:
         """Start ranks on hosts that have come back, as the last ones of the group, until there are as many as
         the person wants; return the lines that `change_size` returns."""
         state = self._state
-        assert state.processes is not None
         names = [host.name for host in hosts]
-        new = [seat for seat in self.free_seats() if seat[0] in names]
-        if state.most_ranks is not None:
-            new = new[: max(0, state.most_ranks - state.world_size)]
+        new = [slot for slot in self.free_slots() if slot[0] in names]
+        if state.pool.most_ranks is not None:
+            new = new[: max(0, state.pool.most_ranks - state.world_size)]
         if not new:
             self._mark_hosts_with_ranks()
             state.write_entry()
@@ -153,5 +129,5 @@ class RankChanges:
             return self.change_size(state.config, chosen, state.transport, [name for name, _ in new])
         except BaseException:
             # They are tried once more before the next cell.
-            state.processes.go_on_without(hosts)
+            state.pool.go_on_without(hosts)
             raise

@@ -225,7 +225,7 @@ def _distribute(served: Served, ranks: Ranks, manifest: Manifest) -> None:
     if not served.is_needed:
         return
     served.begin()
-    host_of = {rank: process.host for rank, process in ranks.seating.processes.items()}
+    host_of = {rank: process.host for rank, process in ranks.assignment.processes.items()}
     same_size = manifest.world_size == len(ranks)
     for rank in range(manifest.world_size):
         # A value that is spread over the ranks is put together of all parts for another number of them.

@@ -74,13 +74,18 @@ class Discriminator:
         return [*parameters, *(p.grad for p in parameters if p.grad is not None), *moments]
 
     def loss_of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the terms of the model's loss for a micro-batch; `learn` continues from this call."""
-        # The model's loss must add nothing to the gradient of the discriminator's weights.
-        self.network.requires_grad_(False)
+        """Return the terms of the model's loss for a micro-batch. Keep what the discriminator saw: the next
+        call of `learn` takes it for the discriminator's own loss."""
+        # The model's loss must add nothing to the gradient of the discriminator's weights. Weights that the
+        # recipe has frozen stay frozen afterwards.
+        trained = [weight for weight in self.network.parameters() if weight.requires_grad]
+        for weight in trained:
+            weight.requires_grad_(False)
         try:
             terms, self._seen = self.recipe.loss_against(self.network, model, batch)
         finally:
-            self.network.requires_grad_(True)
+            for weight in trained:
+                weight.requires_grad_(True)
         return terms
 
     def learn(self, scaler: torch.amp.GradScaler) -> Tensor:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbgpu.engine.ipykernel import stacks
 from nbgpu.engine.process import torchrun_variables
-from nbgpu.engine.process.seat import Seat
+from nbgpu.engine.process.rank_spec import RankSpec
 from nbgpu.machine import descendants, interpreter
 from nbgpu.machine.devices import is_part
 from nbgpu.machine.processes import is_ending
@@ -178,11 +178,11 @@ def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
     multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
 
 
-def join(seat: Mapping[str, Any], generation: int) -> list[str]:
+def join(spec: Mapping[str, Any], generation: int) -> list[str]:
     """Make this engine a rank of the first group, and give its cells their names.
 
     Args:
-        seat: the rank's place.
+        spec: the rank's place.
         generation: the number of transports that were tried before without success.
 
     Returns:
@@ -190,16 +190,16 @@ def join(seat: Mapping[str, Any], generation: int) -> list[str]:
     """
     from nbgpu.engine.group import group, simulated_link
 
-    own_seat = _become_rank(Seat(**seat))
-    store = _store(own_seat, generation)
-    torchrun_variables.publish_master(own_seat, store)
-    group.form(_membership(own_seat), store, generation)
+    own_spec = _become_rank(RankSpec(**spec))
+    store = _store(own_spec, generation)
+    torchrun_variables.publish_master(own_spec, store)
+    group.form(_membership(own_spec), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(own_seat.folder), generation)
+    simulated_link.begin(Path(own_spec.folder), generation)
     return _settings_of_transport
 
 
-def seat_for_replay(seat: Mapping[str, Any]) -> None:
+def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
     """Give an engine that takes over a rank its names, and a group in which every collective does nothing.
 
     In this group the cells that the rank had seen can run again without the other ranks. `join_again` ends
@@ -207,14 +207,14 @@ def seat_for_replay(seat: Mapping[str, Any]) -> None:
     """
     from nbgpu.engine.group import group
 
-    group.form_alone(_membership(_become_rank(Seat(**seat))))
+    group.form_alone(_membership(_become_rank(RankSpec(**spec))))
 
 
-def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
+def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
     """Take part in the next generation of the group. Every rank calls it, a new one included.
 
     Args:
-        seat: the rank's place.
+        spec: the rank's place.
         generation: the number of this forming of the group.
         healthy: the ranks whose state counts where the ranks differ.
 
@@ -228,20 +228,20 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     from nbgpu.engine.variables import library_objects, references, replicas, sharded, user_groups
     from nbgpu.engine.variables.persons_objects import ask
 
-    global _seat
-    new_seat = Seat(**seat)
-    # Take over what the new seat changes in a process that was a rank before.
+    global _spec
+    new_spec = RankSpec(**spec)
+    # Take over what the new spec changes in a process that was a rank before.
     reason = "this belonged to the old process group; make it again"
     variables = shell.current().user_ns
     library_lines = []
-    is_resized = _seat is not None and _seat.world_size != new_seat.world_size
-    if _seat is not None and _seat != new_seat:
-        reason = what_to_do(_seat.world_size, new_seat.world_size, bool(new_seat.interface))
-        adopt_seat(_seat, new_seat, shell.current())
+    is_resized = _spec is not None and _spec.world_size != new_spec.world_size
+    if _spec is not None and _spec != new_spec:
+        reason = what_to_do(_spec.world_size, new_spec.world_size, bool(new_spec.interface))
+        adopt_spec(_spec, new_spec, shell.current())
         if is_resized:
             library_lines = library_objects.how_to_make_again(variables)
-        _seat = new_seat
-    _become_rank(new_seat)
+        _spec = new_spec
+    _become_rank(new_spec)
     # Note what belongs to the groups that are about to end.
     owned = user_groups.owned(variables)
     # With another number of ranks no group of the person's can be as it was.
@@ -249,11 +249,11 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     ended: list[Any] = [dist.group.WORLD]
     name_before = None if ended[0] is None else ended[0].group_name
     # Form the group.
-    store = _store(new_seat, generation)
-    torchrun_variables.publish_master(new_seat, store)
-    group.form_again(_membership(new_seat), store, generation)
+    store = _store(new_spec, generation)
+    torchrun_variables.publish_master(new_spec, store)
+    group.form_again(_membership(new_spec), store, generation)
     torchrun_variables.set_master(store)
-    simulated_link.begin(Path(new_seat.folder), generation)
+    simulated_link.begin(Path(new_spec.folder), generation)
     remains.forget_failure()
     with simulated_link.not_simulated():
         # Make the person's groups again, and put each in the place of the one that has ended.
@@ -279,68 +279,68 @@ def join_again(seat: Mapping[str, Any], generation: int, healthy: Sequence[int])
     return lost
 
 
-_seat: Seat | None = None
+_spec: RankSpec | None = None
 _settings_of_transport: list[str] = []
 
 
-def _set_environment(seat: Seat) -> None:
+def _set_environment(spec: RankSpec) -> None:
     """Set the environment of the transport before CUDA, NCCL or gloo read it."""
     from nbgpu.engine.group import safe_nccl
 
-    device = Device(**seat.described)
+    device = Device(**spec.described)
     # The cluster may have got other GPUs, and another number of ranks, since the fork server was started.
-    os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else seat.visible_gpus
-    os.environ["OMP_NUM_THREADS"] = str(seat.threads)
-    torchrun_variables.set_for(seat)
-    if seat.interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", seat.interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", seat.interface)
-    if seat.transport == NCCL_SAFE:
-        _settings_of_transport[:] = safe_nccl.apply(one_host=not seat.interface)
-    if seat.transport == SINGLE:
+    os.environ["CUDA_VISIBLE_DEVICES"] = device.uuid if is_part(device) else spec.visible_gpus
+    os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    torchrun_variables.set_for(spec)
+    if spec.interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", spec.interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", spec.interface)
+    if spec.transport == NCCL_SAFE:
+        _settings_of_transport[:] = safe_nccl.apply(one_host=not spec.interface)
+    if spec.transport == SINGLE:
         # A single rank talks to nobody, so the interface that the person named does not matter.
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def _become_rank(seat: Seat) -> Seat:
-    """Make this engine the rank of this seat, and install what ranks need; do nothing if it is that rank."""
-    global _seat
-    if _seat is not None:
-        assert _seat == seat, f"this engine is rank {_seat.rank} already"
-        return seat
+def _become_rank(spec: RankSpec) -> RankSpec:
+    """Make this engine the rank of this spec, and install what ranks need; do nothing if it is that rank."""
+    global _spec
+    if _spec is not None:
+        assert _spec == spec, f"this engine is rank {_spec.rank} already"
+        return spec
     assert _sentinel is not None, "only engines that the fork server forked become ranks"
     from nbgpu.engine.ipykernel import shell
     from nbgpu.engine.process.installers import INSTALLERS
 
-    _seat = seat
+    _spec = spec
     # Before torch is used, because CUDA, NCCL and gloo read it once.
-    _set_environment(seat)
+    _set_environment(spec)
     for install in INSTALLERS:
-        install(seat, shell.current())
-    return seat
+        install(spec, shell.current())
+    return spec
 
 
-def _store(seat: Seat, generation: int) -> Store:
+def _store(spec: RankSpec, generation: int) -> Store:
     from nbgpu.engine.group import meeting
 
-    return meeting.store_at(seat.store, Path(seat.store_keys), generation)
+    return meeting.store_at(spec.store, Path(spec.store_keys), generation)
 
 
-def _membership(seat: Seat) -> Membership:
+def _membership(spec: RankSpec) -> Membership:
     import torch
 
     from nbgpu.engine.group.group import Membership
 
     return Membership(
-        seat.rank,
-        seat.world_size,
-        seat.local_rank,
-        torch.device(seat.device),
-        seat.backend,
-        transport=seat.transport,
-        simulated=seat.simulated,
-        timeout_s=seat.collective_timeout_s,
-        described=Device(**seat.described),
+        spec.rank,
+        spec.world_size,
+        spec.local_rank,
+        torch.device(spec.device),
+        spec.backend,
+        transport=spec.transport,
+        simulated=spec.simulated,
+        timeout_s=spec.collective_timeout_s,
+        described=Device(**spec.described),
     )
 
 
@@ -360,8 +360,8 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
     )
 
 
-def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
-    """Apply what differs in the new seat of this rank: the names `rank` and `world_size`, torchrun's
+def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
+    """Apply what differs in the new spec of this rank: the names `rank` and `world_size`, torchrun's
     variables, threads, cores and memory limit.
 
     What the person has set to another value stays.
@@ -378,23 +378,23 @@ def adopt_seat(before: Seat, seat: Seat, shell: InteractiveShell) -> None:
     from nbgpu.engine.variables import replicas
     from nbgpu.machine import numa
 
-    assert seat.described == before.described, f"rank {before.rank} has another device"
-    if seat.memory_limit_bytes is not None and seat.memory_limit_bytes != before.memory_limit_bytes:
-        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
-    numa.follow(seat.binding)
+    assert spec.described == before.described, f"rank {before.rank} has another device"
+    if spec.memory_limit_bytes is not None and spec.memory_limit_bytes != before.memory_limit_bytes:
+        memory_limit.enforce(spec.memory_limit_bytes, torch.device(spec.device))
+    numa.follow(spec.binding)
     if torch.get_num_threads() == before.threads:
-        torch.set_num_threads(seat.threads)
-    torch_settings.note_threads(seat.threads)
+        torch.set_num_threads(spec.threads)
+    torch_settings.note_threads(spec.threads)
     if os.environ.get("OMP_NUM_THREADS") == str(before.threads):
-        os.environ["OMP_NUM_THREADS"] = str(seat.threads)
-    torchrun_variables.set_for(seat)
+        os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    torchrun_variables.set_for(spec)
     for name, then, now in (
-        ("rank", before.rank, seat.rank),
-        ("world_size", before.world_size, seat.world_size),
+        ("rank", before.rank, spec.rank),
+        ("world_size", before.world_size, spec.world_size),
     ):
         given = shell.user_ns.get(name)
         if type(given) is int and given == then:
             shell.push({name: now}, interactive=False)
-    if seat.rank != before.rank:
-        input_requests.follow(Path(seat.folder), seat.rank)
+    if spec.rank != before.rank:
+        input_requests.follow(Path(spec.folder), spec.rank)
     replicas.report_again()

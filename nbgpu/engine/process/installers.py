@@ -1,4 +1,4 @@
-"""What is installed in an engine that becomes a rank, in order: what its seat decides, and changes of torch
+"""What is installed in an engine that becomes a rank, in order: what its spec decides, and changes of torch
 and of the shell. How the engine answers requests stands in `RankKernel` (`engine/ipykernel/kernel.py`)."""
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from nbgpu.engine.memory import limit as memory_limit
 from nbgpu.engine.memory import other_gpus
 from nbgpu.engine.model import randomness
 from nbgpu.engine.process import torchrun_variables
-from nbgpu.engine.process.seat import Seat
+from nbgpu.engine.process.rank_spec import RankSpec
 from nbgpu.engine.variables import import_times, library_objects
 from nbgpu.machine import clock, numa
 from nbgpu.machine.links import Link
 from nbgpu.protocol.short_cuts import are_plain
 
-Installer = Callable[[Seat, Any], None]
-"""Called with the rank's seat and the engine's shell."""
+Installer = Callable[[RankSpec, Any], None]
+"""Called with the rank's spec and the engine's shell."""
 
 
 def _unless_plain(install: Callable[[Any], None]) -> Installer:
@@ -52,17 +52,17 @@ def _timeline() -> AbstractContextManager[None]:
     return cell_timeline.noted()
 
 
-def _limit_memory(seat: Seat, _: Any) -> None:
-    if seat.memory_limit_bytes is not None:
-        memory_limit.enforce(seat.memory_limit_bytes, torch.device(seat.device))
+def _limit_memory(spec: RankSpec, _: Any) -> None:
+    if spec.memory_limit_bytes is not None:
+        memory_limit.enforce(spec.memory_limit_bytes, torch.device(spec.device))
 
 
-def _name_what_the_rank_has(seat: Seat, shell: Any) -> None:
+def _name_what_the_rank_has(spec: RankSpec, shell: Any) -> None:
     names = {
-        "rank": seat.rank,
-        "local_rank": seat.local_rank,
-        "world_size": seat.world_size,
-        "device": torch.device(seat.device),
+        "rank": spec.rank,
+        "local_rank": spec.local_rank,
+        "world_size": spec.world_size,
+        "device": torch.device(spec.device),
         "torch": torch,
         "dist": dist,
     }
@@ -72,42 +72,42 @@ def _name_what_the_rank_has(seat: Seat, shell: Any) -> None:
 
 INSTALLERS: tuple[Installer, ...] = (
     # First, because the others may note the time.
-    lambda seat, _: clock.keep_time_with(seat.clock_ahead_s),
+    lambda spec, _: clock.keep_time_with(spec.clock_ahead_s),
     # Before torch starts threads of its own, which inherit the cores.
-    lambda seat, _: numa.bind(seat.binding),
+    lambda spec, _: numa.bind(spec.binding),
     # Before torch's settings are noted, because the number of threads is one of them.
-    lambda seat, _: torch.set_num_threads(seat.threads),
+    lambda spec, _: torch.set_num_threads(spec.threads),
     # Before any code that may change torch's settings, because runs begin with these.
     lambda *_: torch_settings.note_beginning(),
     # In any order, before the first group and the first cell.
-    lambda seat, _: randomness.seed_cells(seat.cell_seed, seat.rank),
+    lambda spec, _: randomness.seed_cells(spec.cell_seed, spec.rank),
     lambda *_: diagnosis.mend_ddp(),
     lambda *_: import_times.note(),
     lambda *_: group.note_connections(),
-    lambda seat, _: simulated_link.install(
-        None if seat.link is None else Link(**seat.link), seat.slow_factor
+    lambda spec, _: simulated_link.install(
+        None if spec.link is None else Link(**spec.link), spec.slow_factor
     ),
     # After the simulated link, whose own hooks are none of the person's.
     lambda *_: ddp_objects.note(),
     # The first with work after a cell, because the others take the error that it puts in place of torch's.
     lambda _, shell: tracebacks.install(shell),
     # In any order, before the first cell.
-    lambda seat, shell: script_lines.install(shell, seat.device),
+    lambda spec, shell: script_lines.install(shell, spec.device),
     lambda _, shell: torchrun_variables.install(shell),
     lambda _, shell: take_over_defaults(shell),
     lambda _, shell: clear_output.clear_only_own_displays(shell),
-    lambda seat, shell: input_requests.install(shell.kernel, Path(seat.folder), seat.rank),
+    lambda spec, shell: input_requests.install(shell.kernel, Path(spec.folder), spec.rank),
     lambda _, shell: kernel.prepare_shell(shell, _timeline),
     _unless_plain(awaiting.install),
     _unless_plain(kernel.publish_less),
     lambda *_: interrupts.install(),
-    lambda seat, shell: other_gpus.warn_of_memory_on_other_gpus(shell, torch.device(seat.device)),
+    lambda spec, shell: other_gpus.warn_of_memory_on_other_gpus(shell, torch.device(spec.device)),
     # Before forked children have streams, because the order holds for their text, too.
     lambda _, shell: streams.keep_in_order_with_lines(shell),
     # After all else that replaces the `write` of a stream, because the text of children takes the same way.
     lambda _, shell: streams.install(shell),
     # Before the debugger, which would keep the variables of the functions that ran out of memory.
-    lambda seat, shell: out_of_memory.explain_failed_cells(shell, torch.device(seat.device)),
+    lambda spec, shell: out_of_memory.explain_failed_cells(shell, torch.device(spec.device)),
     # After those that replace the error of a cell, because it keeps that error.
     lambda _, shell: debugger.install(shell),
     # After the others have taken their memory.

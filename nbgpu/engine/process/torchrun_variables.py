@@ -23,7 +23,7 @@ from nbgpu.machine import interfaces
 
 if TYPE_CHECKING:
     from nbgpu.engine.group.meeting import Store
-    from nbgpu.engine.process.seat import Seat
+    from nbgpu.engine.process.rank_spec import RankSpec
 
 _STORE_KEY = "nbgpu/master"
 _own: dict[str, str] = {}
@@ -41,19 +41,19 @@ def install(shell: Any) -> None:
     os.register_at_fork(before=hide_from_children)
 
 
-def set_for(seat: Seat) -> None:
-    """Set the variables that follow from a rank's seat, before the first group and after each change of the
+def set_for(spec: RankSpec) -> None:
+    """Set the variables that follow from a rank's spec, before the first group and after each change of the
     number of ranks."""
     _set(
         {
-            "RANK": str(seat.rank),
-            "WORLD_SIZE": str(seat.world_size),
-            "LOCAL_RANK": str(seat.local_rank),
-            "LOCAL_WORLD_SIZE": str(seat.local_world_size),
-            "GROUP_RANK": str(seat.host_number),
-            "GROUP_WORLD_SIZE": str(seat.num_hosts),
-            "ROLE_RANK": str(seat.rank),
-            "ROLE_WORLD_SIZE": str(seat.world_size),
+            "RANK": str(spec.rank),
+            "WORLD_SIZE": str(spec.world_size),
+            "LOCAL_RANK": str(spec.local_rank),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(spec.host_number),
+            "GROUP_WORLD_SIZE": str(spec.num_hosts),
+            "ROLE_RANK": str(spec.rank),
+            "ROLE_WORLD_SIZE": str(spec.world_size),
             "ROLE_NAME": "default",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -63,17 +63,17 @@ def set_for(seat: Seat) -> None:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
     )
-    if seat.device == "cpu":
+    if spec.device == "cpu":
         # As `accelerate launch --cpu` does. Otherwise accelerate is distributed on GPUs only.
         _set({"ACCELERATE_USE_CPU": "true"})
 
 
-def publish_master(seat: Seat, store: Store) -> None:
+def publish_master(spec: RankSpec, store: Store) -> None:
     """Have rank 0 say at which address and port of its host a store of the person's may be. Call before the
     group is formed."""
-    if seat.rank:
+    if spec.rank:
         return
-    address = interfaces.address_of(seat.interface)[1] if seat.interface else interfaces.LOOPBACK
+    address = interfaces.address_of(spec.interface)[1] if spec.interface else interfaces.LOOPBACK
     store.set(_STORE_KEY, json.dumps([address, _free_port(address)]))
 
 

@@ -71,8 +71,8 @@ class _Notes:
         self._parts = ["other"]
         self._collectives: deque[_Collective] = deque()
         self._numbers: Counter[str] = Counter()
-        self._by_work: dict[int, _Collective] = {}
-        self._of_collective: dict[int, int] = {}
+        self._record_by_work_id: dict[int, _Collective] = {}
+        self._work_id_by_record_id: dict[int, int] = {}
         self._lock = threading.Lock()
         self._num_collectives = 0
         self.unseen: set[int] = set()
@@ -97,6 +97,9 @@ class _Notes:
             self._mark(self._parts[-1])
 
     def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective:
+        """Record that this rank starts a collective of a process group; drop the oldest record if there are
+        too many."""
+        # A rank that is slowed down on purpose sleeps here, so that it comes to the collective late.
         straggler.catch_up()
         name = f"{of_group.group_name} of {of_group.size()}"
         with self._lock:
@@ -105,9 +108,11 @@ class _Notes:
             self._num_collectives += 1
             self._collectives.append(noted)
             if len(self._collectives) > MAX_COLLECTIVES:
-                oldest = self._of_collective.pop(id(self._collectives.popleft()), None)
-                if oldest is not None:
-                    self._by_work.pop(oldest, None)
+                oldest = self._collectives.popleft()
+                work_id = self._work_id_by_record_id.pop(id(oldest), None)
+                # Another work may have the address, and so the id, of one that is gone.
+                if work_id is not None and self._record_by_work_id.get(work_id) is oldest:
+                    del self._record_by_work_id[work_id]
         return noted
 
     def follow(self, noted: _Collective, work: Any) -> None:
@@ -116,8 +121,8 @@ class _Notes:
         if work is None:
             return
         with self._lock:
-            self._by_work[id(work)] = noted
-            self._of_collective[id(noted)] = id(work)
+            self._record_by_work_id[id(work)] = noted
+            self._work_id_by_record_id[id(noted)] = id(work)
         # Messages have no future.
         with suppress(RuntimeError, NotImplementedError):
             work.get_future().add_done_callback(lambda _: self._arrive(noted))
@@ -141,9 +146,9 @@ class _Notes:
 
     def begun_as(self, work: Any) -> _Collective | None:
         with self._lock:
-            noted = self._by_work.pop(id(work), None)
+            noted = self._record_by_work_id.pop(id(work), None)
             if noted is not None:
-                self._of_collective.pop(id(noted), None)
+                self._work_id_by_record_id.pop(id(noted), None)
         return noted
 
     def end(self) -> None:

@@ -12,7 +12,7 @@ from nbgpu.config import TrainConfig, presets, settings_beside, settings_of, tra
 from nbgpu.config.conditions import conditions, default_of
 from nbgpu.config.settings import as_text, control_fields, marked
 from nbgpu.errors import ConfigError, NbgpuError
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import resume
@@ -301,7 +301,7 @@ class SettingsForm:
         self.unplaced = []
         try:
             given = {name: drafts[name] for name in typed if name in drafts}
-            config = settled(train_config(self.recipe, **{**self._beside, **given}), devices)
+            config = adapt_to_devices(train_config(self.recipe, **{**self._beside, **given}), devices)
         except ConfigError as error:
             for line in str(error).splitlines():
                 name = self._field_of(line, typed)

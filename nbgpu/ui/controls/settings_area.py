@@ -184,9 +184,8 @@ class SettingsArea:
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
         """Let the person change what may be changed now: during a run, what steers it."""
         for name, field in self.form.fields.items():
-            field.disabled = name in self.form.fixed or (
-                is_busy and not (is_running and name in self.steerable)
-            )
+            is_steered = is_running and name in self.steerable
+            field.disabled = name in self.form.fixed or (is_busy and not is_steered)
         for field in self._workload.fields:
             field.disabled = is_busy
         for control in self.devices.inputs():

@@ -64,3 +64,31 @@ def is_table(value: Any) -> bool:
 def columns_of(rows: Mapping[str, Mapping[str, object]]) -> list[str]:
     """The columns of such a table, in the order in which they first appear."""
     return list(dict.fromkeys(column for row in rows.values() for column in row))
+
+
+def followed_page(
+    kind: str, line: str, label: str, picture: str, rows: str, folder: object, notes: str = ""
+) -> str:
+    """The page of a sweep or a study (`kind`): the line of its progress, its picture, which is named `label`
+    for screen readers, its table and notes as HTML, and its folder."""
+    name = f"nbgpu-{kind}"
+    drawn = f'<div role="img" aria-label="{label}" class="{name}-picture">{picture}</div>' if picture else ""
+    place = f'<p class="{name}-place">{escape(folder)}</p>' if folder else ""
+    return (
+        f'<div class="{name}"><style>{_FOLLOWED_CSS.replace("KIND", name)}</style>'
+        f'<p class="{name}-line">{escape(line)}</p>{drawn}<div class="{name}-rows">{rows}</div>{notes}{place}</div>'
+    )
+
+
+_FOLLOWED_CSS = """
+.KIND { font-size: 13px; }
+.KIND .KIND-line { font-weight: 600; margin: 0 0 6px; }
+.KIND .KIND-picture { display: flex; flex-wrap: wrap; gap: 10px; }
+.KIND .KIND-picture > * { flex: 1 1 380px; max-width: 520px; min-width: 0; }
+.KIND .KIND-rows { max-height: 420px; overflow: auto; }
+.KIND table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.KIND th, .KIND td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
+.KIND tbody th { font-weight: normal; }
+.KIND .KIND-gap, .KIND .KIND-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }
+.KIND .KIND-place { color: #7b7b7b; margin: 6px 0 0; }
+""".strip()

@@ -13,6 +13,7 @@ from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
 from nbgpu.ui.run.charts import FONT_PT, GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.run.html_parts import followed_page
 from nbgpu.ui.study.chart import Studied, StudyChart
 from nbgpu.ui.study.chart import chart as chart
 
@@ -198,16 +199,9 @@ def page(study: Studied, picture: str) -> str:
         study: the study to show.
         picture: the charts, as returned by `svg`.
     """
-    drawn = (
-        f'<div role="img" aria-label="Charts of the study" class="nbgpu-study-picture">{picture}</div>'
-        if picture
-        else ""
-    )
-    place = f'<p class="nbgpu-study-place">{html.escape(str(study.folder))}</p>' if study.folder else ""
-    return (
-        f'<div class="nbgpu-study"><style>{_CSS}</style><p class="nbgpu-study-line">{html.escape(study.describe())}</p>'
-        f'{drawn}<div class="nbgpu-study-rows">{table_html(study)}</div>{notes_html(study)}'
-        f"{place}</div>"
+    shown, notes = table_html(study), notes_html(study)
+    return followed_page(
+        "study", study.describe(), "Charts of the study", picture, shown, study.folder, notes
     )
 
 
@@ -236,17 +230,3 @@ def notes_html(study: Studied) -> str:
 def text(study: Studied) -> str:
     """The whole view as plain text."""
     return str(study)
-
-
-_CSS = """
-.nbgpu-study { font-size: 13px; }
-.nbgpu-study .nbgpu-study-line { font-weight: 600; margin: 0 0 6px; }
-.nbgpu-study .nbgpu-study-picture { display: flex; flex-wrap: wrap; gap: 10px; }
-.nbgpu-study .nbgpu-study-picture > * { flex: 1 1 380px; max-width: 520px; min-width: 0; }
-.nbgpu-study .nbgpu-study-rows { max-height: 420px; overflow: auto; }
-.nbgpu-study table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.nbgpu-study th, .nbgpu-study td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
-.nbgpu-study tbody th { font-weight: normal; }
-.nbgpu-study .nbgpu-study-gap { background: rgba(255,0,0,.13); }
-.nbgpu-study .nbgpu-study-place { color: #7b7b7b; margin: 6px 0 0; }
-""".strip()

@@ -14,6 +14,7 @@ from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR, rank_color
 from nbgpu.text.tables import aligned
 from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.run.html_parts import followed_page
 from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.sweep.rows import TrialRow, columns, rows
 
@@ -128,16 +129,8 @@ def page(sweep: Sweep, picture: str) -> str:
         picture: the chart, as returned by `svg`.
     """
     trials = sweep.ranking() if sweep.status in ("finished", "stopped", "failed") else sweep.trials
-    drawn = ""
-    if picture:
-        drawn = (
-            f'<div role="img" aria-label="Chart of the trials" class="nbgpu-sweep-picture">{picture}</div>'
-        )
-    return (
-        f'<div class="nbgpu-sweep"><style>{_CSS}</style><p class="nbgpu-sweep-line">{html.escape(sweep.describe())}</p>'
-        f'{drawn}<div class="nbgpu-sweep-rows">{table_html(columns(sweep), rows(sweep, trials))}</div>'
-        f'<p class="nbgpu-sweep-place">{html.escape(str(sweep.folder))}</p></div>'
-    )
+    shown = table_html(columns(sweep), rows(sweep, trials))
+    return followed_page("sweep", sweep.describe(), "Chart of the trials", picture, shown, sweep.folder)
 
 
 def table_html(header: Sequence[str], shown: Sequence[TrialRow]) -> str:
@@ -162,16 +155,3 @@ def text(sweep: Sweep) -> str:
     lines = [columns(sweep), *(row.cells for row in shown)]
     errors = [f"trial {row.number}: {row.error}" for row in shown if row.error]
     return "\n".join([sweep.describe(), *aligned(lines), *errors, str(sweep.folder)])
-
-
-_CSS = """
-.nbgpu-sweep { font-size: 13px; }
-.nbgpu-sweep .nbgpu-sweep-line { font-weight: 600; margin: 0 0 6px; }
-.nbgpu-sweep .nbgpu-sweep-picture { max-width: 620px; }
-.nbgpu-sweep .nbgpu-sweep-rows { max-height: 420px; overflow: auto; }
-.nbgpu-sweep table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.nbgpu-sweep th, .nbgpu-sweep td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid rgba(128,128,128,.3); }
-.nbgpu-sweep tbody th { font-weight: normal; }
-.nbgpu-sweep .nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }
-.nbgpu-sweep .nbgpu-sweep-place { color: #7b7b7b; margin: 6px 0 0; }
-""".strip()

@@ -96,8 +96,8 @@ def test_a_group_whose_forming_was_stopped_is_formed_by_the_next_cell(cluster2: 
     """Stopped between two ranks, the first would wait for the second, which was never called."""
     called = cluster2.ranks.call
 
-    def call_only_one(function: str, *args: object, seated: bool = False) -> dict[int, object]:
-        called(function, *args, ranks=[0], seated=seated)
+    def call_only_one(function: str, *args: object, with_spec: bool = False) -> dict[int, object]:
+        called(function, *args, ranks=[0], with_spec=with_spec)
         raise KeyboardInterrupt
 
     cluster2.ranks.call = call_only_one  # type: ignore[method-assign, assignment]
@@ -111,7 +111,7 @@ def test_a_group_whose_forming_was_stopped_is_formed_by_the_next_cell(cluster2: 
 
 def test_what_is_said_late_of_a_group_leaves_the_next_one_alone(cluster2: nbgpu.Cluster) -> None:
     cluster2.ranks.regroup()
-    generation = cluster2.ranks.seating.generation
+    generation = cluster2.ranks.assignment.generation
     results = cluster2.submit("for _ in range(3000): dist.all_reduce(torch.ones(10))")
     for _ in range(NUM_LATE):
         give_up(cluster2, generation - 1, 0, 1)
@@ -125,7 +125,7 @@ def test_what_is_said_late_of_a_group_leaves_the_next_one_alone(cluster2: nbgpu.
 def test_what_is_said_early_of_a_group_ends_it_before_any_rank_waits(cluster2: nbgpu.Cluster) -> None:
     """A rank may hear that a generation is given up before it was asked to form it; it must not begin
     then."""
-    give_up(cluster2, cluster2.ranks.seating.generation + 1, 0)
+    give_up(cluster2, cluster2.ranks.assignment.generation + 1, 0)
     cluster2.ranks.regroup()
     assert cluster2.execute(TOTAL) == WELL
 

@@ -271,7 +271,7 @@ def test_a_cell_that_was_left_behind_can_be_stopped() -> None:
         assert done.value == "{0: '2 5\\n', 1: '2 5\\n'}", done.error
         kill(second)
     (entry,) = registry.entries()
-    launching.kill(entry.seating.pids[1], signal.SIGKILL, rank=1)
+    launching.kill(entry.assignment.pids[1], signal.SIGKILL, rank=1)
     wait_until(lambda: not any(engine.alive() for engine in [*entry.engines.values()][1:]), registry.entries)
     with kernel() as third:
         third.run("import nbgpu\ncluster = nbgpu.attach()")
@@ -289,8 +289,8 @@ def test_a_group_whose_forming_was_cut_off_is_formed_by_who_attaches() -> None:
     call_only_one = """
 ranks = nbgpu.current().ranks
 called = ranks.call
-def call(function, *args, seated=False):
-    called(function, *args, ranks=[0], seated=seated)
+def call(function, *args, with_spec=False):
+    called(function, *args, ranks=[0], with_spec=with_spec)
     print("one is called", flush=True)
     time.sleep(600)
 ranks.call = call
@@ -301,7 +301,7 @@ ranks.regroup()
         first.run("%%distributed\nkept = 5\nimport time")
         first.client.execute(f"import time\n{call_only_one}")
         (entry,) = registry.entries()
-        wait_until(lambda: not registry.entries()[0].seating.is_whole, registry.entries)
+        wait_until(lambda: not registry.entries()[0].assignment.is_whole, registry.entries)
         time.sleep(1)
         kill(first)
     with kernel() as second:

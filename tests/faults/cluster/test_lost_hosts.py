@@ -66,7 +66,7 @@ def train(site: hosts.Site) -> None:
 def come_back(site: hosts.Site, name: str) -> None:
     """A host that was lost dials in, and the next cell takes it."""
     site.dial_in(name)
-    code = "while not cluster.parts.state.returning._new_engines(): time.sleep(0.05)"
+    code = "while not cluster.parts.state.pool.new_engines(): time.sleep(0.05)"
     site.notebook.run(f"import time\n{code}")
     failed, said = site.notebook.fails("cluster.execute('1')")
     assert failed == "ClusterError"
@@ -153,7 +153,7 @@ def test_the_end_of_a_rank_on_another_host_is_seen(site: hosts.Site, measured: M
 )
 def test_a_hosts_power_goes_off(site: hosts.Site, measured: Measured) -> None:
     # The first host: the ranks that are left get other numbers.
-    name = site.notebook.value("cluster.ranks.seating.processes[0].host")
+    name = site.notebook.value("cluster.ranks.assignment.processes[0].host")
     lost = (0, 1)
     kept = [7 * rank for rank in range(4) if rank not in lost]
     begun = site.folder / "begun"
@@ -191,10 +191,10 @@ def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -
     name, lost = "n2", []
     for rank in range(4):
         Path(f"{clock}{rank}").unlink(missing_ok=True)
-        if site.notebook.value(f"cluster.ranks.seating.processes[{rank}].host") == name:
+        if site.notebook.value(f"cluster.ranks.assignment.processes[{rank}].host") == name:
             lost.append(rank)
     kept = [7 * rank for rank in range(4) if rank not in lost]
-    generation = site.notebook.value("cluster.ranks.seating.generation")
+    generation = site.notebook.value("cluster.ranks.assignment.generation")
     site.notebook.send(
         "cluster.execute('import os, time\\nwhile True:\\n"
         f'    path = "{clock}" + str(rank); open(path + "-new", "w").write(str(time.time()))\\n'
@@ -215,7 +215,7 @@ def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -
     last_s = [float(Path(f"{clock}{rank}").read_text()) for rank in lost]
     assert max(last_s) < lost_s - 1
     site.hosts[name].mend_link()
-    assert site.notebook.value("cluster.ranks.seating.generation") > generation
+    assert site.notebook.value("cluster.ranks.assignment.generation") > generation
     assert site.cell(SUM) == right(*kept)
     site.wait_for_all_to_end(site.hosts[name])
     assert [float(Path(f"{clock}{rank}").read_text()) for rank in lost] == last_s
@@ -267,7 +267,7 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     site.notebook.run("run.pause()\nwhile {s.state for s in run.statuses()} != {'paused'}: time.sleep(0.05)")
     site.notebook.run("run.set(lr=0.00123)")
     # The first host, so that the rank that reads commands is another one afterwards.
-    name = site.notebook.value("cluster.ranks.seating.processes[0].host")
+    name = site.notebook.value("cluster.ranks.assignment.processes[0].host")
     site.hosts[name].power_off()
     begun_again = (
         "goes_on = 'Training goes on after step'\n"
@@ -281,7 +281,9 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     site.notebook.run("newest = run.checkpoint(); away = newest.rename(run.folder / 'away')")
     site.hosts.power_on(name)
     site.dial_in(name)
-    site.notebook.run("while not cluster.parts.state.hosts_dialled_in(): time.sleep(0.05)\ntime.sleep(1)")
+    site.notebook.run(
+        "while not cluster.parts.state.pool.has_come(len(cluster.ranks)): time.sleep(0.05)\ntime.sleep(1)"
+    )
     site.notebook.run("_ = away.rename(newest)")
     assert site.notebook.run(begun_again.format(2)) == "['paused', 'paused', 'paused', 'paused']\n"
     heals = site.notebook.value("cluster.parts.state.news")
@@ -307,7 +309,7 @@ def test_a_run_in_a_folder_that_the_lost_host_did_not_see_ends_and_can_be_resume
     site.notebook.run(
         "import time\nwhile not list(run.folder.glob('checkpoints/step-*/manifest.json')): time.sleep(0.05)"
     )
-    name = site.notebook.value("cluster.ranks.seating.processes[3].host")
+    name = site.notebook.value("cluster.ranks.assignment.processes[3].host")
     site.hosts[name].power_off()
     failed, said = site.notebook.fails(f"run.wait({PATIENCE_S}, progress=False)")
     assert failed == "RankError"
@@ -379,7 +381,7 @@ def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) ->
     site.new_notebook()
     site.notebook.run(attach)
     site.hosts["n2"].power_off()
-    site.notebook.run("while not cluster.parts.state.processes.lost_hosts(): time.sleep(0.05)")
+    site.notebook.run("while not cluster.parts.state.pool.lost(): time.sleep(0.05)")
     hosts.Host.send_signal(site.notebook.process, signal.SIGKILL)
     site.new_notebook()
     site.notebook.run(attach)
@@ -408,7 +410,7 @@ def require_nothing_left(site: hosts.Site, *nodes: hosts.Host) -> None:
 def test_the_controller_is_killed(site: hosts.Site, measured: Measured) -> None:
     measured.fault_now()
     site.notebook.run(
-        "import signal; cluster.parts.state.processes.leaders['controller'].send(signal.SIGKILL)"
+        "import signal; cluster.parts.state.pool.processes.leaders['controller'].send(signal.SIGKILL)"
     )
     require_nothing_left(site, *site.nodes)
     measured.ended()

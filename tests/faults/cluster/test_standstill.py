@@ -200,7 +200,9 @@ def test_a_host_that_sleeps_loses_no_engine(notebook: Kernel) -> None:
 
 
 def test_engines_outlive_a_controller_that_stands_still(notebook: Kernel) -> None:
-    controller = int(notebook.run("nbgpu.current().parts.state.processes.leaders['controller'].pid").value)
+    controller = int(
+        notebook.run("nbgpu.current().parts.state.pool.processes.leaders['controller'].pid").value
+    )
     family = [controller, *(child.pid for child in psutil.Process(controller).children(recursive=True))]
     with stopped(*family) as go_on, later(LONG_S, go_on):
         done = notebook.run(SUM, timeout_s=BOUND_S)

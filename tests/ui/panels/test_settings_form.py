@@ -17,6 +17,7 @@ from nbgpu.config import ClusterConfig, own_file, train_config
 from nbgpu.machine.devices import cpu
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.ui.controls.control_panel import _Controls
 from nbgpu.ui.controls.settings_area import FIRST, SettingsArea
 
@@ -419,7 +420,7 @@ def test_a_new_form_offers_the_settings_of_the_last_run(area: SettingsArea, tmp_
     assert area._last.layout.display == "none"
     for lr in (2e-3, 3e-3):
         config = train_config("autoencoder", lr=lr, batch_size=4, amp="bf16", resume="auto")
-        last = runs.create(config, ClusterConfig(gpus="none"))
+        last = runs.create(SettledConfig(config), ClusterConfig(gpus="none"))
     os.utime(last / "run.toml", (2e9, 2e9))
     area.judge()
     assert area._last.layout.display == ""

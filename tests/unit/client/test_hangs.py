@@ -110,10 +110,10 @@ def test_a_place_in_words(where: MainThreadState, place: str) -> None:
 
 def test_a_rank_that_raised_has_not_finished() -> None:
     """As where a host is lost, and the others are freed before it is known to be gone."""
-    lookout: Any = SimpleNamespace(seen={})
+    sampler: Any = SimpleNamespace(seen={})
     back: list[Any] = [
         SimpleNamespace(ready=lambda: True, exception=lambda raised=raised: raised)
         for raised in (None, RuntimeError("Connection reset by peer"))
     ]
-    watch = HangWatch(lookout, dict(enumerate(back)), 2, notice_after_s=5, work="run")
+    watch = HangWatch(sampler, dict(enumerate(back)), 2, notice_after_s=5, work="run")
     assert watch.describe_all() == "rank 0 has finished the run; rank 1 has ended with an error"

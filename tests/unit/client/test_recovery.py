@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from nbgpu.client.engines.host_pool import HostPool
+from nbgpu.client.faults import recovery as recovery_module
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.rank_changes import RankChanges
@@ -49,7 +51,7 @@ class Ranks:
     def add_spares(self, num_spares: int) -> None:
         self.spares += num_spares
 
-    def regroup(self) -> list[str]:
+    def regroup(self, _: Any = ()) -> list[str]:
         self.num_regroups += 1
         return ["formed again"]
 
@@ -88,7 +90,7 @@ def with_ranks(ranks: Any) -> ClusterState:
     config = ClusterConfig(gpus="none", spare=1)
     chosen = (devices.cpu(0), devices.cpu(1))
     transport = ChosenTransport(transports.candidates(config, chosen)[0])
-    return ClusterState(config, chosen, transport, started_ranks=ranks)
+    return ClusterState(config, HostPool(config), chosen, transport, started_ranks=ranks)
 
 
 def recovery_of(state: ClusterState) -> Recovery:
@@ -125,7 +127,8 @@ def test_a_replacement_that_failed_with_no_rank_gone_is_not_tried_again() -> Non
     assert len(ranks.replaced) == 1
 
 
-def test_a_rank_in_an_earlier_cell_gets_no_other_until_it_is_back() -> None:
+def test_a_rank_in_an_earlier_cell_gets_no_other_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_module, "_FREED_PATIENCE_S", 0.1)
     ranks = Ranks()
     state = with_ranks(ranks)
     recovery = recovery_of(state)

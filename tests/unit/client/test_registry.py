@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.host import ps, registry
 from nbgpu.client.host.registry import Entry
 from nbgpu.config import ClusterConfig
@@ -146,7 +146,7 @@ def test_of_many_that_want_a_gpu_at_once_one_gets_it() -> None:
 def test_what_is_noted_of_a_cluster_comes_back_as_it_was(engine: subprocess.Popen[bytes]) -> None:
     noted = cluster_on(*GPUS, engine_pid=engine.pid).model_copy(
         update={
-            "seating": Seating({0: 1}, {0: _here(engine)}, generation=3, is_whole=False),
+            "assignment": RankAssignment({0: 1}, {0: _here(engine)}, generation=3, is_whole=False),
             "run": Path("/runs/a"),
             "leaders": {"controller": ProcessId(1, 2)},
         }

@@ -14,7 +14,7 @@ from nbgpu.config.conditions import Condition, conditions, meaning
 from nbgpu.config.settings import Settings, types_of, unused
 from nbgpu.engine import train
 from nbgpu.errors import ConfigError
-from nbgpu.planning.suitability import settled, without_gpus
+from nbgpu.planning.suitability import adapt_to_devices, without_gpus
 from nbgpu.protocol.records import Device
 
 MODELS: dict[str, type[Settings]] = {
@@ -190,7 +190,7 @@ def test_a_smoke_test_leaves_out_what_no_longer_counts() -> None:
     config = train_config(
         "autoencoder", smoke_test=True, cache_rate=0.5, on_nonfinite="skip", max_nonfinite_skips=3
     )
-    made = settled(config, [Device("cpu", "CPU", "CPU-0", 0, 2**30)])
+    made = adapt_to_devices(config, [Device("cpu", "CPU", "CPU-0", 0, 2**30)])
     assert (made.dataset, made.cache_rate, made.on_nonfinite) == ("plain", 1.0, "stop")
 
 

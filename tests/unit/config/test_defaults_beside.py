@@ -13,7 +13,7 @@ from nbgpu.config.conditions import defaults_beside, meaning
 from nbgpu.config.settings import Settings, types_of
 from nbgpu.errors import ConfigError
 from nbgpu.planning import studies, trials
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 
 CPU = [Device("cpu", "CPU", "CPU-0", 0, 2**30)]
@@ -154,7 +154,7 @@ def test_a_study_wants_what_would_be_chosen_for_each_point_by_itself() -> None:
 
 
 def test_a_smoke_test_of_files_is_short() -> None:
-    config = settled(train_config("survival", smoke_test=True, data=__file__), CPU)
+    config = adapt_to_devices(train_config("survival", smoke_test=True, data=__file__), CPU)
     assert isinstance(config, TrainConfig)
     assert (config.steps, config.epochs, config.val_every, config.val_every_epochs) == (3, None, 3, 0)
     assert [config.num_evaluated(number) for number in (3, 1400)] == [3, 8]

@@ -20,6 +20,7 @@ from nbgpu.errors import ConfigError, RunError
 from nbgpu.exports import export
 from nbgpu.exports.settings import FORMATS, USED, ExportConfig
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.settling import SettledConfig
 
 _OLDEST, _NEWEST = "1.29", "1.37"
 _MODELS = {"JobSet": models.JobsetV1alpha2JobSet, "TrainJob": models.TrainerV1alpha1TrainJob}
@@ -51,7 +52,7 @@ def for_format(to: str) -> dict[str, Any]:
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     config = train_config("autoencoder", data="phantoms", batch_size=2, runs_dir=str(tmp_path / "runs"))
-    return runs.create(config, ClusterConfig(gpus="none", ranks=2))
+    return runs.create(SettledConfig(config), ClusterConfig(gpus="none", ranks=2))
 
 
 def not_known(document: dict[str, Any]) -> list[str]:
@@ -208,7 +209,7 @@ def test_files_that_are_there_are_not_written_over(run_folder: Path, tmp_path: P
 )
 def test_machines_share_the_ranks_of_the_run(to: str, asked: str, tmp_path: Path) -> None:
     config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path / "runs"))
-    folder = runs.create(config, ClusterConfig(gpus="none", ranks=4))
+    folder = runs.create(SettledConfig(config), ClusterConfig(gpus="none", ranks=4))
     values = {**for_format(to), "nodes": 2, "gpus_per_node": None, "out": str(tmp_path / "out")}
     made = export.of_run(folder, to, values)
     assert asked in (made.folder / made.files[0]).read_text()
@@ -216,7 +217,7 @@ def test_machines_share_the_ranks_of_the_run(to: str, asked: str, tmp_path: Path
 
 def test_ranks_that_machines_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
     config = train_config("autoencoder", data="phantoms", runs_dir=str(tmp_path / "runs"))
-    folder = runs.create(config, ClusterConfig(gpus="none", ranks=3))
+    folder = runs.create(SettledConfig(config), ClusterConfig(gpus="none", ranks=3))
     out = str(tmp_path / "out")
     for nodes in (2, 8):
         with pytest.raises(ConfigError, match=rf"3 ranks.*nodes = {nodes}.*give ranks_per_node"):

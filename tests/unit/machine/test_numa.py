@@ -11,8 +11,8 @@ from typing import Any
 import pretend_gpus
 import pytest
 
-from nbgpu.client.engines import seats
-from nbgpu.client.engines.processes import Place
+from nbgpu.client.engines import rank_specs
+from nbgpu.client.engines.host_pool import Place
 from nbgpu.config import ClusterConfig
 from nbgpu.host import gpu_checks
 from nbgpu.machine import cgroups, devices, numa
@@ -42,28 +42,28 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def seats_of(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> list[dict[str, Any]]:
+def specs_of(monkeypatch: pytest.MonkeyPatch, config: ClusterConfig) -> list[dict[str, Any]]:
     monkeypatch.setattr(MeetingPlace, "read", lambda _: SimpleNamespace(address=""))
     place = Place("here", "", "", "", None, numa.bindable())
-    processes: Any = SimpleNamespace(meeting_file=None, place_of=lambda _: place)
+    pool: Any = SimpleNamespace(processes=SimpleNamespace(meeting_file=None), place_of=lambda _: place)
     chosen = devices.choose(config.named_gpus, config.ranks)
-    return seats.rank_seats(config, chosen, Transport("gloo", "gloo"), processes, lambda _: "here")
+    return rank_specs.rank_specs(config, chosen, Transport("gloo", "gloo"), pool, lambda _: "here")
 
 
 def test_each_rank_gets_its_gpus_node_and_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = seats_of(monkeypatch, ClusterConfig())
-    assert [seat["binding"] for seat in made] == [(FIRST, 3)] * 3 + [(SECOND, 1)]
+    made = specs_of(monkeypatch, ClusterConfig())
+    assert [spec["binding"] for spec in made] == [(FIRST, 3)] * 3 + [(SECOND, 1)]
     # The sixteen cores divided by four, and the eight of the first node divided by three.
-    assert [seat["threads"] for seat in made] == [2, 2, 2, 4]
-    assert [seat["threads"] for seat in seats_of(monkeypatch, ClusterConfig(threads_per_rank=5))] == [5] * 4
-    shared = seats_of(monkeypatch, ClusterConfig(gpus="3", ranks=4))
-    assert {(seat["binding"], seat["threads"]) for seat in shared} == {((SECOND, 4), 2)}
+    assert [spec["threads"] for spec in made] == [2, 2, 2, 4]
+    assert [spec["threads"] for spec in specs_of(monkeypatch, ClusterConfig(threads_per_rank=5))] == [5] * 4
+    shared = specs_of(monkeypatch, ClusterConfig(gpus="3", ranks=4))
+    assert {(spec["binding"], spec["threads"]) for spec in shared} == {((SECOND, 4), 2)}
 
 
 def test_nothing_is_bound_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = seats_of(monkeypatch, ClusterConfig(bind_cores=False))
-    assert [(seat["binding"], seat["threads"]) for seat in made] == [(numa.NOT_BOUND, 4)] * 4
-    assert {seat["binding"] for seat in seats_of(monkeypatch, ClusterConfig(gpus="none"))} == {numa.NOT_BOUND}
+    made = specs_of(monkeypatch, ClusterConfig(bind_cores=False))
+    assert [(spec["binding"], spec["threads"]) for spec in made] == [(numa.NOT_BOUND, 4)] * 4
+    assert {spec["binding"] for spec in specs_of(monkeypatch, ClusterConfig(gpus="none"))} == {numa.NOT_BOUND}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_persons_own_cores_stay(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(number)))
     if variable:
         monkeypatch.setenv(variable, "cores")
-    assert {seat["binding"] for seat in seats_of(monkeypatch, ClusterConfig())} == {numa.NOT_BOUND}
+    assert {spec["binding"] for spec in specs_of(monkeypatch, ClusterConfig())} == {numa.NOT_BOUND}
     assert told().endswith(f"Ranks are not bound: {reason}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from nbgpu.config import TrainConfig
 from nbgpu.errors import ConfigError
 from nbgpu.machine.devices import cpu
-from nbgpu.planning.suitability import least_amp, settled
+from nbgpu.planning.suitability import adapt_to_devices, least_amp
 from nbgpu.protocol.records import Device
 
 TWO_CPU_RANKS = (cpu(0), cpu(1))
@@ -38,22 +38,22 @@ def test_what_the_ranks_cannot_do_is_said_with_a_way_out(
     settings: dict[str, Any], devices: tuple[Device, ...], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        settled(TrainConfig.checked(**settings), devices)
+        adapt_to_devices(TrainConfig.checked(**settings), devices)
 
 
 def test_all_of_it_is_said_at_once() -> None:
     config = TrainConfig.checked(amp="bf16", tf32=True, global_batch_size=3)
     with pytest.raises(ConfigError) as caught:
-        settled(config, (T4, H100))
+        adapt_to_devices(config, (T4, H100))
     assert len(str(caught.value).splitlines()) == 3
 
 
 def test_the_batch_of_a_rank_follows_from_the_global_one() -> None:
-    config = settled(TrainConfig.checked(global_batch_size=24, accumulate=3), TWO_CPU_RANKS)
+    config = adapt_to_devices(TrainConfig.checked(global_batch_size=24, accumulate=3), TWO_CPU_RANKS)
     assert config.batch_size == 4
     assert config.samples_per_step(world_size=2) == 24
     # A file of this run, on another number of ranks.
-    assert settled(config, (H100,)).batch_size == 8
+    assert adapt_to_devices(config, (H100,)).batch_size == 8
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_batch_of_a_rank_follows_from_the_global_one() -> None:
 def test_auto_is_the_mixed_precision_that_all_devices_can_do(
     settings: dict[str, Any], devices: tuple[Device, ...], expected: str
 ) -> None:
-    assert settled(TrainConfig.checked(amp="auto", **settings), devices).amp == expected
+    assert adapt_to_devices(TrainConfig.checked(amp="auto", **settings), devices).amp == expected
 
 
 def test_ranks_on_unlike_hosts_take_what_all_of_them_can_do() -> None:
@@ -87,4 +87,4 @@ def test_ranks_on_unlike_hosts_take_what_all_of_them_can_do() -> None:
 )
 def test_a_gpu_that_can_do_it_may(settings: dict[str, Any]) -> None:
     config = TrainConfig.checked(**settings)
-    assert settled(config, (H100, H100)) == config
+    assert adapt_to_devices(config, (H100, H100)) == config

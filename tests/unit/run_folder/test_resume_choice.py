@@ -13,8 +13,11 @@ import torch
 from nbgpu.config import ClusterConfig, TrainConfig, train_config
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.errors import ConfigError, RunError
+from nbgpu.machine.devices import cpu
+from nbgpu.protocol.records import Chosen
 from nbgpu.run_folder import checkpoint_files, resume
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.settling import SettledConfig, settle
 
 TENSORS = {"model.weight": torch.ones(2), "optimizer.0.step": torch.tensor(1.0)}
 
@@ -23,9 +26,13 @@ def settings(runs_dir: Path, **values: Any) -> TrainConfig:
     return train_config("autoencoder", **{"steps": 20, "runs_dir": str(runs_dir), **values})
 
 
+def choose(config: TrainConfig) -> Chosen:
+    raise AssertionError("no setting is left to the data")
+
+
 def run_with_checkpoints(runs_dir: Path, *steps: int, **values: Any) -> Path:
     config = settings(runs_dir, **values)
-    folder = runs.create(config, ClusterConfig())
+    folder = runs.create(SettledConfig(config), ClusterConfig())
     for step in steps:
         checkpoint.save(folder, step, TENSORS, {"config": config.model_dump(mode="json")})
     return folder
@@ -112,14 +119,14 @@ def test_a_damaged_checkpoint_that_was_named_is_refused_with_a_whole_one_to_take
     assert f"resume={str(folder / 'checkpoints' / 'step-00000005')!r}" in str(caught.value)
 
 
-def test_a_path_that_is_not_there_or_holds_no_checkpoint_is_refused_and_no_run_is_made(
+def test_a_path_that_is_not_there_or_holds_no_checkpoint_is_refused(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "empty").mkdir()
     runs_dir = tmp_path / "runs"
     for path, said in ((tmp_path / "gone", "no such folder"), (tmp_path / "empty", "no checkpoint in this")):
         with pytest.raises(ConfigError, match=rf"^resume = '{re.escape(str(path))}': there is {said}"):
-            runs.create(settings(runs_dir, resume=str(path)), ClusterConfig())
+            settle(settings(runs_dir, resume=str(path)), [cpu(0)], choose)
     assert not runs_dir.exists()
 
 
@@ -153,7 +160,7 @@ def test_samples_that_were_trained_on_are_not_held_out_later(tmp_path: Path) -> 
     # Before there was a split_seed, the seed of the run decided.
     config = settings(tmp_path, seed=3)
     known = config.model_dump(mode="json", exclude={"split_seed"})
-    old = runs.create(config, ClusterConfig())
+    old = runs.create(SettledConfig(config), ClusterConfig())
     checkpoint.save(old, 5, TENSORS, {"config": known})
     with pytest.raises(ConfigError, match="split_seed is 3 there, and 0 in the settings"):
         resume.find(settings(tmp_path, resume=str(old)))
@@ -171,14 +178,14 @@ def test_other_settings_are_said(tmp_path: Path) -> None:
 def test_settings_that_an_older_version_did_not_know_are_not_said_to_differ(tmp_path: Path) -> None:
     config = settings(tmp_path)
     known = config.model_dump(mode="json", exclude={"ema_decay", "seed"})
-    checkpoint.save(runs.create(config, ClusterConfig()), 5, TENSORS, {"config": known})
+    checkpoint.save(runs.create(SettledConfig(config), ClusterConfig()), 5, TENSORS, {"config": known})
     notes = resume.find(settings(tmp_path, resume="auto", seed=3)).notes
     assert notes[1:] == ("goes on with other settings: seed was 0, is 3",)
 
 
 def test_a_runs_folder_keeps_where_the_run_began(tmp_path: Path) -> None:
     first = run_with_checkpoints(tmp_path, 5)
-    second = runs.create(settings(tmp_path, resume="auto"), ClusterConfig())
+    second = runs.create(settle(settings(tmp_path, resume="auto"), [cpu(0)], choose), ClusterConfig())
     beginning = resume.Beginning.read(second)
     assert beginning.checkpoint == str(first / "checkpoints" / "step-00000005")
     assert beginning.step == 5
@@ -186,7 +193,7 @@ def test_a_runs_folder_keeps_where_the_run_began(tmp_path: Path) -> None:
 
 
 def test_a_run_may_have_a_name(tmp_path: Path) -> None:
-    folder = runs.create(settings(tmp_path, run_name="with-ema"), ClusterConfig())
+    folder = runs.create(SettledConfig(settings(tmp_path, run_name="with-ema")), ClusterConfig())
     assert re.fullmatch(r"\d{8}-\d{6}-with-ema-[0-9a-f]{4}", folder.name)
     with pytest.raises(ConfigError, match=r"run_name = '\.\./elsewhere' is not valid"):
         settings(tmp_path, run_name="../elsewhere")

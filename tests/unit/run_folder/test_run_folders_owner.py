@@ -10,6 +10,7 @@ import pytest
 from nbgpu import RunError
 from nbgpu.config import ClusterConfig, train_config
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.settling import SettledConfig
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -40,10 +41,10 @@ def test_everybody_may_in_a_folder_that_all_can_write(folder: Path) -> None:
 
 def test_a_run_that_begins_in_such_a_folder_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = train_config("autoencoder", runs_dir=str(folder))
-    runs.create(config, ClusterConfig())
+    runs.create(SettledConfig(config), ClusterConfig())
     assert caplog.messages == []
     folder.chmod(0o777)
-    assert runs.create(config, ClusterConfig()).parent == folder
+    assert runs.create(SettledConfig(config), ClusterConfig()).parent == folder
     (said,) = caplog.messages
     assert said.startswith(
         f"every user of this machine ({folder} has mode drwxrwxrwx) may rename what is in runs_dir"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.host import registry
 from nbgpu.config import ClusterConfig
 from nbgpu.machine.processes import EngineProcess
@@ -33,7 +33,7 @@ def cluster_on(tmp_path: Path, run: Path | None, *hosts: str) -> None:
     config = ClusterConfig(launcher="hosts", nodes=2, gpus_per_node=1, gpus="none")
     transport = ChosenTransport(Transport("gloo", "gloo"))
     entry = registry.new_entry(config, (CPU,) * len(hosts), transport, tmp_path)
-    seating = Seating(
+    assignment = RankAssignment(
         engines={rank: rank for rank in range(len(hosts))},
         processes={rank: EngineProcess(host, 1000 + rank) for rank, host in enumerate(hosts)},
     )
@@ -41,7 +41,7 @@ def cluster_on(tmp_path: Path, run: Path | None, *hosts: str) -> None:
         "id": "abc123",
         "leaders": {"controller": entry.owner},
         "run": run,
-        "seating": seating,
+        "assignment": assignment,
         "hosts": tuple(JoinedHost(host, 2000 + number, {}) for number, host in enumerate(hosts)),
     }
     registry.update(entry.model_copy(update=known))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
-from nbgpu.client.engines.seating import Seating
+from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
@@ -45,7 +45,7 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     security = folder / "profile" / "security"
     connection = json.loads((security / f"ipcontroller-{launch.CLUSTER_ID}-engine.json").read_text())
     meeting = json.loads(MeetingPlace.read(folder / MEETING).as_json())
-    path = folder / "join.json"
+    path = join_file_path(folder)
     # The host's own GPUs are visible there, and its ranks share its own cores.
     differ_by_host = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
     variables = {name: value for name, value in environment.items() if name not in differ_by_host}
@@ -54,6 +54,11 @@ def write_join_file(folder: Path, environment: Mapping[str, str], interface: str
     join = JoinFile(connection, meeting, variables, interface, working_folder())
     write_whole(path, join.as_json(), mode=0o600)
     return path
+
+
+def join_file_path(folder: Path) -> Path:
+    """The path of the join file in a cluster's folder."""
+    return folder / "join.json"
 
 
 def working_folder() -> str:
@@ -172,10 +177,10 @@ def _require_same_versions(descriptions: list[HostDescription]) -> None:
         )
 
 
-def take_over(client: Client, joined: Iterable[JoinedHost], seating: Seating) -> list[OtherHost]:
+def take_over(client: Client, joined: Iterable[JoinedHost], assignment: RankAssignment) -> list[OtherHost]:
     """Return the hosts of a cluster that another process has started."""
-    numbers = {process: engine for engine, process in seating.spares.items()}
-    numbers |= {seating.processes[rank]: engine for rank, engine in seating.engines.items()}
+    numbers = {process: engine for engine, process in assignment.spares.items()}
+    numbers |= {assignment.processes[rank]: engine for rank, engine in assignment.engines.items()}
     used = [number for number in (*client.ids, *numbers.values()) if number < FIRST_NUMBER]
     free = itertools.count(max(used, default=-1) + 1)
     hosts = []
@@ -199,8 +204,8 @@ def start_ranks(
     num_ranks: Mapping[str, int],
     config: ClusterConfig,
     check: Callable[[], None],
-) -> Seating:
-    """Have every host fork its ranks, side by side, and return their seating once all have come.
+) -> RankAssignment:
+    """Have every host fork its ranks, side by side, and return their assignment once all have come.
 
     Args:
         client: ipyparallel's client.
@@ -213,23 +218,23 @@ def start_ranks(
         ClusterError: a rank did not come.
     """
     forked = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
-    seating = Seating()
+    assignment = RankAssignment()
     for host, pids in forked:
         try:
             new = pids()
         except (OSError, ValueError) as error:
             raise ClusterError(f"{error}. {host.log_tail()}") from None
         for number, pid in new.items():
-            rank = len(seating.engines)
-            seating.engines[rank], seating.processes[rank] = number, EngineProcess(host.name, pid)
+            rank = len(assignment.engines)
+            assignment.engines[rank], assignment.processes[rank] = number, EngineProcess(host.name, pid)
     give_up_s = time.monotonic() + config.start_timeout_s
     by_name: dict[str, Any] = {host.name: host for host in hosts}
-    while missing := [rank for rank, number in seating.engines.items() if number not in client.ids]:
+    while missing := [rank for rank, number in assignment.engines.items() if number not in client.ids]:
         check()
         take_interrupt()
-        process = seating.processes[missing[0]]
+        process = assignment.processes[missing[0]]
         host = by_name[process.host]
         if not host.is_there or host.how_ended(process.pid) or time.monotonic() > give_up_s:
             raise ClusterError(f"rank {missing[0]} of host {host.name} did not come. {host.log_tail()}")
         time.sleep(_POLL_PERIOD_S)
-    return seating
+    return assignment

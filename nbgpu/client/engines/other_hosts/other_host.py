@@ -69,6 +69,8 @@ class OtherHost:
         self._came: set[int] = set()
         """Processes whose engines have registered."""
         self._endings: dict[int, ExitStatus] = {}
+        self.has_ranks = False
+        """Whether ranks of the cluster are on it now."""
 
     @cached_property
     def _view(self) -> Any:

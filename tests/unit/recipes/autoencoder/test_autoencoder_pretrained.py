@@ -17,7 +17,7 @@ from nbgpu.config import ClusterConfig, train_config, write_toml
 from nbgpu.engine.checkpoints import files as checkpoint
 from nbgpu.engine.workload.by_name import load
 from nbgpu.errors import ConfigError, DataError
-from nbgpu.planning.suitability import settled
+from nbgpu.planning.suitability import adapt_to_devices
 from nbgpu.protocol.records import Device
 from nbgpu.recipes import trained
 from nbgpu.recipes.autoencoder.network import as_named
@@ -227,7 +227,7 @@ def test_bad_weights_are_told_before_an_engine_starts(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_runs_code_is_refused(tmp_path: Path) -> None:
     config = train_config("autoencoder", data="phantoms", pretrained=str(tmp_path / "none.pt"))
     with pytest.raises(ConfigError, match=r"pretrained = .*none\.pt': there is no such file"):
-        settled(config, [Device("cpu", "CPU", "CPU-0", 0, 2**30)])
+        adapt_to_devices(config, [Device("cpu", "CPU", "CPU-0", 0, 2**30)])
 
     class Harmful:
         def __reduce__(self) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from nbgpu.machine.signals import uninterrupted
 
 
 @dataclass
-class Seating:
+class RankAssignment:
     """The engines behind the ranks. It changes when an engine is replaced, and is kept for the next owner of
     the cluster."""
 
@@ -34,8 +34,8 @@ class Seating:
     @uninterrupted()
     def at_start(
         cls, client: Any, host: str, world_size: int, timeout_s: float, check: Callable[[], None]
-    ) -> Seating:
-        """Return the seating at a cluster's start: the first engines, by number, are the ranks; the others
+    ) -> RankAssignment:
+        """Return the assignment at a cluster's start: the first engines, by number, are the ranks; the others
         are spares.
 
         Args:

@@ -10,7 +10,7 @@ from nbgpu.machine.numa import Binding
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSpec:
     """An engine's place in the group, which the client assigns."""
 
     rank: int

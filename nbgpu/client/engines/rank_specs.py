@@ -1,4 +1,4 @@
-"""The seats of ranks (`Seat` in engine/process/seat.py): what each must know of its place in the group."""
+"""The `RankSpec` of each rank (engine/process/rank_spec.py): what it must know of its place in the group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.config import ClusterConfig
 from nbgpu.machine import devices, numa
 from nbgpu.machine.transports import SINGLE, Transport
@@ -14,35 +14,35 @@ from nbgpu.protocol.meeting import MeetingPlace
 from nbgpu.protocol.records import Device
 
 
-def rank_seats(
+def rank_specs(
     config: ClusterConfig,
     chosen: Sequence[Device],
     transport: Transport,
-    processes: Processes,
+    pool: HostPool,
     host_of: Callable[[int], str],
 ) -> list[dict[str, Any]]:
-    """Return the seat of each rank.
+    """Return the spec of each rank.
 
     Args:
         config: the cluster's settings.
         chosen: the device of each rank.
         transport: the transport between the ranks.
-        processes: the processes of the cluster, whose controller runs.
+        pool: the hosts of the cluster, whose controller runs.
         host_of: returns the name of a rank's host.
     """
     hosts = [host_of(rank) for rank in range(len(chosen))]
     link = config.simulated_link
-    meeting = MeetingPlace.read(processes.meeting_file)
-    seats = []
+    meeting = MeetingPlace.read(pool.processes.meeting_file)
+    specs = []
     for rank, device in enumerate(chosen[:1] if transport.name == SINGLE else chosen):
-        place = processes.place_of(hosts[rank])
+        place = pool.place_of(hosts[rank])
         world_size = 1 if transport.name == SINGLE else len(chosen)
         with_ranks = list(dict.fromkeys(hosts[:world_size]))
         ranks_here = [other for other in range(world_size) if hosts[other] == hosts[rank]]
         # No process sees another host's devices.
         devices_here = [d for d, host in zip(chosen, hosts, strict=True) if host == hosts[rank]]
         bound = numa.binding(place.numa_nodes if config.bind_cores else {}, device, devices_here)
-        seats.append(
+        specs.append(
             {
                 "rank": rank,
                 "world_size": world_size,
@@ -71,4 +71,4 @@ def rank_seats(
                 "simulated": config.simulated,
             }
         )
-    return seats
+    return specs

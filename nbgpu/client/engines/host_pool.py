@@ -1,0 +1,449 @@
+"""The hosts of a cluster: how they start, which have ranks, are lost or come back, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbgpu.client.engines.other_hosts import joining
+from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
+from nbgpu.client.engines.processes import Processes
+from nbgpu.client.engines.rank_assignment import RankAssignment
+from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.notebooks_job import NotebooksJob
+from nbgpu.config import ClusterConfig
+from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError
+from nbgpu.host.host import Host
+from nbgpu.machine import numa
+from nbgpu.machine.processes import EngineProcess, ProcessId
+from nbgpu.protocol.calls import Call
+from nbgpu.protocol.cluster_processes import ABORT_HUNG
+from nbgpu.protocol.hosts import FIRST_NUMBER, JoinedHost
+from nbgpu.protocol.records import Device
+
+_log = logging.getLogger("nbgpu.cluster")
+
+NOT_RUNNING = "this cluster is not running. Start it with: start(), or %nbgpu start"
+GONE_WITH_HOST = "is gone with its host, which is not heard any more"
+"""Reported as an engine's end when its host is lost, and its exit status with it."""
+_EXIT_STATUS_TIMEOUT_S = 0.2
+_SHUTDOWN_GRACE_S = 3.0
+_POLL_PERIOD_S = 0.05
+_FIRST_PERIOD_S = 2.0
+_LONGEST_PERIOD_S = 30.0
+"""A host that is not reached is tried again after a while, which doubles up to this."""
+
+
+class Place(NamedTuple):
+    """What the ranks on a host must know of it."""
+
+    name: str
+    interface: str
+    """Over which they talk to other hosts; empty if there are none."""
+    folder: str
+    meeting_file: str
+    num_cores: int | None
+    """None for those of this host."""
+    numa_nodes: Mapping[str, str]
+    """What `machine.numa.bindable` returned there."""
+    clock_ahead_s: float = 0.0
+    """How far its clock is ahead of this host's."""
+
+
+class HostPool:
+    """The hosts on which a cluster has its ranks: the notebook's own, or others, which dial in.
+
+    Args:
+        config: the cluster's settings.
+        launcher: starts the other hosts, or has started those of a kept cluster; None to make one when it is
+            needed.
+        most_ranks: the number of ranks that the person wants on other hosts at most; None for one on each
+            device.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, launcher: Launcher | None = None, most_ranks: int | None = None
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self.most_ranks = most_ranks
+        self._listens_at = "", ""
+        """The name and the address of the interface at which the controller listens for other hosts."""
+        self._processes: Processes | None = None
+        self.client: Any = None
+        """ipyparallel's client; None while the cluster is not running."""
+        self.join_file: Path | None = None
+        """The file with which other hosts dial in."""
+        self.hosts: dict[str, Host] = {}
+        """Every host that is or was in the cluster, by its name."""
+        self.members: list[OtherHost] = []
+        """The other hosts that are in the cluster, also those without ranks, and those just lost."""
+        self.departed: list[OtherHost] = []
+        """Hosts that were lost, and that the cluster goes on without."""
+        self._refused: dict[int, str] = {}
+        """By the engine of a host that has dialled in, the reason why it gets no ranks."""
+        self._closing = threading.Event()
+        self._starter: threading.Thread | None = None
+        self._obstacle = ""
+
+    @property
+    def processes(self) -> Processes:
+        """The cluster's processes on this host; NoClusterError if there are none."""
+        if self._processes is None:
+            raise NoClusterError(NOT_RUNNING)
+        return self._processes
+
+    @property
+    def launcher(self) -> Launcher:
+        """What starts the other hosts and ends them; ConfigError if one of its settings is wrong."""
+        if self._launcher is None:
+            self._launcher = launcher_of(self._config)
+        return self._launcher
+
+    # The start, in the order of the calls.
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Find the interface for other hosts, and name the cluster's folder, which does not exist yet.
+
+        Args:
+            tell: a function that shows a line to the person who waits for the start.
+
+        Raises:
+            ClusterError: the hosts cannot be had.
+            ConfigError: there is no such interface.
+        """
+        self.launcher.tell = tell
+        if not self._config.is_local:
+            self._listens_at = self.launcher.listen_at()
+        self._processes = Processes.prepare()
+
+    def launch(self, variables: Mapping[str, str], num_engines: int) -> None:
+        """Launch the processes of this host and the first engines here, and return at once."""
+        processes = self.processes
+        processes.launch(variables, self._listens_at[1])
+        self.hosts = {processes.this_host.name: processes.this_host}
+        if num_engines:
+            processes.this_host.begin_engines(num_engines)
+
+    def connect(self, num_engines: int) -> None:
+        """Connect to the controller and wait for the engines of this host."""
+        self.client = self.processes.connect(num_engines, self._config.start_timeout_s)
+
+    def gather(
+        self, variables: Mapping[str, str], check: Callable[[], None], note: Callable[[], None]
+    ) -> tuple[Device, ...]:
+        """Start the other hosts, wait until all have dialled in, and return their devices, host by host.
+
+        Args:
+            variables: the environment of the engines.
+            check: a function that raises an error when there is nothing to wait for any more.
+            note: a function that is called once the launcher has started something.
+        """
+        interface, ip = self._listens_at
+        where = f"{interface} ({ip})"
+        self.join_file = joining.write_join_file(self.processes.folder, variables, where)
+        self.launcher.start(self.join_file, where)
+        note()
+        self._admit(joining.gather(self.client, self._config, self.launcher, check))
+        self.launcher.joined()
+        return tuple(device for _, device in joining.devices_of(self.members))
+
+    def start_ranks(self, num_ranks: int, check: Callable[[], None]) -> RankAssignment:
+        """Return the assignment of as many ranks, host by host, once the engine of each has come."""
+        if self._config.is_local:
+            here = self.processes.this_host.name
+            return RankAssignment.at_start(self.client, here, num_ranks, self._config.start_timeout_s, check)
+        num_of_host = Counter(name for name, _ in joining.devices_of(self.members)[:num_ranks])
+        self.mark_with_ranks(num_of_host)
+        return joining.start_ranks(self.client, self.members, num_of_host, self._config, check)
+
+    def take_over(
+        self,
+        folder: Path,
+        leaders: Mapping[str, ProcessId],
+        num_engines: int,
+        joined: Sequence[JoinedHost],
+        assignment: RankAssignment,
+    ) -> None:
+        """Connect to the hosts of a cluster that another process has started; the arguments are from its
+        entry in the registry."""
+        self._processes = Processes(folder, leaders)
+        self.hosts = {self._processes.this_host.name: self._processes.this_host}
+        self.connect(num_engines)
+        if joined:
+            self.join_file = joining.join_file_path(folder)
+            self._admit(joining.take_over(self.client, joined, assignment))
+            self.mark_with_ranks({process.host for process in assignment.processes.values()})
+
+    def _admit(self, hosts: Iterable[OtherHost]) -> None:
+        self.members += hosts
+        self.hosts |= {host.name: host for host in self.members}
+
+    # What runs on the hosts.
+
+    @property
+    def with_ranks(self) -> list[OtherHost]:
+        """The other hosts that have ranks; empty where the ranks are on this one."""
+        return [host for host in self.members if host.has_ranks]
+
+    @property
+    def rank_hosts(self) -> list[Host]:
+        """The hosts that have ranks: other ones, or this one."""
+        return [*self.with_ranks] or [self.processes.this_host]
+
+    def mark_with_ranks(self, names: Collection[str]) -> None:
+        """Note that the hosts of these names have ranks, and the cluster's others have none."""
+        for host in self.members:
+            host.has_ranks = host.name in names
+
+    def place_of(self, host: str) -> Place:
+        """Return what the ranks on a host must know of it."""
+        for other in self.members:
+            if other.name == host:
+                there = other.description
+                place = there.interface, there.folder, there.meeting_file, there.num_cores, there.numa_nodes
+                return Place(host, *place, other.clock_ahead_s)
+        here = self.processes
+        return Place(host, "", str(here.folder), str(here.meeting_file), None, numa.bindable())
+
+    def new_engine(self, host: str, take: Callable[[EngineProcess, int], None]) -> None:
+        """Start one more engine.
+
+        Args:
+            host: the name of the host on which it is to run.
+            take: called with the process and the number under which the engine registers with ipyparallel in
+                a moment. From then on the engine belongs to the caller. If an interrupt comes before that,
+                the engine is ended.
+        """
+        with self._answering():
+            self.hosts[host].fork_engine(lambda pid, engine: take(EngineProcess(host, pid), engine))
+
+    def prepare_engines(self, recipes: Sequence[str]) -> None:
+        """Ask the fork server to import what later engines need to train with these recipes, and return
+        at once."""
+        with self._answering():
+            for host in self.rank_hosts:
+                host.prepare_to_train(recipes)
+
+    def host_of(self, process: EngineProcess) -> Host:
+        """The host on which an engine runs."""
+        return self.hosts[process.host]
+
+    def how_ended(self, process: EngineProcess, debug: bool) -> str | None:
+        """How an engine ended, in words that follow its name; None while it lives."""
+        ending = self.host_of(process).how_ended(process.pid)
+        if ending is None:
+            return None
+        code = ending.code
+        if code is None and process.host in [host.name for host in self.members if not host.is_there]:
+            return GONE_WITH_HOST
+        if code == ABORT_HUNG:
+            return "ended itself, because NCCL could not be aborted on its GPU"
+        if code is None or code >= 0:
+            return "is gone" + ("" if code is None else f", with exit code {code}")
+        name = signal.Signals(-code).name
+        guess = ending.killer
+        if name == "SIGABRT" and not debug:
+            # gloo aborts a process that is sent more than it expects.
+            guess = (
+                "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "
+                "the calls"
+            )
+        return f"was killed by {name}{guess}"
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Raise ClusterError if the process that starts engines does not answer."""
+        try:
+            yield
+        except HostLostError as error:
+            raise ClusterError(f"{error}. {self.launcher.when_lost()}") from None
+        except (OSError, ValueError) as error:
+            time.sleep(_EXIT_STATUS_TIMEOUT_S)  # until the end of a process can be seen
+            self.processes.require_reachable()
+            raise ClusterError(
+                f"the process that starts engines does not answer ({error!r}). Start the cluster again: %nbgpu "
+                "restart"
+            ) from None
+
+    def hosts_not_seeing(self, folder: Path, marker: Path | None = None) -> list[OtherHost]:
+        """Return the hosts that do not see a folder: those that do not read the marker's text there.
+
+        Args:
+            folder: the folder.
+            marker: a text file in it; None to write one for the moment.
+
+        Raises:
+            ConfigError: the folder cannot be written to.
+            ClusterError: a host is lost.
+        """
+        if not self.with_ranks:
+            return []
+        content = marker.read_text() if marker is not None else secrets.token_hex(8)
+        file = folder / f".{content}" if marker is None else marker
+        try:
+            if marker is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                file.write_text(content)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be written to: {error.strerror}. Name another folder"
+            ) from None
+        try:
+            asked = {host: host.tell(Call.CONTENT_ON_HOST, str(file)) for host in self.with_ranks}
+            return [host for host, request in asked.items() if host.answer(request) != content]
+        except OSError as error:
+            raise ClusterError(f"{error}. %nbgpu restart starts the cluster again") from None
+        finally:
+            if marker is None:
+                file.unlink(missing_ok=True)
+
+    # Hosts that are lost, and that come back.
+
+    def lost(self) -> list[OtherHost]:
+        """The hosts that have ranks and are not heard any more."""
+        return [host for host in self.with_ranks if not host.is_there]
+
+    def missing(self) -> list[OtherHost]:
+        """The hosts that are lost, also those without ranks, and those that the cluster goes on without."""
+        idle = [host for host in self.members if not host.is_there and not host.has_ranks]
+        return [*self.lost(), *self.departed, *idle]
+
+    def go_on_without(self, lost: Sequence[OtherHost]) -> None:
+        """Remove lost hosts from those of the cluster. They may come back."""
+        for host in lost:
+            host.has_ranks = False
+        self.members = [host for host in self.members if host not in lost]
+        self.departed += lost
+
+    def has_come(self, num_ranks: int) -> bool:
+        """Whether a host has dialled in since the cluster went on without one, and may have ranks beside
+        those that there are."""
+        has_room = self.most_ranks is None or num_ranks < self.most_ranks
+        is_waited_for = any(not host.has_ranks for host in self.missing())
+        return has_room and is_waited_for and bool(self.new_engines())
+
+    def start_again(self) -> None:
+        """Have the launcher start lost hosts again, on a thread of its own, until all have come back."""
+        if self.launcher.starts_again and (self._starter is None or not self._starter.is_alive()):
+            self._starter = threading.Thread(target=self._start_again, name="nbgpu-hosts", daemon=True)
+            self._starter.start()
+
+    def _start_again(self) -> None:
+        assert self.join_file is not None, "there are other hosts"
+        period_s = _FIRST_PERIOD_S
+        while self.missing() and not self._closing.is_set():
+            try:
+                self._obstacle = self.launcher.start_again(self.join_file)
+            except NbgpuError as error:
+                self._obstacle = str(error)
+            except Exception as error:  # noqa: BLE001 - it is logged
+                # It is tried again; without this thread the host would never come back.
+                _log.exception("a lost host could not be started again")
+                self._obstacle = repr(error)
+            self._closing.wait(period_s)
+            period_s = min(2 * period_s, _LONGEST_PERIOD_S)
+        self._obstacle = ""
+
+    def replace_lost(self) -> list[tuple[OtherHost, OtherHost]]:
+        """Replace lost hosts by hosts that have dialled in since. Their ranks do not run yet.
+
+        A host replaces the lost one of its own name, if there is one, and must have as many devices. One that
+        cannot is refused for good.
+
+        Returns:
+            Each lost host, with the one that has its place now.
+        """
+        replaced = []
+        for engine in [] if not self.missing() else self.new_engines():
+            if not (missing := self.missing()):
+                break
+            try:
+                description = joining.describe_one(
+                    self.client, engine, self._config, self.processes.require_reachable
+                )
+            except NbgpuError as error:
+                self._refused[engine] = str(error)
+                continue
+            alike = [host for host in missing if host.description.name == description.name]
+            lost = (alike or missing)[0]
+            before, now = lost.description.devices, description.devices
+            if [device["kind"] for device in before] != [device["kind"] for device in now]:
+                self._refused[engine] = (
+                    f"host {description.name} has {len(now)} rank(s), and host {lost.name} had {len(before)}"
+                )
+                continue
+            name = lost.name if alike else self._free_name(description.name)
+            host = lost.make_successor(engine, description, name)
+            self._replace(lost, host)
+            replaced.append((lost, host))
+        return replaced
+
+    def _replace(self, lost: OtherHost, host: OtherHost) -> None:
+        host.has_ranks = lost.has_ranks
+        if lost in self.members:
+            self.members[self.members.index(lost)] = host
+        else:
+            self.departed.remove(lost)
+            self.members.append(host)
+        self.hosts[host.name] = host
+
+    def new_engines(self) -> list[int]:
+        """Return the engines of hosts that have dialled in, and are neither in use nor refused."""
+        used = {host.engine for host in self.members}
+        here = [number for number in self.client.ids if number >= FIRST_NUMBER]
+        return [number for number in here if number not in used and number not in self._refused]
+
+    def _free_name(self, name: str) -> str:
+        taken = set(self.hosts)
+        names = [name, *(f"{name}-{nth}" for nth in range(2, len(taken) + 3))]
+        return next(candidate for candidate in names if candidate not in taken)
+
+    def obstacles(self) -> Sequence[str]:
+        """Sentences that say why a host does not come back; none if no reason is known."""
+        refusals = [reason for engine, reason in self._refused.items() if engine in self.client.ids]
+        return [*refusals, *filter(None, [self._obstacle, self.launcher.obstacle()])]
+
+    # The end.
+
+    def jobs(self) -> list[Launcher | NotebooksJob]:
+        """The jobs whose time limits end the ranks or the notebook."""
+        jobs: list[Launcher | NotebooksJob] = []
+        if self._config.launcher_settings.IS_JOB:
+            jobs.append(self.launcher)
+        if not self.launcher.uses_notebooks_job and (job := NotebooksJob.that_ends_this_process()):
+            jobs.append(job)
+        return jobs
+
+    def end_others(self) -> None:
+        """Start no more hosts, end the cluster's processes on other hosts, and wait a moment for that.
+
+        Call it while the controller runs; hosts that cannot be reached end by themselves, a little later.
+        """
+        self._closing.set()
+        if self._processes is None or self._processes.unreachable() is not None:
+            return
+        for host in self.members:
+            host.end()
+        give_up_s = time.monotonic() + _SHUTDOWN_GRACE_S
+        while any(host.is_there for host in self.members) and time.monotonic() < give_up_s:
+            time.sleep(_POLL_PERIOD_S)
+
+    def end(self) -> None:
+        """End the processes of this host."""
+        if self._processes is not None:
+            self._processes.end()
+
+    def end_launcher(self) -> None:
+        """End what is left of what the launcher has started."""
+        if self._launcher is not None:
+            self._launcher.end()
