@@ -1,6 +1,6 @@
-"""What torch says of collectives that do not fit together: its debug mode compares those of the ranks before
-each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are saved
-when a run fails.
+"""torch's diagnosis of collectives that do not match between the ranks: its debug mode compares them before
+each one begins (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are
+saved when a run fails.
 
 The recorder holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. A
 comparison of the ranks' records shows which collective was missing on which rank.
