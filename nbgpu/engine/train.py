@@ -196,10 +196,10 @@ def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bo
 
 
 def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None:
-    """End a run that failed, on this rank or on another one, or was stopped, and will not continue.
+    """End a run on this rank that has failed on any rank, or was stopped, and will not continue.
 
     Args:
-        folder: the run's folder.
+        folder: the run's folder, as the notebook's host calls it.
         failed: whether the run failed.
         causes: the ranks on which it failed; the others were only cut off.
     """
@@ -511,8 +511,18 @@ def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership
 def _claim_run_folder(
     config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device], rank: int
 ) -> tuple[Path, TrainConfig, bool]:
-    """Return (the run's folder, its settings, whether an earlier process of the same job has made it). A
-    collective."""
+    """Find the run folder of this job that an earlier process has made, or make one. A collective; only rank
+    0 uses the disk.
+
+    Args:
+        config: the settings as the person gave them.
+        cluster: the settings of the cluster.
+        of_ranks: the devices of all ranks.
+        rank: this rank.
+
+    Returns:
+        (the folder, the run's settings, whether an earlier process has made it).
+    """
     job = jobs.job_identity(config)
     found = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
     if before := exchange.broadcast(found, source=0):
@@ -560,7 +570,8 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
 
 
 def _settle(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> SettledConfig:
-    """Settle the settings of a run; see `settling.settle`."""
+    """Settle the settings of a run on rank 0: choose those that are left to the data, by the files and the
+    memory of a rank, and find the checkpoint to go on from."""
     memory_bytes = devices.least_rank_memory_bytes(cluster, of_ranks)
     on_gpu = all(device.kind == "cuda" for device in of_ranks)
     return settling.settle(

@@ -46,7 +46,7 @@ class Visit(NamedTuple):
     volume: int
     epoch: int
     number: int
-    """The visit's index among those of the rank's epoch."""
+    """The visit's position among the rank's visits of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,11 @@ class WorkerProcesses:
 
     Args:
         visits: the dataset of the samples of each visit; it is sent to each worker.
+        context: the result of `prepare`, which starts processes from the forkserver.
         num_workers: the number of processes.
         prefetch: the number of visits that each worker prepares ahead.
         stay: whether the processes stay for the next `samples_of`.
-        rank: for messages.
+        rank: the rank's number, for messages.
     """
 
     def __init__(

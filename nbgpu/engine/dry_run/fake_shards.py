@@ -163,7 +163,13 @@ class _AfterBackward(torch.autograd.Function):
 
 
 class _FsdpUnit:
-    """The weights that FSDP gathers together: those of a block, or those outside of all blocks."""
+    """The weights that FSDP gathers together: those of a block, or those outside of all blocks.
+
+    Args:
+        whole: the weights of the model, without values; they get the gradients of the backward pass.
+        world_size: the number of ranks to shard over.
+        note: is called with the tensors that are allocated for communication.
+    """
 
     def __init__(
         self, whole: list[nn.Parameter], world_size: int, note: Callable[[list[Tensor]], None]

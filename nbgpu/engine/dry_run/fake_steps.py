@@ -287,7 +287,7 @@ def _unfolded_bytes(weight: Tensor, result: Tensor) -> int:
 
 
 def _grouped(image: Tensor) -> int:
-    """Return the bytes of an image in oneDNN's order: its channels in groups, the last of which is filled
+    """Return the bytes of an image in oneDNN's order: its channels in groups, with the last group filled
     up."""
     channels = image.shape[1]
     return image.nbytes // channels * (-(-channels // _NUM_GROUPED) * _NUM_GROUPED) if channels else 0

@@ -34,7 +34,12 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
 
 class Unexchanged(Strategy):
     """The model alone, with the memory that DDP holds for the exchange: gradients that are views of its
-    buckets, or buckets beside the gradients."""
+    buckets, or buckets beside the gradients.
+
+    Args:
+        config: the settings, with the strategy.
+        model: the model on the device.
+    """
 
     def __init__(self, config: TrainConfig, model: nn.Module) -> None:
         self.replica = model

@@ -163,7 +163,11 @@ class _Wait:
 
 
 class _Clock:
-    """Watches the collectives of one generation of the group."""
+    """Watches the collectives of one generation of the group.
+
+    Args:
+        timeout_s, rank, store, give_up: as for `begin`.
+    """
 
     def __init__(
         self,

@@ -385,7 +385,7 @@ def note_connections() -> None:
 
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
             """Make a group, record it, and check its connections before any tensor is sent."""
-            if not dist.is_initialized():  # the default group, of which `form` has more to say
+            if not dist.is_initialized():  # the default group: `form` records and checks it
                 with sockets.noted_as_groups():
                     made = make_group(*args, **kwargs)
                 _note_number(inspect.signature(make_group).bind(*args, **kwargs).arguments)

@@ -23,7 +23,7 @@ _arguments: dict[str, Mapping[str, Any]] = {}
 
 @dataclass(frozen=True)
 class OwnGroup:
-    """A group that a person has made, of which this rank is a member."""
+    """A process group that a person has made and that has this rank as a member."""
 
     group: Any
     arguments: Mapping[str, Any]

@@ -156,7 +156,15 @@ class HeldWork(dist.Work):
 
 
 class _Held:
-    """One collective that the link has not delivered yet."""
+    """One collective that the link has not delivered yet.
+
+    Args:
+        real: the real collective; None if it has ended.
+        arrivals: when the ranks began it; None if that is not known.
+        number: its number among those arrivals.
+        lasts_s: how long the link is busy with it.
+        line: the rank's link.
+    """
 
     def __init__(
         self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line

@@ -6,7 +6,7 @@ neither `abort` nor `destroy_process_group` frees it. Shutting down its connecti
 gloo accepts the first process that connects and names the expected number as the rank that it waits for. On
 its own host a rank sees whose that process is; of another host it knows an address and a port. So every rank
 says in the store, to which nobody comes without the cluster's keys, which connections are its own, and a
-connection of which the other end is nobody's is a stranger's.
+connection whose other end no rank reports is a stranger's.
 """
 
 from __future__ import annotations

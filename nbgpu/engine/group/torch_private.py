@@ -63,9 +63,8 @@ def num_groups_made() -> int:
 
 
 def make_group(arguments: Mapping[str, Any]) -> Any:
-    """Make a group, of which this rank is a member, with the arguments that torch's
-    `_new_process_group_helper` had the first time (`wrap_making_of_groups`), and the store of the present
-    default group.
+    """Make a group, with this rank as a member, with the arguments that torch's `_new_process_group_helper`
+    had the first time (`wrap_making_of_groups`), and the store of the present default group.
 
     `new_group` is not called, because it would choose another name, and needs every rank to take part.
     """

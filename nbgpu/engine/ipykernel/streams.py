@@ -81,11 +81,15 @@ class _Child:
 
 
 class _ForkedChildren:
-    """Writes what forked children print to the rank's own streams.
+    """Writes the text of forked children to the rank's own streams.
 
     ipykernel's streams publish on a socket that a forked process must not use. ipykernel has a way around it,
     which listens on a TCP port and which engines of ipyparallel do not have. Here each child gets one end of
     a pair of Unix sockets as it is forked, and the rank's publishing thread reads the other end.
+
+    Args:
+        shell: the rank's.
+        streams: the rank's own stdout and stderr, by name.
     """
 
     def __init__(self, shell: Any, streams: dict[str, Any]) -> None:

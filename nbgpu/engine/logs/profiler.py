@@ -44,7 +44,7 @@ class Profiler:
         self._part: record_function | None = None
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Return a context for a step of the run, of which `step - 1` are done."""
+        """Return a context for the step with this number, counted from 1."""
         return self._profiled(step) if step in self._steps else nullcontext()
 
     def enter(self, part: Part) -> None:

@@ -77,7 +77,8 @@ class Static:
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that the steps of a run need, in bytes, as far as it follows from shapes."""
+    """The memory that the steps of a run need, in bytes; only memory that follows from the shapes of tensors
+    is included."""
 
     fixed_bytes: int
     """The part that is independent of the batch size."""

@@ -132,7 +132,17 @@ class Alone(Strategy):
 
 class Replicated(Strategy):
     """DistributedDataParallel: every rank has the whole model, and gradients are averaged while they are
-    computed."""
+    computed.
+
+    Args:
+        config: the settings of DDP.
+        model: the model on the device, with the same weights on every rank.
+        device: the rank's device.
+        hook: sends DDP's buckets; None for the one that the settings choose.
+        num_warmup_steps: the steps in which PowerSGD sends gradients whole.
+        bucket_order: the order of the parameters in the buckets of an earlier DDP object of this run; empty
+            for none.
+    """
 
     def __init__(
         self,
@@ -213,8 +223,14 @@ def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
 
 
 class Sharded(Strategy):
-    """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer
-    state."""
+    """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer state.
+
+    Args:
+        config: the settings; with `cpu_offload` shards are in host memory.
+        model: the model, with the same weights on every rank.
+        blocks: the parts that are gathered one at a time.
+        mesh: all ranks of the group.
+    """
 
     survives = False
 
@@ -232,7 +248,7 @@ class Sharded(Strategy):
             module for module in model.modules() if isinstance(module, FSDPModule) and module is not model
         ]
         self._has_computed = False
-        """Whether there was a forward pass of the whole model, in the first of which FSDP prepares itself."""
+        """Whether there was a forward pass of the whole model: FSDP sets itself up in the first one."""
         self._broken: Exception | None = None
         """The failure of a gathering in an evaluation, after which none can follow."""
 

@@ -46,12 +46,16 @@ _REPLACING_PATIENCE_S = 60.0
 
 
 class Sentinel:
-    """A thread that can act while the main thread sits in C++, which it may do for minutes.
+    """A thread that can act while the main thread is in C++, possibly for minutes.
 
     When its lifetime is over, the sentinel ends this engine and the processes that the engine has started. On
     a socket in the cluster's folder the client names the generation of the group that is given up, and the
-    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may do with signal
-    handlers what it likes.
+    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may change the
+    handlers of signals.
+
+    Args:
+        lifetime: the processes without which the engine is of no use.
+        cluster_folder: the cluster's folder on this host.
     """
 
     def __init__(self, lifetime: LifetimeWatch, cluster_folder: Path) -> None:
@@ -166,8 +170,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
 
 
 def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
-    """Put multiprocessing's temporary folder into the cluster's, because its own would stay when an engine is
-    killed."""
+    """Have multiprocessing put its sockets into the cluster's folder: its own temporary folder would stay
+    when an engine is killed."""
     temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
     if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
         # The descriptor stays open for the engine's life, and the path has the engine's pid, because its
@@ -179,11 +183,13 @@ def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
 
 
 def join(spec: Mapping[str, Any], generation: int) -> list[str]:
-    """Make this engine a rank of the first group, and give its cells their names.
+    """Make this engine a rank of the first group, and define `rank`, `world_size`, `device` and the like for
+    its cells.
 
     Args:
-        spec: the rank's place.
-        generation: the number of transports that were tried before without success.
+        spec: the fields of the rank's RankSpec.
+        generation: the number of this forming of the group: the number of transports that were tried before
+            without success.
 
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
@@ -200,7 +206,8 @@ def join(spec: Mapping[str, Any], generation: int) -> list[str]:
 
 
 def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
-    """Give an engine that takes over a rank its names, and a group in which every collective does nothing.
+    """Make an engine the successor of a rank, in a group of torch's backend 'fake', in which every collective
+    does nothing.
 
     In this group the cells that the rank had seen can run again without the other ranks. `join_again` ends
     it.
@@ -211,10 +218,11 @@ def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
 
 
 def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
-    """Take part in the next generation of the group. Every rank calls it, a new one included.
+    """Take part in the next generation of the group, after a failure or a change of the number of ranks. A
+    collective: every rank calls it, a new one included.
 
     Args:
-        spec: the rank's place.
+        spec: the fields of the rank's RankSpec.
         generation: the number of this forming of the group.
         healthy: the ranks whose state counts where the ranks differ.
 
@@ -303,7 +311,8 @@ def _set_environment(spec: RankSpec) -> None:
 
 
 def _become_rank(spec: RankSpec) -> RankSpec:
-    """Make this engine the rank of this spec, and install what ranks need; do nothing if it is that rank."""
+    """Make this engine the rank of this spec, and install everything that a rank needs; do nothing if it is
+    that rank already."""
     global _spec
     if _spec is not None:
         assert _spec == spec, f"this engine is rank {_spec.rank} already"
@@ -327,6 +336,7 @@ def _store(spec: RankSpec, generation: int) -> Store:
 
 
 def _membership(spec: RankSpec) -> Membership:
+    """Return this rank's place in the process group."""
     import torch
 
     from nbgpu.engine.group.group import Membership
@@ -345,8 +355,8 @@ def _membership(spec: RankSpec) -> Membership:
 
 
 def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
-    """Say what a variable that belonged to the old group needs; the line that made it for the old number of
-    ranks follows."""
+    """Return the beginning of a sentence about a variable that belonged to a group with another number of
+    ranks; the line that made the variable follows."""
     gone = ""
     if num_now < num_before and on_several_hosts:
         # A host that is lost need not have had the last ranks.
@@ -361,10 +371,10 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
 
 
 def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
-    """Apply what differs in the new spec of this rank: the names `rank` and `world_size`, torchrun's
-    variables, threads, cores and memory limit.
+    """Apply the differences between the old and the new spec of this rank: the names `rank` and `world_size`,
+    torchrun's variables, threads, cores and memory limit.
 
-    What the person has set to another value stays.
+    Values that the person has changed stay.
 
     Raises:
         ConfigError: the rank has more memory than the new limit allows.

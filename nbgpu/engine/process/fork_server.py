@@ -61,6 +61,12 @@ class ForkServer:
     way, and an acknowledgement of the answer. An engine whose number nobody acknowledged is ended.
 
     Processes that an engine has started and not ended become children of this process, which ends them.
+
+    Args:
+        owner: a descriptor that can be read once the process that started the cluster has ended.
+        controller_pid: the pid of ipyparallel's controller.
+        folder: the cluster's folder.
+        requests: the socket to which the client connects.
     """
 
     def __init__(self, owner: int, controller_pid: int, folder: Path, requests: socket.socket) -> None:

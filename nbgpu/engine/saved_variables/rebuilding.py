@@ -354,6 +354,8 @@ def _dtensor_part_reader(
 
 
 class _NodeUnpickler(pickle.Unpickler):
+    """Opens a pickle, and takes the values of the nodes that it refers to from `value`."""
+
     def __init__(self, file: Any, value: Callable[[Any], Any]) -> None:
         super().__init__(file)
         self._value = value

@@ -46,6 +46,7 @@ _FAKE = "fake"
 
 @dataclass(slots=True)
 class _Collective:
+    """The record of one collective: when this rank began it, waited for it, and had its result."""
     operation: str
     group: str
     number: int
@@ -61,7 +62,11 @@ class _Collective:
 
 
 class _Notes:
-    """What one cell does."""
+    """The records of one cell: its parts (forward, backward, optimizer and the rest) and its collectives.
+
+    Args:
+        device: the rank's device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -190,7 +190,14 @@ def _there_and_back(
 
 
 class _Timing:
-    """The measurement of one operation."""
+    """The measurement of one operation: the first messages find out which sizes and how many repetitions fit
+    into the time.
+
+    Args:
+        operation: the operation.
+        member: this rank's place in the group.
+        budget_s: about how long all passes together may take.
+    """
 
     def __init__(self, operation: _Operation, member: group.Membership, budget_s: float) -> None:
         self._device = member.device

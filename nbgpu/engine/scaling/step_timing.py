@@ -118,7 +118,17 @@ class _ReadyBuckets:
 
 
 class _TimedSteps:
-    """Optimizer steps of one model on one generated batch."""
+    """Optimizer steps of one model on one generated batch.
+
+    Args:
+        config: the settings.
+        recipe: computes the loss.
+        model: the model.
+        ddp: the strategy that distributes the model.
+        device: the rank's device.
+        ready: the buckets' times, where gradients are not exchanged.
+        blocks: the parts of the model that are timed.
+    """
 
     def __init__(
         self,

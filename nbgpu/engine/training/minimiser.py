@@ -56,7 +56,7 @@ class Minimiser(Loop):
         self._stage = 0
         self._steps_in_stage = 0
         self._lbfgs: Lbfgs | None = None
-        """The search of the stage and its memory, if it is spread over the ranks."""
+        """The L-BFGS search of the stage and its pairs, if they are spread over the ranks; else None."""
         self._mesh: DeviceMesh | None = None
         """All ranks of the group, over which the search's memory is spread."""
         self._loss = math.nan

@@ -88,6 +88,7 @@ class AdversarialStep(PlainStep):
     """A step of the model and of its discriminator. Either both learn from it, or neither does.
 
     Args:
+        config, recipe, state, strategy, device: as for `PlainStep`.
         discriminator: learns from the model's newest output.
     """
 

@@ -66,7 +66,8 @@ class Trainer(Loop):
         """Whether model and optimizer are those of `step`: initialised, or taken from a checkpoint or another
         rank."""
         self._lost_step = 0
-        """The step that training had reached when the state was lost, with a rank that had a part of it."""
+        """The step that training had reached when the state was lost together with a rank's shards; 0 if none
+        was."""
         self._guard = Guard(config, self.device)
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None

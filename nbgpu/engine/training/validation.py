@@ -161,8 +161,8 @@ def evaluate(
     chunk_size: int,
     tell: Callable[[int, int], None],
 ) -> list[Any]:
-    """Call the recipe's `evaluate` for every sample of the result, of which each rank takes every n-th;
-    return the results in the order of the samples, on every rank.
+    """Call the recipe's `evaluate` for every sample of the result, where rank r takes the samples r, r +
+    world_size, …; return the results in the order of the samples, on every rank.
 
     A collective, inside `evaluating`. If the recipe raises on one rank, every rank raises.
 
@@ -173,7 +173,7 @@ def evaluate(
         device: the rank's device.
         member: the rank's place in the group.
         chunk_size: the number of samples that are evaluated at a time.
-        tell: receives now and then how many samples of how many this rank has evaluated.
+        tell: receives from time to time (the samples that this rank has evaluated, all of its samples).
     """
     samples = recipe.samples_of_result()
     own = samples[member.rank :: member.world_size]

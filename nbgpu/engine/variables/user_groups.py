@@ -69,8 +69,8 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
 
 
 def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
-    """Return the line that makes a variable again, for each variable of which a group was not made again, and
-    keep the line for messages about a later use.
+    """Return the line that makes a variable again, for each variable with a group that was not made again,
+    and keep the line for messages about a later use.
 
     Args:
         before: the variables that belonged to the groups that have ended.

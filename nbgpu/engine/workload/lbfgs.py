@@ -453,8 +453,15 @@ class _Model:
     """The quadratic model of the loss around a point: its matrix is B = scale * I - W M W^T (equation 3.2 of
     Byrd et al.), where W has the changes of the gradient and the scaled steps in its columns.
 
-    The products with W that it is given, and the weights that it gives, are those of the rows of
-    `Lbfgs._pairs`.
+    The products with W that its methods take, and the weights that they return, are in the order of the rows
+    of `Lbfgs._pairs`.
+
+    Args:
+        order: the places of the pairs that are remembered, the oldest first.
+        num_pairs: the number of places.
+        steps_by_changes: (place, place), the products of steps with changes of the gradient.
+        steps_by_steps: (place, place), the products of steps with one another.
+        scale: the curvature in directions that no pair has a part of.
     """
 
     def __init__(
