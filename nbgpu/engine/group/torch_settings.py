@@ -35,6 +35,7 @@ _FP32_PRECISIONS = [("generic", "all")] + [
 @dataclass(frozen=True)
 class _Setting:
     """A setting of torch: a function that reads its value, and one that sets it."""
+
     get: Callable[[], Any]
     set: Callable[[Any], object]
 

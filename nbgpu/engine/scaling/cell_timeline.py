@@ -47,6 +47,7 @@ _FAKE = "fake"
 @dataclass(slots=True)
 class _Collective:
     """The record of one collective: when this rank began it, waited for it, and had its result."""
+
     operation: str
     group: str
     number: int
