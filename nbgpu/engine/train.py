@@ -134,6 +134,7 @@ def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> R
 
 
 def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    """Write how the run ended on this rank into the run's folder; None removes an earlier outcome."""
     try:
         runs.leave_outcome(folder, rank, outcome)
     except OSError as error:
@@ -343,6 +344,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _end_logs(recorder: Recorder | None, log_writer: LogWriter | None, failed: bool) -> None:
+    """Write the last records and close the logs."""
     if log_writer is not None:
         log_writer.close(failed)
     if recorder is not None:

@@ -256,7 +256,7 @@ class Writer:
             self._remove(folder)
             whole.take_rest()
             raise
-        # KeyboardInterrupt frees all ranks from the collective, and so nothing more is gathered.
+        # An interrupt, which the client sends to all ranks: nothing more is gathered.
         except BaseException:
             self._remove(folder)
             raise

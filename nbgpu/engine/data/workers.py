@@ -193,6 +193,7 @@ class WorkerProcesses:
         self._loader = None
 
     def _end(self) -> None:
+        """End the processes and drop the results on their way."""
         results, self._results = self._results, None
         if results is not None:
             # torch does this when the last reference goes, but the traceback of an error keeps some. (A

@@ -119,6 +119,8 @@ class FakeShards(Strategy):
         self._gather_in_forward(self._root)
 
     def _gather_in_forward(self, part: _FsdpUnit) -> None:
+        """Gather a part's weights before its forward pass; FSDP frees the buffer of the part before only once
+        this one's buffer is filled."""
         part.prefetch()
         self._gathered = None
         part.gather()

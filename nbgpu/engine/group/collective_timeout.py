@@ -235,6 +235,8 @@ class _Clock:
             self._end_wait(collective, timeout_s)
 
     def _say(self, collective: CollectiveInFlight) -> None:
+        """Write into the store that this rank waits in a collective; if the store is given up, the other
+        ranks do not learn it."""
         try:
             self._store.set(_key(collective, self._rank), str(collective.number))
         except (dist.DistStoreError, ValueError) as error:

@@ -511,6 +511,7 @@ def _is_abandoned() -> bool:
 
 
 def _require_wanted(generation: int) -> None:
+    """Raise DistBackendError if a generation was given up."""
     if generation <= _given_up:
         # The error that torch raises on a rank that was freed from a collective.
         raise dist.DistBackendError(

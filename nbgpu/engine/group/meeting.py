@@ -297,6 +297,7 @@ def store_at(address: str, keys_file: Path, generation: int) -> Store:
 
 
 def _own_context() -> zmq.Context[_Socket]:
+    """Return this process's ZeroMQ context: sockets of a context must not be used after a fork."""
     global _context
     if _context is None or _context[0] != os.getpid():
         # Not the one that ipykernel uses, which cannot end before all its sockets are closed.

@@ -122,6 +122,7 @@ class HeldWork(dist.Work):
         return True
 
     def _wait_at_most(self, timeout: timedelta) -> None:
+        """Wait until the result is there, or raise after the timeout, by looking from time to time."""
         # No lock of Python's, which an interrupt could leave taken.
         until_s = time.monotonic() + timeout.total_seconds()
         while not self.done.done():
@@ -136,6 +137,7 @@ class HeldWork(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Any:
+        """Return the error of the collective; None if it has ended well or not at all."""
         if self.is_completed():
             try:
                 self.done.value()
@@ -239,6 +241,8 @@ class Queue(Numbered):
         self._thread.start()
 
     def arrive(self) -> int:
+        """Note that this rank has come to the next collective; return the collective's number. Call before
+        the real one begins."""
         if threading.current_thread() is self._thread:
             # A callback of a result begins a collective and may wait for it, as PowerSGD's does. Another
             # thread has to deliver it.

@@ -154,6 +154,8 @@ def initialise_ddp(
     is_in_order = False
 
     def build_in_order() -> tuple[list[Any], list[bool]]:
+        """Return DDP's parameters and whether their gradients are sparse, in the given order if the order
+        fits them."""
         nonlocal is_in_order
         parameters, expect_sparse = DistributedDataParallel._build_params_for_reducer(ddp)
         is_in_order = sorted(order) == list(range(len(parameters))) and not ddp.find_unused_parameters

@@ -167,6 +167,7 @@ def _read() -> dict[str, Any]:
 
 
 def _write(values: Mapping[str, Any]) -> None:
+    """Set the settings that differ from these values."""
     for name, setting in _SETTINGS.items():
         # A getter that could not answer gave None (`_if_it_can_be_read`).
         if values[name] is not None and setting.get() != values[name]:

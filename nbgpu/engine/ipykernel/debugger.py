@@ -31,6 +31,7 @@ class _Debugger(debugger.InterruptiblePdb):
             raise
 
     def interaction(self, frame: Any, tb_or_exc: Any) -> None:
+        """Run the debugger's commands, and end the cell with KeyboardInterrupt if Stop has ended them."""
         # The base class prints an interrupt and would go on with the cell.
         super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
         if self._stopped:

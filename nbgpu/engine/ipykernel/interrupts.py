@@ -106,7 +106,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         # The other ranks would wait for the connections of this one. It is freed like them, and interrupted
         # again.
         return
-    # Assumed before the search, because a library may catch the error that is raised here.
+    # Set before the error is raised: if the person's code catches it, 'caught' is the reason why it goes on.
     before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False
     while frame is not None and frame.f_back is not None:

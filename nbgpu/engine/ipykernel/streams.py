@@ -119,8 +119,8 @@ class _ForkedChildren:
         return write_after_children
 
     def _before_fork(self) -> None:
-        """Make the pair of sockets for a child that is about to be forked; in a child of a child make
-        none."""
+        """Make the pair of sockets for a child that is about to be forked. A child that forks makes none: its
+        own children write through the child's."""
         if os.getpid() == self._rank_pid:
             self._forking.pair = socket.socketpair()
 

@@ -86,6 +86,9 @@ def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
     set_custom_exc(kinds, _show)
 
     def set_custom_exc_of_a_cell(of_the_cell: tuple[type[BaseException], ...], handler: Any) -> None:
+        """Take over `set_custom_exc`: call the cell's handler for its kinds of errors, and `_show` for all
+        others."""
+
         def handle(shell: Any, kind: type[BaseException], *args: Any, **options: Any) -> Any:
             by = handler if issubclass(kind, of_the_cell) else _show
             return by(shell, kind, *args, **options)
@@ -105,6 +108,7 @@ def _print_errors_that_end_no_cell(shell: Any) -> None:
     rank_pid = os.getpid()
 
     def show_or_print(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
+        """Let IPython show the error that ends the cell, and print any other."""
         fails_in_showing = getattr(shell.displayhook, "msg", None) is not None
         if os.getpid() == rank_pid and (fails_in_showing or _ends_cell(sys._getframe(1))):
             show(kind, error, lines)

@@ -204,6 +204,7 @@ class _Lookup:
         self._starts = [start for start, _, _ in self._ranges]
 
     def __call__(self, moment: float | None) -> str:
+        """Return the part at a moment of the host; 'other' outside of all parts, and for None."""
         if moment is None:
             return "other"
         place = bisect_right(self._starts, moment) - 1

@@ -119,6 +119,7 @@ class AllocationLog:
         return parts
 
     def _update_peak(self, scratch_bytes: int) -> None:
+        """Record a new peak, with the scratch memory of the kernel that is running."""
         if self._now_bytes + scratch_bytes > self.peak_bytes:
             self.peak_bytes = self._now_bytes + scratch_bytes
             self.num_changes_at_peak = self._num_changes

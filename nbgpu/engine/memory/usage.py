@@ -236,6 +236,8 @@ def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
 
 
 def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
+    """Return whether a tensor or array is in the memory of a device; sparse tensors have no storage to look
+    at."""
     if isinstance(part, np.ndarray):
         return device.type == "cpu"
     same_kind = part.device.type == device.type and part.layout is torch.strided

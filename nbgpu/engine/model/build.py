@@ -113,6 +113,7 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
+        """Sum a tensor over the ranks."""
         total = own.clone()
         with for_statistics.noted():
             dist.all_reduce(total)
@@ -120,6 +121,7 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Sum the gradient over the ranks: the loss of every rank depends on this rank's input."""
         total = gradients[0].contiguous().clone()
         with for_statistics.noted():
             dist.all_reduce(total)

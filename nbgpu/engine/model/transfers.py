@@ -109,12 +109,14 @@ class Transfers:
         transfer.arrived = Moment(self._device)
 
     def _ready(self, gradients: Tensor) -> Transfer:
+        """Record that gradients are ready to travel."""
         assert self._of_step is not None, "a step has begun"
         transfer = Transfer(Moment(self._device), gradients.nbytes)
         self._of_step.append(transfer)
         return transfer
 
     def _arrived(self, transfer: Transfer, sent: torch.futures.Future[Tensor]) -> Tensor:
+        """Record that the average has arrived, and return it."""
         # On a GPU torch calls this while the collective travels, with a stream as the current one that waits
         # for the collective: the event is passed when the gradients are there.
         average = sent.value()

@@ -148,6 +148,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
             """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
 
         def init_engine(self) -> None:
+            """Set up the engine, and put the working folder behind the standard library on the import
+            path."""
             super().init_engine()
             # ipyparallel has put the working folder before the standard library here, too.
             sys.path.remove("")

@@ -98,6 +98,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
 
 
 def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
+    """Return this host's devices for the ranks; with gpus="auto" the free GPUs."""
     if not gpus_setting.takes_free(gpus):
         return devices.choose(gpus, ranks)
     with closing(GpuChooser()) as chooser:

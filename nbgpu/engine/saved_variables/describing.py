@@ -429,6 +429,8 @@ class _NodePickler(pickle.Pickler):
         self._path = path
 
     def persistent_id(self, value: Any) -> int | None:
+        """Return the number of the node that stands for an object in the pickle; None to pickle the object
+        itself."""
         if not self._describer.has_description(value):
             return None
         node: int = self._describer.described(value, self._path)["#"]
@@ -476,6 +478,7 @@ def _is_compiled(kind: type) -> bool:
 
 
 def _reason_not_saved(kind: type) -> str:
+    """Return the reason why objects of a class cannot be saved, and what to save instead."""
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
     if kind.__name__ == "FullyShardedDataParallel":
@@ -518,6 +521,7 @@ def _fills(form: TensorForm, size_bytes: int) -> bool:
 
 
 def _free_name(path: str, taken: Mapping[str, Any]) -> str:
+    """Return a name for a tensor in the file that no other tensor has."""
     name, number = path, 2
     while name in taken:
         name, number = f"{path} ({number})", number + 1

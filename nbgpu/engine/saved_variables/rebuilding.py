@@ -236,6 +236,7 @@ class Rebuilder:
         return self._parts
 
     def _shard(self, module: Any, node: Mapping[str, Any]) -> None:
+        """Apply `fully_shard` to a rebuilt model as it was when it was saved."""
         parameters = {name: self.value(part) for name, part in node["parameters"]}
         mesh = self.value(node["mesh"])
         try:
@@ -260,6 +261,8 @@ class Rebuilder:
         return found
 
     def _imported_module(self, name: str) -> ModuleType:
+        """Import a module by its name; without trust only one that this rank has imported, or one of
+        `_LIBRARIES`: an import runs the module's code."""
         if name not in sys.modules and not self._trust and name.partition(".")[0] not in _LIBRARIES:
             raise NeedsTrust(f"import {name}")
         try:
@@ -305,6 +308,7 @@ class Rebuilder:
                     self._variables[name] = value
 
     def _restore_state(self, made: Any, node: Mapping[str, Any]) -> None:
+        """Give an object its attributes, by its own `__setstate__` if it has one."""
         state = {self.value(name): self.value(part) for name, part in node["state"]}
         if hasattr(made, "__setstate__"):
             made.__setstate__(state)

@@ -73,6 +73,7 @@ def _labels(pandas: Any, index: Any) -> dict[str, Any] | None:
 
 
 def _index(pandas: Any, labels: dict[str, Any]) -> Any:
+    """Return the index of its description."""
     if "range" in labels:
         start, stop, step = labels["range"]
         return pandas.RangeIndex(start, stop, step, name=labels["name"])

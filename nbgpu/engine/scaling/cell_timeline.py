@@ -151,6 +151,7 @@ class _Notes:
             noted.until = Moment(self._device)
 
     def begun_as(self, work: Any) -> _Collective | None:
+        """Return the record of the collective that was begun as this Work object, once; None for others."""
         with self._lock:
             noted = self._record_by_work_id.pop(id(work), None)
             if noted is not None:
@@ -230,6 +231,7 @@ def _wrapped() -> Iterator[None]:
     originals: list[tuple[Any, str, Any]] = []
 
     def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:
+        """Replace a method by a wrapper of it, and remember the original."""
         original = getattr(owner, name)
         # A method of C++ is found in its class as another object than the class gives.
         originals.append((owner, name, vars(owner)[name]))

@@ -121,6 +121,7 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
         return lambda: dist.all_reduce(tensor), tensor, world_size
 
     def two_at_once(num_bytes: int) -> tuple[Send, Tensor, int]:
+        """Prepare two all_reduce that travel at the same time, as DDP's buckets do."""
         first, second = buffers.ones(num_bytes // _ITEM_BYTES)
 
         def send() -> None:

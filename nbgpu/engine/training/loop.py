@@ -347,10 +347,12 @@ class Loop(ABC):
     # ---- records ----
 
     def _enter(self, state: RunState) -> None:
+        """Record that this rank is in another state of the run, such as 'training' or 'paused'."""
         if self.recorder is not None:
             self.recorder.state(state, self.step)
 
     def _event(self, kind: str, text: str, **detail: Any) -> None:
+        """Record an event of the present step."""
         if self.recorder is not None:
             self.recorder.event(kind, text, self.step, **detail)
 

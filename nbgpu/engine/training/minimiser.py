@@ -73,6 +73,8 @@ class Minimiser(Loop):
         self._lbfgs, self._mesh = None, None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """Return the error that explains why this rank ran out of memory, with the settings that would lower
+        its need."""
         usage = memory.Usage.of(self.device)
         return OutOfMemoryError(
             f"rank {self.rank} ran out of memory after step {self.step}: {error}\n"

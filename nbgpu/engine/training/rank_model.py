@@ -105,9 +105,12 @@ class AdversarialStep(PlainStep):
         self._discriminator = discriminator
 
     def auxiliary_step(self) -> Mapping[str, Tensor]:
+        """Add the discriminator's gradient on the last micro-batch; return its loss."""
         return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
 
     def gradient_norms(self) -> dict[str, Tensor]:
+        """Clip the gradients of the model and of the discriminator; return their norms before clipping. A
+        collective."""
         norms = super().gradient_norms()
         norms["discriminator_grad_norm"] = self._discriminator.exchange(
             self._state.scaler, self._strategy.transfers

@@ -194,6 +194,7 @@ class _Again:
         self._num_batches = config.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of the first step again and again."""
         if not self._kept:
             self._kept += islice(self._source, self._num_batches)
         while True:

@@ -108,6 +108,8 @@ class Trainer(Loop):
             self._step_batches = None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """Return the error that explains why this rank ran out of memory, with a batch size that would have
+        fitted."""
         batch = self._step_batches.in_hand() if self._step_batches is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Once steps were done, what a step needs is measured and not estimated.
@@ -218,6 +220,7 @@ class Trainer(Loop):
                 )
 
     def _learning_rate(self) -> LearningRate:
+        """Return the schedule of the learning rate for the present number of ranks and steps."""
         steps_per_epoch = self._data.loaders.steps_per_epoch
         return LearningRate(
             self.config, self.member.world_size, self.total_steps, steps_per_epoch, self.recipe
@@ -349,6 +352,8 @@ class Trainer(Loop):
         self._note_settings(before, now)
 
     def _apply_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Continue under other settings, with a recipe that is built again from them; return the previous
+        values."""
         before = super()._apply_settings(settings)
         if before != settings:
             self.recipe = type(self.recipe)(self.config)
@@ -433,12 +438,15 @@ class Trainer(Loop):
         return randomness.Place((self.config.seed, self.step), before)
 
     def _is_time_to_validate(self) -> bool:
+        """Return whether a validation is due after the last step."""
         if self.config.val_every_epochs:
             is_the_end = self.step > 0 and self.step == self.total_steps
             return is_the_end or self._ends_an_epoch(self.config.val_every_epochs)
         return self._due(self.config.val_every)
 
     def _is_worth_a_checkpoint(self) -> bool:
+        """Return whether a checkpoint is due after the last step, by epochs, by steps, or because its
+        validation is the best."""
         epoch_is_due = self._ends_an_epoch(self.config.checkpoint_every_epochs)
         return epoch_is_due or self._due(self.config.checkpoint_every) or self._progress.is_best(self.step)
 
@@ -448,6 +456,7 @@ class Trainer(Loop):
         return every > 0 and self.step > 0 and steps_into_epoch == 0 and epoch % every == 0
 
     def _due(self, every: int) -> bool:
+        """Return whether the last step is an `every`-th one, or the last of the run; 0 for never."""
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:

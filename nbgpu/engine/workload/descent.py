@@ -84,6 +84,7 @@ def descend(
         return "no steps were left"
 
     def checked(tensor: Tensor) -> tuple[float, Tensor]:
+        """Evaluate loss and gradient; RunError if they are not finite."""
         # No optimizer recovers from NaN and infinity.
         loss, gradient = evaluate(tensor)
         value = float(loss)

@@ -410,6 +410,8 @@ class Lbfgs:
         return loss, gradient, float(slope)
 
     def _slope(self, gradient: Tensor, x: Tensor, point: Tensor) -> float:
+        """Return the slope of the loss from x towards a point: the product of gradient and way. A
+        collective."""
         numbers = gradient.new_zeros(len(gradient), 1)
         for some in self._shards.pieces():
             numbers[some, 0] = (gradient[some] * (point[some] - x[some])).sum(dim=1)
