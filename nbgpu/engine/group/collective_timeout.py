@@ -42,7 +42,7 @@ _BEHIND_THE_CLOCK_SHARE = 0.1
 
 
 class CollectiveTimeoutError(dist.DistBackendError):
-    """A collective took longer than it may."""
+    """A collective took longer than `collective_timeout_s` allows."""
 
 
 _timeouts_s: dict[str, float] = {}
@@ -64,7 +64,7 @@ def behind_the_clock(timeout_s: float) -> timedelta:
 
 
 def allow(group_name: str, timeout_s: float) -> None:
-    """Let a collective of a group take this long."""
+    """Set the time that a collective of a group may take."""
     _timeouts_s[group_name] = timeout_s
 
 
@@ -94,16 +94,14 @@ def begin(
 
 
 def end() -> None:
-    """Watch no more: the rank is cut off from its groups."""
+    """Stop watching: the rank is cut off from its groups."""
     global _clock
     _clock = None
 
 
 def explain(error: BaseException) -> BaseException:
-    """Replace an error that torch raised because the clock had cut the group by a CollectiveTimeoutError.
-
-    Any other error is returned as it is.
-    """
+    """Return the error to raise in place of one that torch raised because the clock had cut the group: a
+    CollectiveTimeoutError. Any other error is returned unchanged."""
     global _is_due
     if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
         return error
@@ -114,7 +112,8 @@ def explain(error: BaseException) -> BaseException:
 
 
 def take_error() -> CollectiveTimeoutError | None:
-    """Return the clock's error, once, if the main thread has not raised it yet."""
+    """Return the error about the late collective if the main thread still has to raise it, and return it only
+    once."""
     global _is_due
     is_due, _is_due = _is_due, False
     return CollectiveTimeoutError(_message) if is_due else None

@@ -63,7 +63,7 @@ def note_hook(ddp: DistributedDataParallel, state: object, hook: Any) -> None:
 
 
 def hook_of(ddp: DistributedDataParallel) -> tuple[Any, Any] | None:
-    """Return (state, hook) as a person has registered them; None where nobody has."""
+    """Return (state, hook) of the communication hook that a person has registered; None if there is none."""
     return _hooks.get(ddp)
 
 
@@ -73,7 +73,8 @@ def are_there() -> bool:
 
 
 def all_made() -> dict[DistributedDataParallel, tuple[int, dict[str, Any]]]:
-    """Return (number of objects made before it, its arguments) for every living DDP object, in order."""
+    """Return the number and the constructor's arguments of every living DDP object, in the order in which
+    they were made."""
     return dict(sorted(_made.items(), key=lambda item: item[1][0]))
 
 
@@ -88,7 +89,7 @@ def next_number() -> int:
 
 
 def go_on_from(number: int) -> None:
-    """Give the next object this number."""
+    """Set the number of the next DDP object."""
     global _numbers
     _numbers = itertools.count(number)
 

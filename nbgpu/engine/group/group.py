@@ -118,7 +118,7 @@ _store: dist.Store | None = None  # type: ignore[name-defined]
 
 
 def membership() -> Membership:
-    """Return this process's place in the group that it formed last."""
+    """Return this process's place in the group that it formed last, or in its group alone."""
     member = _membership if _alone is None else _alone
     assert member is not None, "no group was formed in this process"
     return member
@@ -487,8 +487,8 @@ def give_up(generation: int) -> None:
 
 
 def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
-    """Free this rank from a collective that takes too long, unless it is free already; `note` is called
-    before."""
+    """Free this rank from a collective that takes too long, unless it is cut off already; call `note` before
+    that."""
     global _given_up
     with _cutting:
         if generation == _generation and not _is_cut:
@@ -498,8 +498,8 @@ def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
 
 
 def _raise_if_abandoned() -> None:
-    """Raise DistBackendError if the generation was given up while a group was made, whose connections no cut
-    has reached."""
+    """Raise DistBackendError if the generation was given up while this rank made a group: the cut came too
+    early for the group's connections, and so is done again."""
     with _cutting:
         if _is_abandoned():
             _cut()
@@ -581,8 +581,8 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
 
 
 def let_go(groups: Iterable[Any]) -> None:
-    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them. A group
-    that has not ended, or that is named twice, does no harm.
+    """Destroy groups that have ended on a thread of its own, once no other code holds them. A group that has
+    not ended is left alone.
 
     gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.

@@ -229,7 +229,8 @@ def in_words() -> str:
 
 @contextmanager
 def not_simulated() -> Iterator[None]:
-    """Hold no collective back that begins in the block: it is nbgpu's own and no part of a person's step.
+    """Do not hold back collectives that begin in the block, because they are nbgpu's own and no part of a
+    person's step.
 
     What a slow rank did before, such as loading its data, is not made longer.
     """

@@ -255,7 +255,7 @@ def ranks_of(group_name: str) -> list[int]:
 
 
 def default_timeouts() -> tuple[timedelta | None, ...]:
-    """Return the timeouts that torch gives to groups whose maker names none."""
+    """Return the timeouts that torch gives to groups for which the caller has named none."""
     return constants.default_pg_timeout, constants.default_pg_nccl_timeout
 
 
@@ -376,7 +376,7 @@ def read_debug_level() -> None:
 
 
 class LoggerWithoutOptions(Logger):
-    """DDP's logger without what it reads from the group's backend."""
+    """DDP's logger that does not read the options of the group's backend."""
 
     def set_construction_data_and_log(self, *_: Any) -> None:
         """Log nothing."""
@@ -431,10 +431,11 @@ def can_reset_sharded() -> bool:
 
 
 def reset_sharded(module: nn.Module) -> None:
-    """Have a sharded model forget a step that was cut short, and free the weights that it gathered.
+    """Reset a model under `fully_shard` after a step that was cut short: drop the step, and free the gathered
+    weights.
 
-    Nothing happens for a part of such a model, for one that has had no step, and where this torch cannot
-    reset it.
+    Nothing happens for a part of such a model, for one that has had no step, and where this version of torch
+    cannot reset it.
     """
     state = module._get_fsdp_state()  # type: ignore[operator]
     if state._is_root is not True or not can_reset_sharded():
@@ -459,7 +460,7 @@ def forget_layouts() -> None:
 
 
 def num_changes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor, or what it is a view of, was changed in place."""
+    """Return how often a tensor was changed in place, directly or through a view: torch's version counter."""
     return tensor._version
 
 

@@ -125,7 +125,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         return metadata
 
     def _abort_queues(self, *_: Any) -> None:
-        """Answer the requests that follow a failed cell, and do not drop them.
+        """Do not drop the requests that follow a failed cell.
 
         ipykernel drops what arrives before it has come to rest after an error. The client sends the call that
         forms the group again, and the next cell, as soon as it has the answer.
@@ -234,7 +234,8 @@ class OutputCounter:
         self._send, session.send = session.send, self._send_and_count
 
     def begin(self, request: Any) -> None:
-        """Count the outputs of this request, if it is a distributed cell, and no longer those of another."""
+        """Begin to count the outputs of a request; of a request that is no distributed cell none are
+        counted."""
         with self._lock:
             self._cell = request["header"]["msg_id"] if CellOptions.METADATA in request["metadata"] else None
             self._num = 0

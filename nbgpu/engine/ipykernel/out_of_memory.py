@@ -33,9 +33,11 @@ _NUM_VARIABLES_NAMED = 6
 
 
 def explain_failed_cells(shell: Any, device: torch.device) -> None:
-    """Explain every cell of this shell that gets no more memory, and free what its functions held.
+    """After each cell of this shell that got no more memory, explain the error, and free the variables of the
+    functions that were running.
 
-    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
+    The person's variables stay. The rest must be freed here, because a traceback keeps every frame, and a
+    frame its tensors.
 
     Args:
         shell: the engine's.

@@ -72,7 +72,8 @@ def install(shell: Any, device: str) -> None:
 
 
 def advice(error: BaseException, traceback: TracebackType | None) -> str:
-    """Return a sentence about the line that failed; empty where it is no such line.
+    """Return a sentence about a line of a script for torchrun that failed in a cell; empty for any other
+    line.
 
     Call it before the frames of the traceback are emptied.
     """

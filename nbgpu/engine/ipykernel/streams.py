@@ -27,7 +27,8 @@ _children: _ForkedChildren | None = None
 
 
 def install(shell: Any) -> None:
-    """Write what forked children print, and let output of a thread without a cell belong to the last cell.
+    """Have the text of forked children published by the rank, and attribute the text of threads without a
+    cell to the last cell.
 
     Call it after everything else that replaces methods of the streams.
     """
@@ -109,7 +110,8 @@ class _ForkedChildren:
             stream.write = self._after_children(self._writes[name])
 
     def _after_children(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Return a `write` for the rank, whose text comes after the text of a child that has ended before."""
+        """Wrap the rank's `write`, so that the text of a child that has printed before, or ended, is written
+        first."""
 
         def write_after_children(text: str) -> Any:
             if self._children and self._has_news():

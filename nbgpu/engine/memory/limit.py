@@ -158,7 +158,8 @@ def _most() -> int:
 
 
 def left_bytes() -> int | None:
-    """Return what this process could still get under its limit on the CPU; None if there is no limit."""
+    """Return the memory that this process can still allocate under its limit on the CPU, in bytes; None if
+    there is no limit."""
     return None if _most_data_bytes is None else max(0, _most() - _process_bytes("VmData"))
 
 

@@ -265,8 +265,8 @@ def _described(value: Any, num_parts: int) -> str:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Free the tensors that an error holds: those of the functions in its traceback, and those of a backward
-    pass that it cut off.
+    """Free the tensors that an error keeps alive: the local variables of the functions in its traceback, and
+    the activations of a backward pass that it cut off.
 
     A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
     a few more.

@@ -55,7 +55,7 @@ class Average:
 
     @contextmanager
     def in_the_model(self) -> Iterator[None]:
-        """Give the model the averaged weights for a block."""
+        """Swap the averaged weights into the model for a block."""
         try:
             self._exchange(True)
             yield
@@ -63,7 +63,7 @@ class Average:
             self.out_of_the_model()
 
     def out_of_the_model(self) -> None:
-        """Give the model its own weights back, if it has the averaged ones."""
+        """Swap the model's own weights back, if the averaged ones are in the model."""
         self._exchange(False)
 
     @torch.no_grad()

@@ -20,7 +20,8 @@ from nbgpu.config import TrainConfig
 _SEED_OF_DIRECTIONS = 0
 Sent = torch.futures.Future[Tensor]
 BucketHook = Callable[[None, Any], Sent]
-"""What DDP calls with each `GradBucket` that is ready; the future holds the average over the ranks."""
+"""A communication hook of DDP, which is called with each `GradBucket` that is ready; the future holds the
+average over the ranks."""
 
 
 def of(config: TrainConfig, num_warmup_steps: int) -> BucketHook:

@@ -8,7 +8,8 @@ import torch
 
 
 class Moment:
-    """A moment in the device's work: on a GPU that is when the device comes to it, and not the host.
+    """A moment in the device's work: on a GPU a CUDA event, which the device passes later than the host notes
+    it.
 
     Args:
         device: the rank's device.
@@ -48,7 +49,8 @@ class Moment:
 
 
 class Anchors:
-    """Notes moments to which the device comes at once, whatever work it has been given.
+    """Records moments on an idle stream, which the device passes at once, whatever work it has on other
+    streams.
 
     They connect the clock of a GPU with that of the host: an event on a stream without other work is passed
     within some microseconds.

@@ -41,7 +41,7 @@ def make(config: TrainConfig, parameters: Iterable[nn.Parameter] | Iterable[dict
 
 
 def fill_momentum(optimizer: Optimizer) -> None:
-    """Give a fused SGD the momenta that it begins with.
+    """Set the momentum buffers of a fused SGD to zero.
 
     The fused step allocates them when it first runs, and leaves them uninitialised if it skips that step.
     """

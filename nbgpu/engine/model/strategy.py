@@ -71,7 +71,7 @@ class Strategy:
         return nullcontext()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
-        """Do work in which this rank uses the model as often as it likes, whatever the other ranks do, and
+        """Call `work`, in which this rank uses the model as often as it likes, whatever the other ranks do;
         return its result.
 
         A collective: it returns, or raises what the work raised, once every rank has done its own work.
@@ -202,7 +202,8 @@ class Replicated(Strategy):
 
 
 def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
-    """Return what to do about weights without a gradient.
+    """Return the error message about weights without a gradient, with their names and the setting that allows
+    them.
 
     Args:
         message: DDP's, which lists the weights by their positions among those that are trained.
@@ -341,7 +342,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class WholeTensors:
-    """Tensors that are made whole one after the other, so that a rank has no more than one of them whole.
+    """Gathers sharded tensors one after the other, so that a rank has no more than one of them whole.
 
     Each sharded tensor is a collective: every rank takes all of them, in the same order.
 

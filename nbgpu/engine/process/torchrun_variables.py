@@ -31,7 +31,8 @@ _own: dict[str, str] = {}
 
 
 def install(shell: Any) -> None:
-    """Keep the variables from the children of this rank, whatever sets them again.
+    """Keep the variables out of the environment of this rank's child processes, even if other code sets them
+    again.
 
     accelerate assigns the values that it has read to `os.environ`, and `unittest.mock.patch.dict` restores
     them by assignment: both put them into the environment of children. The cure comes before each cell, and

@@ -96,7 +96,7 @@ class _Notes:
             self._mark(part)
 
     def leave(self, part: str) -> None:
-        """End a part, and those inside it that were not ended because they failed."""
+        """End a part of the cell, and the parts inside it that an error has ended without `leave`."""
         if _is_main() and part in self._parts[1:]:
             while self._parts.pop() != part:
                 pass
@@ -227,7 +227,7 @@ def _noting() -> _Notes | None:
 
 @contextmanager
 def _wrapped() -> Iterator[None]:
-    """Have torch call what notes, inside the context."""
+    """Wrap the methods of torch that begin or wait for collectives, and its passes, inside the context."""
     originals: list[tuple[Any, str, Any]] = []
 
     def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:

@@ -210,8 +210,16 @@ class RankModel:
         learning_rate: LearningRate,
         bucket_order: Sequence[int],
     ) -> None:
-        """Distribute the networks over the ranks, each of which has the result of `networks`, with the
-        `bucket_order` of the state that they begin with. A collective."""
+        """Distribute the networks over the ranks of the group by DDP or FSDP. A collective.
+
+        Args:
+            config: the settings.
+            recipe: names the blocks that FSDP gathers one at a time.
+            networks: the result of `networks` on this rank.
+            learning_rate: its warm-up decides when PowerSGD begins.
+            bucket_order: the order of the parameters in DDP's buckets in the state that the networks begin
+                with.
+        """
         self.bucket_order = bucket_order
         model = networks.model
         self._strategy = spread(
@@ -226,7 +234,8 @@ class RankModel:
     def prepare(
         self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
     ) -> None:
-        """Make the state of the networks that were spread, unless there is one. No collective: a recipe's own
+        """Make the optimizer and the rest of the state for the networks that were spread, unless there is a
+        state. It comes after `spread`, because FSDP replaces the parameters. No collective: a recipe's own
         optimizer may fail on one rank alone."""
         if self._state is None:
             self._state = State(
@@ -243,7 +252,14 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
-        """Return the work of the step after `step`, with the discriminator once its first step is reached."""
+        """Return the work of the next step; from the discriminator's first step on, the discriminator takes
+        part.
+
+        Args:
+            config, recipe: the present settings, and the recipe built from them.
+            step: the number of steps done.
+            steps_per_epoch: the optimizer steps of one pass over the data.
+        """
         # The forward pass changes the running statistics of BatchNorm; the copies are put back if the step is
         # left out or cut off.
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
@@ -297,7 +313,7 @@ class RankModel:
     # ---- its end ----
 
     def leave_group(self) -> None:
-        """Release what belongs to the process group."""
+        """Release DDP's or FSDP's objects, which belong to a process group that is about to end."""
         if self._strategy is not None:
             self._strategy.close()
             self._strategy = None

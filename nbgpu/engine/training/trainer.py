@@ -95,8 +95,8 @@ class Trainer(Loop):
             self._step_back()
 
     def _forget_state(self) -> None:
-        """Forget the state as if this rank were new: each rank has a part of the state only, and one of them
-        is gone."""
+        """Drop the whole state as if this rank were new: each rank has a shard of the state only, and the
+        shard of a lost rank is gone."""
         self._lost_step = max(self._lost_step, self.step)
         self._rank_model.forget()
         self._begun = False
@@ -188,7 +188,8 @@ class Trainer(Loop):
 
     def _require_a_schedule(self) -> None:
         """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
-        schedule gives no rates. How many steps `epochs` has is only known now."""
+        schedule gives no rates. The check comes after the data are loaded, when the number of steps of
+        `epochs` is known."""
         learning_rate = self._learning_rate()
         learning_rate.try_out()
         # A run that only works out its result has no step to do.
@@ -516,8 +517,8 @@ class Trainer(Loop):
             self._check_smoke_test(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Load the whole state with the best validation, so that a run that is healed meanwhile is
-        consistent."""
+        """Load the whole state with the best validation, and not only its weights: if a rank is replaced now,
+        all ranks take one state of one step."""
         path, why = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
@@ -597,7 +598,8 @@ class Trainer(Loop):
             self.recorder.at(self.step)
 
     def _flush(self) -> None:
-        """Record the step that is not recorded yet, and act on it if its loss or gradient was not finite.
+        """Record the last step, which is recorded one step late, and act on it if its loss or gradient was
+        not finite.
 
         Raises:
             RunError: the run must not continue; every rank raises it, in the same state, that of `self.step`.
@@ -640,6 +642,6 @@ class Trainer(Loop):
         return step % self.config.log_every == 0 or step == self.total_steps
 
     def _step_back(self) -> None:
-        """Go back to the step that the weights belong to, if the steps after it were left out."""
+        """Set `self.step` to the step of the weights, if the steps after it were left out."""
         self.step -= self._guard.num_left_out
         self._guard.restore(0)

@@ -67,7 +67,8 @@ def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
-    """Replace objects in one that refers to them, by the kind of place in which it keeps them.
+    """Replace objects in an object that refers to them: in its items, its attributes and slots, a closure's
+    cell, or the default arguments of a function.
 
     Args:
         holder: the object that refers to them.
@@ -114,8 +115,8 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
 
 
 def _class_of_attributes(holder: dict[Any, Any]) -> type | None:
-    """Return the class whose attributes a dict has: Python looks them up in a cache, which only `setattr`
-    renews."""
+    """Return the class whose attributes this dict has; None for other dicts. Attributes of a class must be
+    set by `setattr`, because Python keeps them in a cache that only `setattr` renews."""
     if "__module__" not in holder:
         return None
     return next((owner for owner in gc.get_referrers(holder) if is_a(owner, type)), None)

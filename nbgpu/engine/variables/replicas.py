@@ -238,7 +238,8 @@ def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
 
 
 def _agree_on_the_next_number() -> None:
-    """Make a new rank count from the others' number, so that its numbers never refer to their objects."""
+    """Set the number of the next DDP object to the largest count of all ranks, so that no object of a new
+    rank gets the number of an object that only the other ranks have. A collective."""
     ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
 
 
@@ -312,7 +313,7 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
     nothing = OptimizerState({}, {}, [])
 
     def read() -> tuple[OptimizerState, list[Any], str]:
-        """Read the state by the optimizer's own code, and sum up its tensors."""
+        """Read the state through the optimizer's own code, and compute the sums of its tensors."""
         try:
             state = optimizers.state_of(optimizer)
         except ConfigError as error:
@@ -463,8 +464,8 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
 
 
 def on_new_group(thing: Any, before: Any) -> Any:
-    """Put the new default group in place of the one that has ended, if an object is it or has it as an
-    attribute; return the object, or the group."""
+    """Replace the default group that has ended by the new one, where an object is that group or has it as an
+    attribute; return the object, or the new group."""
     if before is None:
         return thing
     if thing is before:

@@ -173,8 +173,8 @@ def _fingerprint(value: Any, deadline_s: float) -> str:
 
 
 def _add_code(digest: Any, code: CodeType) -> None:
-    """Add what the code does, without its file and lines, which differ between ranks that have run different
-    cells."""
+    """Add the bytecode, names and constants of a function to a digest, without its file and lines, which
+    differ between ranks that have run different cells."""
     digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
