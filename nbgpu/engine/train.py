@@ -400,8 +400,9 @@ def main(arguments: list[str]) -> int:
     try:
         return _train_as_member(asked, cluster, place, member)
     finally:
-        # The trainer is gone by now. If its replica were the last to have the group, that would end without
-        # giving way to its own threads (torch 2.13), and now and then wait for one that waits for it.
+        # The trainer is gone by now. If its DDP object held the last reference to the group, the group would
+        # end without giving way to its own threads (torch 2.13), and sometimes wait for a thread that waits
+        # for the GIL.
         dist.destroy_process_group()
 
 

@@ -246,7 +246,8 @@ class Writer:
         try:
             if is_sharded(tensors.values()):
                 _parent(self._folder)
-                # Known before it is there, because the writing thread removes what it does not know.
+                # Added before the folder is made, because the writing thread removes unfinished folders that
+                # are not in this set.
                 self._unfinished.add(folder)
                 snapshot = OnDisk(step, folder)
             else:

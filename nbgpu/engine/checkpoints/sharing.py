@@ -98,7 +98,8 @@ def _give_name(unfinished: Path, place: Path) -> None:
     """Rename a complete checkpoint that was received, and remove those received earlier: a host keeps one."""
     for earlier in place.parent.glob(f"*/{served.RECEIVED}"):
         shutil.rmtree(earlier.parent)
-    # It is not for the notebook's host, which gets it from rank 0's.
+    # This mark keeps the copy from being sent to the notebook's host, which gets the checkpoint from rank 0's
+    # host.
     (unfinished / served.RECEIVED).touch()
     shutil.rmtree(place, ignore_errors=True)
     unfinished.rename(place)

@@ -74,7 +74,7 @@ class _Living(TorchDispatchMode):
                 key = storage._cdata
                 if key not in self._left_out and not self.log.holds(key):
                     self.log.allocate(key, storage.nbytes())
-                    # An alias of a tensor has the same storage, which is freed with the last of them.
+                    # Views of a tensor have the same storage, which is freed with the last one.
                     weakref.finalize(storage, self.log.free, key)
         if scratch := scratch_bytes(function, args, results):
             self.log.allocate_scratch(scratch)

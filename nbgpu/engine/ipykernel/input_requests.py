@@ -63,7 +63,8 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     sys.stderr.flush()
     if not are_answered:
         raise _nobody(question.rank)
-    # This goes the same way as printed text, so that the notebook shows that text before it asks.
+    # The number of the question goes through the same socket as printed text. So the notebook knows when it
+    # has all text that was printed before, and asks only then.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:

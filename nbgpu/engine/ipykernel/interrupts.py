@@ -103,8 +103,8 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
         _unheeded = "importing"
         return
     if sockets.is_group_in_the_making():
-        # The other ranks would wait for the connections of this one. It is freed like them, and interrupted
-        # again.
+        # The other ranks would wait for the connections of this one. After a failure this rank is freed from
+        # the forming like they are, and the client repeats the interrupt.
         return
     # Set before the error is raised: if the person's code catches it, 'caught' is the reason why it goes on.
     before, _interrupted, _unheeded = _unheeded, True, "caught"

@@ -84,7 +84,7 @@ def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
         error.copy_(torch.where(torch.isfinite(error).all(), error, 0.0))
     if (directions := state.q_memory_dict.get(index)) is not None:
         if index not in first or first[index].shape != directions.shape:
-            # The same on all ranks, as PowerSGD needs it.
+            # Drawn from one seed on all ranks, because PowerSGD needs the same matrix on each.
             drawing = torch.Generator().manual_seed(_SEED_OF_DIRECTIONS)
             drawn = torch.randn(directions.shape, generator=drawing, dtype=torch.float32, device="cpu")
             first[index] = drawn.to(directions)

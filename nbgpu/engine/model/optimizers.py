@@ -68,7 +68,8 @@ def step_unless(optimizer: Optimizer, leave_out: Tensor) -> None:
         if not bool(leave_out):
             optimizer.step()
         return
-    # torch copies it to weights in host memory without waiting for the copy.
+    # With cpu_offload the weights are in host memory, to which torch would copy `found_inf` without waiting
+    # for the copy.
     place = optimizer.param_groups[0]["params"][0].device
     optimizer.found_inf = leave_out.to(place, torch.float32)  # type: ignore[attr-defined]
     optimizer.step()

@@ -271,7 +271,7 @@ def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int])
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
             pairs.append((ended[0], now))
-        # It looks at all of the process, which may be much.
+        # The search looks at all objects of the process, which may take long, and so has a limit.
         _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
         # Move the models, and say which variables cannot be moved. Where a rank was replaced, it has no part
         # of what belonged to all ranks.

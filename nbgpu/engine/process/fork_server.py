@@ -155,7 +155,8 @@ class ForkServer:
         os.close(descriptor)
         status = watched.reap(pid)
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
-        # Only a parent learns how a process ended. The client reads this file, and never half of it.
+        # Only a parent learns how a process ended. `write_whole` renames a complete file, so that the client
+        # never reads half of one.
         with suppress(FileNotFoundError):
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 

@@ -174,7 +174,7 @@ def _end_with_fork_server() -> None:
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
-    # The launcher that has started this host reads its log, and removes it.
+    # The launcher that has started this host reads the log, and removes the log.
     _leave(keeps_log=True)
 
 

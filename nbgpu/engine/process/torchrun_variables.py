@@ -58,7 +58,7 @@ def set_for(spec: RankSpec) -> None:
             "ROLE_NAME": "default",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            # What torchrun says where it was given no identity. A name would be taken for that of a job.
+            # torchrun's value for a run without an identity. A name would be taken for that of a job.
             "TORCHELASTIC_RUN_ID": "none",
             # Nobody listens at MASTER_PORT: rank 0 opens a store there for whoever asks for one.
             "TORCHELASTIC_USE_AGENT_STORE": "False",

@@ -141,7 +141,7 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
         whole, part = buffers.ones(num_items * world_size)
         return lambda: dist.reduce_scatter_tensor(part[:num_items], whole), part[:num_items], world_size
 
-    # A smaller tensor would leave some ranks without a part of it.
+    # In a smaller tensor some ranks would have no element.
     sizes = [size for size in _SIZES_BYTES if size >= _ITEM_BYTES * world_size]
     large = [size for size in sizes if size >= _SMALLEST_AT_ONCE_BYTES]
     yield _Operation("all_reduce", sizes, 0.4, all_reduce)

@@ -268,7 +268,7 @@ class Trainer(Loop):
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            # Its sha256 is right, but it may have been written by hand.
+            # The sha256 of the file is right, but a person may have written the file.
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)

@@ -36,7 +36,7 @@ def check() -> dict[str, str]:
     """
     global _reloader, _is_watching
     if _reloader is None:
-        # From IPython 8 on it is made for a shell.
+        # From IPython 8 on the reloader takes the shell.
         takes_shell = "shell" in inspect.signature(ModuleReloader).parameters
         _reloader = ModuleReloader(*([shell.current()] if takes_shell else []))
         if hasattr(_reloader, "deduper_reloader"):

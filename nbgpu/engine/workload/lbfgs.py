@@ -175,7 +175,7 @@ class Lbfgs:
         shards = self._shards
         x = shards.part(start).clamp_(0, 1)
         loss, gradient, _ = self._evaluated(evaluate, start.clamp(0, 1), None)
-        # The caller may have kept it for this call alone.
+        # Freed now, because the caller may have made the tensor for this call alone.
         del start
         num_done = 0
         while num_done < num_steps:
@@ -261,7 +261,8 @@ class Lbfgs:
         slope = self._slope(gradient, x, point)
         if slope < 0:
             return point, slope
-        # The projection has turned the way uphill: it ends where it reaches the first bound.
+        # The projection has made the direction point uphill. The way from the Cauchy point is shortened
+        # instead, so that it ends at the first bound.
         start = _cauchy_point(x, gradient, step)
         room = torch.where(way > 0, 1 - start, start).div_(way.abs()).nan_to_num_(nan=math.inf)
         longest = min(1.0, self._shards.smallest(_least(room)))
