@@ -1,4 +1,5 @@
-"""Which code a Python frame runs: the person's, a library's, or the caller of the person's code."""
+"""Tells the person's code from libraries' in Python frames and tracebacks, and finds the functions that run
+the person's code."""
 
 from __future__ import annotations
 
@@ -28,20 +29,20 @@ _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 def is_function(frame: FrameType, function: tuple[str, str]) -> bool:
-    """Whether a frame belongs to a function, given as (end of its file's path, name)."""
+    """Return whether a frame belongs to a function, given as (end of its file's path, name)."""
     path, name = function
     return frame.f_code.co_name == name and frame.f_code.co_filename.endswith(path)
 
 
 def is_library(filename: str) -> bool:
-    """Whether this file's code is a library's or made at run time, rather than the person's own."""
+    """Return whether this file's code is a library's or made at run time, rather than the person's own."""
     # '<frozen importlib._bootstrap>' and '<string>' are not files of anybody's.
     made_at_run_time = filename.startswith("<") and not filename.startswith("<ipython")
     return made_at_run_time or filename.startswith(_LIBRARIES)
 
 
 def is_ours(filename: str) -> bool:
-    """Whether this file's code is nbgpu's."""
+    """Return whether this file's code is nbgpu's."""
     return filename.startswith(_PACKAGE)
 
 
@@ -65,8 +66,8 @@ def error_as_text(error: BaseException) -> str:
 
 
 def _shorten(formatted: traceback.TracebackException) -> int:
-    """Keep only the person's lines, as for `error_as_text`; return the number of frames left out of the last
-    part."""
+    """Keep only the person's lines of a formatted error, of its causes and of the errors of a group; return
+    the number of frames left out of the error itself."""
     for part in (formatted.__cause__, formatted.__context__, *(formatted.exceptions or ())):
         if part is not None:
             _shorten(part)

@@ -95,15 +95,19 @@ def run_in_engine(
 ) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
-    Called again for the same folder after a failure that is mended, it continues from where the ranks were.
-    For that purpose a rank whose training was cut off keeps its state until `let_go`, which has to be called
-    after every failure.
+    Called again for the same folder after a failure that is mended, the function continues from where the
+    ranks were. For that purpose a rank whose training was cut off keeps its state until `let_go`, which has
+    to be called after every failure.
 
     Args:
+        folder: the run's folder, as the notebook's host calls it.
         mended: the failure that was mended, in words; empty at the run's start.
-        settings_since_s: the time, in seconds since the epoch, before which the settings that were asked for
-            are in `changes.jsonl`, because all ranks begin again from a checkpoint (`set_down`).
+        settings_since_s: settings that were requested before this moment are in `changes.jsonl`, in seconds
+            since the epoch, because all ranks begin again from a checkpoint (`set_down`).
         goes_on: whether the run had ended, and the commands that it was sent so far have had their effect.
+
+    Returns:
+        'finished' or 'stopped'.
     """
     kept_failure.forget()
     folder = str(served.here(folder))
@@ -115,7 +119,8 @@ def run_in_engine(
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
-    """Do the work, and write to the run's folder how it ended on this rank."""
+    """Do the work, and write into a file of the run's folder how it ended on this rank: a notebook that
+    attaches later reads the file."""
     _leave_outcome(folder, rank, None)
     try:
         state = work()
@@ -129,6 +134,7 @@ def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> R
 
 
 def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | None) -> None:
+    """Write how the run ended on this rank into the run's folder; None removes an earlier outcome."""
     try:
         runs.leave_outcome(folder, rank, outcome)
     except OSError as error:
@@ -137,6 +143,13 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
 
 
 def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> RunState:
+    """Begin the run of a folder on this rank, or continue with the trainer that an earlier call has kept
+    after a failure.
+
+    Args:
+        folder: the run's folder.
+        mended, settings_since_s, goes_on: as for `run_in_engine`.
+    """
     member = group.membership()
     before = _interrupted.pop(folder, None)
     settings = TorchSettings() if before is None else before.settings
@@ -184,10 +197,10 @@ def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bo
 
 
 def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None:
-    """End a run that failed, on this rank or on another one, or was stopped, and will not continue.
+    """End a run on this rank that has failed on any rank, or was stopped, and will not continue.
 
     Args:
-        folder: the run's folder.
+        folder: the run's folder, as the notebook's host calls it.
         failed: whether the run failed.
         causes: the ranks on which it failed; the others were only cut off.
     """
@@ -206,8 +219,8 @@ def let_go(folder: str, failed: bool = True, causes: Sequence[int] = ()) -> None
 
 
 def set_down(folder: str) -> None:
-    """End a run on this rank that other ranks lose with their host, and that begins again from its newest
-    checkpoint with the ranks that are left. Its records go on."""
+    """End a run on this rank because other ranks are lost with their host. The run begins again from its
+    newest checkpoint on the ranks that are left, in the same folder and with the same records."""
     interrupted = _interrupted.pop(folder, None)
     if interrupted is not None:
         loop = interrupted.loop
@@ -219,7 +232,11 @@ def set_down(folder: str) -> None:
 
 
 def train(trainer: Loop, mended: str = "") -> RunState:
-    """Train on this rank; every rank of the group calls it. `mended` as in `run_in_engine`.
+    """Train on this rank; every rank of the group calls it.
+
+    Args:
+        trainer: the trainer of this rank.
+        mended: the failure that was mended, in words; empty at the run's start.
 
     Returns:
         'finished' or 'stopped'.
@@ -239,6 +256,7 @@ def train(trainer: Loop, mended: str = "") -> RunState:
         if not memory.is_exhausted(error):
             raise
         with undisturbed():
+            # First the explanation, which measures the memory; then the memory is freed.
             explained = trainer.out_of_memory(error)
             if note := memory.mend_onednn(error, trainer.rank):
                 explained = OutOfMemoryError(f"{explained}\n{note}")
@@ -249,7 +267,8 @@ def train(trainer: Loop, mended: str = "") -> RunState:
 
 
 def _keep_heap(device: torch.device) -> AbstractContextManager[None]:
-    """Keep the memory that a step on the CPU frees for the next step, except if a limit counts it."""
+    """Return a context in which freed memory stays in the process for the next step, on a CPU rank without a
+    memory limit: a limit would count the freed memory."""
     return nullcontext() if device.type != "cpu" or memory_limit.bounds_cpu() else heap.kept()
 
 
@@ -261,12 +280,24 @@ def _trainer(
     goes_on: bool = False,
     settings_since_s: float = 0.0,
 ) -> Loop:
+    """Build the loop of a run on this rank: recorder, recipe, log writer, and Trainer or Minimiser.
+
+    Args:
+        config: the run's settings.
+        folder: the run's folder.
+        member: this rank's place in the group.
+        device: the description of the rank's device.
+        goes_on: whether the run goes on in a folder where earlier processes have followed the commands so
+            far.
+        settings_since_s: settings that were requested before this moment are in `config`, in seconds since
+            the epoch.
+    """
     # The recorder comes before all imports, which may take longer than anyone waits for a sign of life.
     recorder = Recorder(folder, member.rank, _probe(device, member.device)) if config.telemetry else None
     try:
         if recorder is not None:
             recorder.state("loading packages")
-        import_module("torch._dynamo")  # DDP's constructor would
+        import_module("torch._dynamo")  # DDP's constructor would import it, in the middle of the setup
         recipe = by_name.load(config, folder)
     except BaseException as error:
         if recorder is not None:
@@ -313,6 +344,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _end_logs(recorder: Recorder | None, log_writer: LogWriter | None, failed: bool) -> None:
+    """Write the last records and close the logs."""
     if log_writer is not None:
         log_writer.close(failed)
     if recorder is not None:
@@ -320,8 +352,8 @@ def _end_logs(recorder: Recorder | None, log_writer: LogWriter | None, failed: b
 
 
 def _probe(device: Device, torch_device: torch.device) -> Callable[[], Mapping[str, float]]:
-    """Return a function that measures this rank's memory and its device's utilization, for the recorder's
-    thread."""
+    """Return a function that the recorder's thread calls to measure this rank's memory in bytes and the
+    utilization of its device."""
     utilization = devices.utilization_probe(device)
     if torch_device.type == "cpu":
         return utilization
@@ -368,8 +400,9 @@ def main(arguments: list[str]) -> int:
     try:
         return _train_as_member(asked, cluster, place, member)
     finally:
-        # The trainer is gone by now. If its replica were the last to have the group, that would end without
-        # giving way to its own threads (torch 2.13), and now and then wait for one that waits for it.
+        # The trainer is gone by now. If its DDP object held the last reference to the group, the group would
+        # end without giving way to its own threads (torch 2.13), and sometimes wait for a thread that waits
+        # for the GIL.
         dist.destroy_process_group()
 
 
@@ -417,11 +450,13 @@ class _TorchrunPlace(NamedTuple):
 
     @property
     def of_ranks(self) -> tuple[Device, ...]:
-        """The devices of all ranks. The other hosts are like this one."""
+        """Return the devices of all ranks. The other hosts are like this one."""
         return self.chosen * (self.world_size // self.local_world_size)
 
 
 def _place_of_torchrun(cluster: ClusterConfig) -> _TorchrunPlace:
+    """Return the place of this process in torchrun's group, and the devices of the ranks on this host;
+    ConfigError if the settings cannot be followed under torchrun."""
     names = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     rank, world_size, local_rank, local_world_size = (
         int(os.environ.get(name, alone)) for name, alone in names.items()
@@ -479,8 +514,18 @@ def _set_up_process(place: _TorchrunPlace, cluster: ClusterConfig) -> Membership
 def _claim_run_folder(
     config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device], rank: int
 ) -> tuple[Path, TrainConfig, bool]:
-    """Return (the run's folder, its settings, whether an earlier process of the same job has made it). A
-    collective."""
+    """Find the run folder of this job that an earlier process has made, or make one. A collective; only rank
+    0 uses the disk.
+
+    Args:
+        config: the settings as the person gave them.
+        cluster: the settings of the cluster.
+        of_ranks: the devices of all ranks.
+        rank: this rank.
+
+    Returns:
+        (the folder, the run's settings, whether an earlier process has made it).
+    """
     job = jobs.job_identity(config)
     found = together(lambda: str(jobs.folder_of(config, job) or "") if job and rank == 0 else "")
     if before := exchange.broadcast(found, source=0):
@@ -528,7 +573,8 @@ def _exit_code(folder: Path, signals: Sequence[int | None], rank: int) -> int:
 
 
 def _settle(config: TrainConfig, cluster: ClusterConfig, of_ranks: Sequence[Device]) -> SettledConfig:
-    """Settle the settings of a run; see `settling.settle`."""
+    """Settle the settings of a run on rank 0: choose those that are left to the data, by the files and the
+    memory of a rank, and find the checkpoint to go on from."""
     memory_bytes = devices.least_rank_memory_bytes(cluster, of_ranks)
     on_gpu = all(device.kind == "cuda" for device in of_ranks)
     return settling.settle(

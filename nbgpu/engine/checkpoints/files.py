@@ -71,15 +71,15 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], about: Mapping[
 
 
 def gathering(tensors: Mapping[str, Tensor]) -> WholeTensors:
-    """Return the tensors of a state in the order in which a checkpoint has them, to be made whole. Every rank
-    takes all of them where some are sharded."""
+    """Return the tensors of a state in the order of a checkpoint's files, to be gathered one after the other.
+    If some are sharded, every rank gathers all of them, in this order."""
     return WholeTensors(tensor for named in _by_file(tensors).values() for tensor in named.values())
 
 
 def load(checkpoint: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    """Return (tensors, about) as given to `save`, with the step in `about`.
+    """Return (tensors, about) of a checkpoint, as `save` was given them, with the step in `about`.
 
-    Each tensor is read when it is asked for, and not kept: no more than one has to be in memory.
+    Each tensor is read when it is looked up, and not kept, so that no more than one has to be in memory.
 
     Raises:
         RunError: the checkpoint is damaged.
@@ -94,7 +94,8 @@ def load(checkpoint: Path) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
 
 
 class _Stored(Mapping[str, Tensor]):
-    """The tensors of a checkpoint's files, by name with its prefix."""
+    """The tensors of a checkpoint's files, by their names with the prefix of the file, such as
+    'model.conv.weight'."""
 
     def __init__(self, files: Mapping[str, StoredTensors]) -> None:
         self._files = files
@@ -121,6 +122,7 @@ def point_to_earlier_best(folder: Path, resumed_from: Path, score: Score) -> str
     Returns:
         A note if the best checkpoint is gone; None otherwise.
     """
+    # The best checkpoint lies beside the resumed one, or where the earlier run's own pointer leads.
     candidates = [resumed_from.with_name(checkpoint_files.checkpoint_name(score.step))]
     try:
         earlier = checkpoint_files.best(resumed_from.parents[1])
@@ -169,7 +171,7 @@ class Writer:
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
         """Copy the state and begin to write it; problems are reported and not raised. A collective if the
-        state is sharded: the other ranks take all tensors of `gathering`.
+        state is sharded: the other ranks call `gathering(tensors).take_rest()`.
 
         Args:
             step, tensors, about: as for `save`.
@@ -185,6 +187,7 @@ class Writer:
         try:
             snapshot = self._copy(step, tensors, whole, about)
         except Exception as error:
+            # A collective has failed, which concerns all ranks.
             if whole.failure is not None:
                 raise
             # A full disk, or a lack of memory: training continues.
@@ -203,8 +206,15 @@ class Writer:
     def finish(
         self, step: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any], score: Score | None = None
     ) -> None:
-        """Write the last checkpoint and wait for it; RunError if it cannot be written. `score` as in `begin`,
-        and a collective as that is."""
+        """Write the last checkpoint and wait for it. A collective if the state is sharded.
+
+        Args:
+            step, tensors, about: as for `save`.
+            score: the score of the validation, if it is the best so far.
+
+        Raises:
+            RunError: the checkpoint cannot be written.
+        """
         whole = gathering(tensors)
         try:
             snapshot = self._copy(step, tensors, whole, about)
@@ -227,7 +237,8 @@ class Writer:
     def _copy(
         self, step: int, tensors: Mapping[str, Tensor], whole: WholeTensors, about: Mapping[str, Any]
     ) -> Snapshot:
-        """Copy the state, and take part in the gathering of all its tensors even if it cannot be copied."""
+        """Copy the state into a snapshot. If that fails on this rank, still take part in gathering the
+        tensors that are left: the other ranks wait for this one's shards."""
         self._num_snapshots += 1
         name = f"{checkpoint_files.checkpoint_name(step)}.{self._num_snapshots}{UNFINISHED}"
         folder = checkpoint_files.checkpoints_folder(self._folder) / name
@@ -235,7 +246,8 @@ class Writer:
         try:
             if is_sharded(tensors.values()):
                 _parent(self._folder)
-                # Known before it is there, because the writing thread removes what it does not know.
+                # Added before the folder is made, because the writing thread removes unfinished folders that
+                # are not in this set.
                 self._unfinished.add(folder)
                 snapshot = OnDisk(step, folder)
             else:
@@ -245,6 +257,7 @@ class Writer:
             self._remove(folder)
             whole.take_rest()
             raise
+        # An interrupt, which the client sends to all ranks: nothing more is gathered.
         except BaseException:
             self._remove(folder)
             raise
@@ -255,6 +268,8 @@ class Writer:
         self._unfinished.discard(folder)
 
     def _write_best(self) -> None:
+        """Write the best checkpoint that waits, if a newer one has not taken its place. Runs on the writing
+        thread."""
         with self._best_lock:
             best, self._best = self._best, None
         if best is not None:
@@ -267,6 +282,8 @@ class Writer:
             self._tell("note", self._failure(snapshot.step, error), snapshot.step)
 
     def _write(self, snapshot: Snapshot, score: Score | None) -> None:
+        """Write a snapshot to the disk, mark it as the best if it has a score, and remove old checkpoints.
+        Runs on the writing thread."""
         step = snapshot.step
         try:
             path = _write_complete(self._folder, snapshot, self._unfinished)
@@ -282,6 +299,8 @@ class Writer:
             self._tell("note", f"an old checkpoint could not be removed: {error}", step)
 
     def _failure(self, step: int, error: Exception) -> str:
+        """Return the text about a checkpoint that could not be written, with its cause and the last good
+        checkpoint."""
         cause = error.strerror if isinstance(error, OSError) and error.strerror else f"{error!r}"
         last = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
         kept = f"the last good one is {last.name}" if last is not None else "there is no earlier one"
@@ -289,7 +308,8 @@ class Writer:
 
 
 def _by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors by the file that they belong in and by their names there, in the files' order."""
+    """Return the tensors by the file to which they belong and by their names there, in the order of the
+    files."""
     by_file: dict[str, dict[str, Tensor]] = {MODEL: {}, OPTIMIZER: {}}
     for full_name, tensor in tensors.items():
         prefix, name = full_name.split(".", 1)
@@ -321,7 +341,8 @@ def _parent(folder: Path) -> Path:
 
 
 def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Path]) -> Path:
-    """Put a snapshot on the disk and give it its name, or remove it.
+    """Write a snapshot's files to the disk and rename its folder, so that a checkpoint is complete or not
+    there at all; return the checkpoint's folder.
 
     Args:
         folder: the run's folder.
@@ -330,6 +351,7 @@ def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Pat
     """
     parent = _parent(folder)
     final = parent / checkpoint_files.checkpoint_name(snapshot.step)
+    # Processes that were killed have left these behind.
     for leftover in parent.glob(f"*{UNFINISHED}"):
         if leftover != snapshot.folder and leftover not in unfinished:
             shutil.rmtree(leftover)
@@ -338,6 +360,7 @@ def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Pat
             snapshot.discard()
             return final
         seals = snapshot.put_on_disk()
+        # The manifest is the last file: a folder without one is not complete.
         manifest = CheckpointManifest(snapshot.step, time.time(), seals)
         write_through(snapshot.folder / MANIFEST, checkpoint_files.text(manifest).encode())
         _sync_folder(snapshot.folder)
@@ -353,7 +376,7 @@ def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Pat
 
 
 def _sync_folder(path: Path) -> None:
-    """Put the folder's entries on the disk; otherwise a file may be safe and its name not."""
+    """Write the folder's entries through to the disk: fsync of a file does not include its name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

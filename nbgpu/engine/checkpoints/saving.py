@@ -53,8 +53,11 @@ class Saves:
             checkpoint.gathering(state[0]).take_rest()
 
     def finish(self, step: int, state: StateParts, score: Score | None) -> RunError | None:
-        """Write a last checkpoint and wait for it, on rank 0; return the error if it could not be written. A
-        collective if the state is sharded."""
+        """Write a last checkpoint on rank 0 and wait for it. A collective if the state is sharded.
+
+        Returns:
+            The error, if the checkpoint could not be written.
+        """
         if self._writer is None:
             checkpoint.gathering(state[0]).take_rest()
             return None
@@ -75,9 +78,15 @@ class Saves:
         return (sharing.everywhere(Path(found)) if found else None), tuple(notes)
 
     def best(self, step: int, score: Score | None) -> tuple[Path | None, str]:
-        """Return (the checkpoint with the best validation, None if it is this step's; why it is unusable).
+        """Return the checkpoint with the best validation of the run. A collective.
 
-        A collective.
+        Args:
+            step: the present step.
+            score: the best score so far.
+
+        Returns:
+            (the checkpoint; None if the best one is this step's or cannot be used; the reason why it cannot
+            be used).
         """
         found, why = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
         return (sharing.everywhere(Path(found)) if found else None), why
@@ -94,6 +103,8 @@ class Saves:
             self._writer.close()
 
     def _find(self) -> tuple[str, Sequence[str]]:
+        """Return (the checkpoint to begin with, empty for none; notes about it) on rank 0, and nothing on the
+        other ranks."""
         if self._writer is None:
             return "", ()
         self._writer.wait()
@@ -104,6 +115,8 @@ class Saves:
         return beginning.checkpoint, beginning.notes
 
     def _find_best(self, step: int, score: Score | None) -> tuple[str, str]:
+        """Return (the best checkpoint, empty for none; the reason why there is none) on rank 0, and nothing
+        on the other ranks."""
         if self._writer is None or (score is not None and score.step == step):
             return "", ""
         try:

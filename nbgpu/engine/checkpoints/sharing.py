@@ -18,15 +18,17 @@ _PIECE_BYTES = 2**23
 
 
 def everywhere(checkpoint: Path) -> Path:
-    """Return the place of a checkpoint on this rank's host, once it is there. A collective.
+    """Return the path of a checkpoint on this rank's host, after it was sent to hosts that lack it. A
+    collective.
 
     Args:
-        checkpoint: as rank 0, which has it, would call it on the notebook's host; the same on all ranks.
+        checkpoint: the path on the notebook's host; the same on all ranks.
     """
     place = served.here(checkpoint)
     lacks_it = served.is_copy(place) and bool(checkpoint_files.damage(place, contents=False))
     if not any(exchange.gather_numbers(int(lacks_it))):
         return place
+    # One rank of each host writes.
     writes = lacks_it and group.membership().local_rank == 0
     has_it = group.membership().rank == 0
     sizes = exchange.broadcast(together(lambda: _sizes(place) if has_it else {}), source=0)
@@ -35,6 +37,7 @@ def everywhere(checkpoint: Path) -> Path:
 
 
 def _sizes(checkpoint: Path) -> dict[str, int]:
+    """Return the sizes in bytes of a checkpoint's files, by name; the manifest is the last one."""
     return {
         name: (checkpoint / name).stat().st_size
         for name in (*checkpoint_files.read(checkpoint).seals, MANIFEST)
@@ -42,8 +45,16 @@ def _sizes(checkpoint: Path) -> dict[str, int]:
 
 
 def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exception | None:
-    """Send the files from rank 0 to the ranks that write them; return what went wrong on this rank. The
-    ranks exchange all pieces in any case, because the others would wait for them."""
+    """Send a checkpoint's files from rank 0 to the ranks that write them, in pieces; return this rank's
+    error, if any. A collective.
+
+    After an error a rank still takes part in all broadcasts, because the others would wait for it.
+
+    Args:
+        place: the checkpoint's path on this rank's host.
+        sizes: the size in bytes of each file, the same on all ranks.
+        writes: whether this rank writes the files.
+    """
     failure: Exception | None = None
     unfinished = place.with_name(f"{place.name}{UNFINISHED}")
     is_source = group.membership().rank == 0
@@ -66,6 +77,7 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
                         content = file.read(num_bytes)
                 except OSError as error:
                     failure = failure or error
+                # Also after an error on this rank. If rank 0 could not read, it sends zeros.
                 received = exchange.broadcast_bytes(content, num_bytes, source=0)
                 try:
                     if writes and file is not None:
@@ -83,9 +95,11 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
 
 
 def _give_name(unfinished: Path, place: Path) -> None:
+    """Rename a complete checkpoint that was received, and remove those received earlier: a host keeps one."""
     for earlier in place.parent.glob(f"*/{served.RECEIVED}"):
         shutil.rmtree(earlier.parent)
-    # It is not for the notebook's host, which gets it from rank 0's.
+    # This mark keeps the copy from being sent to the notebook's host, which gets the checkpoint from rank 0's
+    # host.
     (unfinished / served.RECEIVED).touch()
     shutil.rmtree(place, ignore_errors=True)
     unfinished.rename(place)

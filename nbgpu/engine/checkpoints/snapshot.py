@@ -27,7 +27,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Take the content of a file."""
+        """Copy the content of a file; the tensors may change afterwards."""
 
     @abstractmethod
     def put_on_disk(self) -> dict[str, Seal]:
@@ -40,7 +40,7 @@ class Snapshot(ABC):
         self.folder.mkdir()
 
     def discard(self) -> None:
-        """Remove what is in the folder; the snapshot is not used again."""
+        """Remove the folder with its files; the snapshot is not used again."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -65,8 +65,11 @@ class InMemory(Snapshot):
 
 
 class OnDisk(Snapshot):
-    """Files that are written as their pieces come, which takes no more memory than one piece does. The system
-    still has them in its own memory when `write` returns, unless the disk is slower than what comes."""
+    """Files that are written to the disk piece by piece, so that no more than one piece is in memory.
+
+    `write` returns when the operating system has the bytes in its page cache, and waits for the disk only if
+    that is full.
+    """
 
     def __init__(self, step: int, folder: Path) -> None:
         super().__init__(step, folder)

@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 
 
 def has_name(dtype: torch.dtype) -> bool:
-    """Whether the format knows a type."""
+    """Return whether safetensors has a name for a dtype."""
     return dtype in _TYPES
 
 
@@ -79,6 +79,7 @@ class StoredTensors(Mapping[str, Tensor]):
         self._begin = _LENGTH_BYTES + num_bytes
 
     def __getitem__(self, name: str) -> Tensor:
+        """Read a tensor from the file, straight into its own memory."""
         about = self._about[name]
         tensor = torch.empty(about["shape"], dtype=_TYPES_BY_NAME[about["dtype"]], device="cpu")
         with self._path.open("rb", buffering=0) as file:
@@ -99,6 +100,8 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the header of a file: its length in eight bytes, and type, shape and place of each tensor as
+    JSON."""
     unknown = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in _TYPES]
     if unknown:
         raise ValueError(f"safetensors has no type for {', '.join(unknown)}")

@@ -54,18 +54,17 @@ class StepBatches:
         self._next_step = None
 
     def begin_as(self, earlier: Mapping[str, Any], step: int) -> str:
-        """Begin where the epochs of a checkpoint were.
+        """Begin at the position in the data at which a checkpoint was written.
 
-        Where an epoch now has another number of steps, because of the batch size, the number of ranks or the
-        data, the epoch in which the checkpoint was written begins again with that number: which of its
-        samples are left does not follow from a step.
+        If an epoch now has another number of steps, because of the batch size, the number of ranks or the
+        data, the checkpoint's epoch begins again: which of its samples are left does not follow from a step.
 
         Args:
-            earlier: the checkpoint's `state`, whose names are those of `position`.
-            step: the steps done.
+            earlier: the checkpoint's `state`, with the fields of `position`.
+            step: the optimizer steps done.
 
         Returns:
-            A sentence where the number is another one; else nothing.
+            A sentence about another number of steps; empty if the number is the same.
         """
         first_step, first_epoch = earlier["data_began"]
         now = self.loaders.steps_per_epoch
@@ -81,7 +80,7 @@ class StepBatches:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What `begin_as` needs, for a checkpoint."""
+        """Return the position in the data for a checkpoint, as JSON, from which `begin_as` continues."""
         return {"data_began": self._began, "steps_per_epoch": self.loaders.steps_per_epoch}
 
     def epoch_at(self, step: int) -> tuple[int, int]:
@@ -100,8 +99,9 @@ class StepBatches:
     def take(self, step: int) -> tuple[list[Batch], Exception | None]:
         """Return the micro-batches of one step, and the error in fetching them.
 
-        After an error they are stand-ins: the rank computes with the others until all learn of the error,
-        because the others would wait for it in the exchanges of the model itself.
+        After an error the micro-batches are generated ones: with fsdp or SyncBatchNorm the other ranks would
+        otherwise wait for this one within the model, before the error reaches them with the consensus
+        message.
         """
         if self._taken is None or self._taken[0] != step:
             try:
@@ -123,23 +123,29 @@ class StepBatches:
         return {name: self._moved(value) for name, value in batch.items()}
 
     def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the device: numbers in the dtype of the weights, and volumes (N, C, D, H, W) with
+        the channels last in memory if the settings say so."""
         dtype = self._dtype if value.is_floating_point() else value.dtype
         is_volume = self._channels_last and value.dim() == 5
         memory_format = torch.channels_last_3d if is_volume else torch.preserve_format
         return value.to(self._device, dtype, non_blocking=self._non_blocking, memory_format=memory_format)
 
     def _fetch(self, step: int) -> list[Batch]:
+        """Return the micro-batches of a step from the loader, on the device; seek first if the loader stands
+        elsewhere."""
         if self._next_step != step:
             # Training continues midway, or fetching was interrupted.
             self._batches = None
             epoch, steps = self.epoch_at(step)
             self.loaders.seek(epoch * self.loaders.steps_per_epoch + steps)
+        # If fetching is interrupted, the loader's position is unknown, and the next call seeks.
         self._next_step = None
         batches = [self.to_device(self._next_batch()) for _ in range(self._accumulate)]
         self._next_step = step + 1
         return batches
 
     def _next_batch(self) -> Batch:
+        """Return the next batch of the loader, and begin the next epoch when the present one has ended."""
         if self._batches is None:
             self._batches = iter(self.loaders.train)
         try:

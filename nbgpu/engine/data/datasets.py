@@ -30,8 +30,8 @@ _ALIGN_BYTES = 64
 
 
 class Volumes(Protocol):
-    """Decoded volumes by number; a volume that could not be decoded is {"failure": exception}, see
-    `opened`."""
+    """Decoded volumes by number. One that could not be decoded is {"failure": exception}, which
+    `decoding.opened` raises."""
 
     def __len__(self) -> int: ...
 
@@ -94,8 +94,8 @@ class Shard:
             self._smart.start()
 
     def _smart_cache(self, epoch: int) -> SmartCacheDataset:
-        """Return the dataset as it is in this epoch, counted from 0; it goes through the volumes in a
-        cycle."""
+        """Return a SmartCacheDataset that holds the volumes of this epoch, counted from 0. The dataset goes
+        through all volumes in a cycle, so that the epoch's first volume follows from its number."""
         first = epoch * self._num_replaced % len(self._in_turn)
         return SmartCacheDataset(
             self._in_turn[first:] + self._in_turn[:first],
@@ -111,7 +111,7 @@ class Shard:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether `next_epoch` changes the volumes."""
+        """Return whether `next_epoch` changes the volumes."""
         return self._smart is not None
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class Shard:
         return decoded
 
     def cached_bytes(self) -> int:
-        """Return what the decoded volumes take that are in memory."""
+        """Return the bytes of the decoded volumes in memory."""
         return sum(
             value.nbytes
             for index in range(self._num_cached)
@@ -131,7 +131,8 @@ class Shard:
         )
 
     def portable(self) -> Volumes:
-        """Return this epoch's volumes for other processes; cached volumes are in shared memory."""
+        """Return this epoch's volumes in a form that can be pickled for worker processes, with cached volumes
+        in shared memory."""
         if isinstance(self._volumes, _DiskCache):
             return _DiskCache(_shared(self._items), self._decode, self._volumes.folder)
         in_memory = range(self._num_cached)
@@ -176,7 +177,7 @@ class _Portable:
 
 
 def _num_threads(config: DataSettings) -> int:
-    """The number of threads that fill MONAI's cache."""
+    """Return the number of threads that fill MONAI's cache."""
     return config.cache_threads or min(torch.get_num_threads(), usable_cores())
 
 
@@ -205,6 +206,11 @@ class _DiskCache(PersistentDataset):
             ) from None
 
     def _transform(self, index: int) -> Decoded:
+        """Return a decoded volume from its file in the folder, or decode it and write the file.
+
+        The name of the file contains digests of the decoding steps and of the input files, so that a change
+        of either leads to a new file.
+        """
         item = self.data[index]
         try:
             path = self.folder / f"{self._fingerprint[:16]}-{fingerprint_of(item)[:32]}.pt"
@@ -223,6 +229,8 @@ class _DiskCache(PersistentDataset):
         return decoded
 
     def _keep(self, decoded: Decoded, path: Path) -> None:
+        """Write a decoded volume to a temporary file in the same folder and rename it, so that no other
+        process reads half a file."""
         descriptor, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -238,7 +246,7 @@ class _DiskCache(PersistentDataset):
 
 
 def first_cause(error: BaseException) -> str:
-    """Return the system's message from which Python's error came, if there is one."""
+    """Return the message of the first error in a chain: torch's writer wraps that of the operating system."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return str(error).splitlines()[0]
@@ -272,6 +280,7 @@ class PackedVolumes:
         descriptor = os.memfd_create("nbgpu-cache")
         weakref.finalize(self, os.close, descriptor)
         os.ftruncate(descriptor, self._num_bytes)
+        # A memfd has no name, so other processes of the user open it through this process's descriptor.
         self._path = f"/proc/{os.getpid()}/fd/{descriptor}"
         self._memory = self._mapped(shared=True)
         for index, volume in enumerate(volumes):

@@ -44,8 +44,8 @@ class Decode(Transform):
             return {"name": str(item["name"]), "failure": failure}
 
     def fingerprint(self) -> str:
-        """Return a digest that differs for steps that decode a file differently, as far as their fields
-        show."""
+        """Return a digest of the decoding steps' pickled fields, and of the versions of nbgpu and MONAI:
+        another digest means that a file may be decoded differently."""
         # The Compose itself is left out: it holds a random state, which differs each time.
         steps = pickle.dumps(list(self.steps.flatten().transforms))
         return hashlib.sha256(steps + f"{version('nbgpu')} {version('monai')}".encode()).hexdigest()
@@ -56,6 +56,7 @@ def fingerprint_of(item: Item) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(item.items()):
         if isinstance(value, Path):
+            # Size and modification time stand for the content, which would take long to read.
             there = value.stat()
             value = f"{value.resolve()} {there.st_size} {there.st_mtime_ns}"
         is_array = isinstance(value, torch.Tensor | np.ndarray)

@@ -35,7 +35,8 @@ def digest(named: Mapping[str, Tensor]) -> str:
 
 
 def require_the_same(loaders: Loaders) -> None:
-    """Raises DataError on every rank where they do not have the same samples to share out. A collective."""
+    """Raise DataError on every rank if the ranks do not have the same samples to divide among themselves. A
+    collective."""
 
     def identities() -> list[dict[str, Identity]]:
         own = together(lambda: dict(loaders.identity()))
@@ -68,12 +69,16 @@ def differences(
 
 
 def _only_the_same(once: Identity, twice: Identity | None) -> Identity:
+    """Return a rank's set of samples, with an empty digest for each sample that differs between two readings:
+    such a sample is random in the dataset itself."""
     there = twice["samples"] if twice is not None else {}
     samples = {name: found if there.get(name) == found else "" for name, found in once["samples"].items()}
     return {**once, "samples": samples}
 
 
 def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
+    """Return a line for each set of samples that differs between the ranks, in length or in one of the
+    compared samples."""
     lines = []
     for what in dict.fromkeys(what for sets in by_rank for what in sets):
         lengths = [sets[what]["length"] if what in sets else 0 for sets in by_rank]

@@ -40,13 +40,17 @@ def require_share(
 
 
 def are_read_anyhow(config: DataSettings) -> bool:
-    """Whether the ranks' caches read all training files before the first step, and report the bad ones
-    together."""
+    """Return whether the ranks' caches decode all training files before the first step, and so find the bad
+    ones."""
     return config.dataset_kind == "cache" and config.cache_rate == 1
 
 
 def require(config: DataSettings, items: Sequence[Item], steps: Compose) -> None:
-    """Read all files, unless the settings skip this. Raises DataError as `require_share` does."""
+    """Read all files, unless the settings skip this.
+
+    Raises:
+        DataError: with a line for each unusable file.
+    """
     if found := problems(config, items, steps):
         raise DataError("\n".join(found))
 
@@ -61,6 +65,7 @@ def problems(config: DataSettings, items: Sequence[Item], steps: Compose) -> lis
     if not config.check_voxels or not items:
         return []
     decode = Decode(steps)
+    # The file of good files is named after the decoding steps: with other steps all files are read again.
     good = _Good(decode.fingerprint())
     new = [item for item in items if item not in good]
     if new:

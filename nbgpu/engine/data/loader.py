@@ -84,7 +84,13 @@ class _Rare:
 
     @classmethod
     def of(cls, shares: Sequence[Sequence[bool]], rank: int, num_samples: int) -> _Rare:
-        """Compute it from what every rank has, of which an epoch takes so many samples on each."""
+        """Compute the number of rare volumes that each rank visits in an epoch.
+
+        Args:
+            shares: for each rank, whether each of its volumes is rare.
+            rank: this rank.
+            num_samples: the samples of an epoch on each rank; each visit gives one.
+        """
         return cls(shares[rank], [num_rare_visits(sum(share), len(share), num_samples) for share in shares])
 
 
@@ -193,20 +199,21 @@ class SampleLoader:
 
     @property
     def num_micro_batches(self) -> int:
-        """The micro-batches of an epoch, each of which all ranks have a part of."""
+        """Return the number of micro-batches in an epoch, each of which consists of a part on every rank."""
         return self.steps_per_epoch * self._config.accumulate
 
     @property
     def num_rare_samples(self) -> int | None:
-        """The rare samples that an epoch spreads over the micro-batches of all ranks; None where it spreads
-        none."""
+        """Return the number of rare samples that an epoch spreads over the micro-batches of all ranks; None
+        if it spreads none."""
         return None if self._rare is None else sum(self._rare.num_visits)
 
     def names(self) -> list[str]:
-        """Return the names of the current epoch's volumes: with SmartCacheDataset those in its cache."""
+        """Return the names of the volumes of the current epoch: with SmartCacheDataset those in its cache."""
         return [str(self._shard[index]["name"]) for index in range(len(self._shard))]
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of one epoch, made by a thread that works `prefetch` batches ahead."""
         self._end_iteration()
         loader = ThreadDataLoader(
             IterableDataset(_errors_as_items(self._samples(self._epoch, self._num_samples_to_skip))),  # type: ignore[arg-type]
@@ -243,6 +250,7 @@ class SampleLoader:
         self._end_iteration()
         self._epoch, steps = divmod(step, self.steps_per_epoch)
         self._num_samples_to_skip = steps * self._config.accumulate * self._config.batch_size
+        # Only SmartCacheDataset has other volumes in another epoch.
         if self._epoch_in_cache != self._epoch:
             self._shard.go_to(self._epoch)
             self._epoch_in_cache = self._epoch
@@ -268,6 +276,7 @@ class SampleLoader:
         visits, order = self._plan(epoch)
         order = order[num_to_skip:]
         num_wanted = Counter(number for number, _ in order)
+        # The samples of visits that are made and not all used: samples of about four volumes are mixed.
         waiting: dict[int, list[Sample]] = {}
         arriving = self._visited([visit for visit in visits if num_wanted[visit.number]])
         for number, index in order:
@@ -278,6 +287,7 @@ class SampleLoader:
             num_wanted[number] -= 1
             if not num_wanted[number]:
                 del waiting[number]
+        # Run the generator to its end, where it closes worker processes that do not stay.
         for _ in arriving:  # its end
             raise AssertionError("a visit was made for nothing")
 
@@ -286,6 +296,7 @@ class SampleLoader:
         seeds = np.random.SeedSequence([self._config.seed, self._rank, epoch]).generate_state(2)
         order_seed, mix_seed = (int(seed) for seed in seeds)
         per_volume = self._draw.samples_per_volume
+        # Rounded up: the last visit may give more samples than the epoch needs.
         num_visits = -(-self._num_samples // per_volume)
         rng = np.random.RandomState(order_seed)
         if self._rare is not None:
@@ -344,6 +355,8 @@ class SampleLoader:
             self._pool = None
 
     def _collate(self, samples: list[Sample | Exception]) -> Batch | Exception:
+        """Stack samples to a batch, in pinned memory if the settings say so; an exception among them takes
+        the batch's place."""
         for sample in samples:
             if isinstance(sample, Exception):
                 return sample
@@ -381,6 +394,7 @@ def grid_patches(
         (n - edge) % stride // 2 for n, edge, stride in zip(image.shape[1:], edges, strides, strict=True)
     ]
     bright = (image > image.mean()).float()[(slice(None), *(slice(start, None) for start in starts))]
+    # The mean over a cell of 0 and 1 is the share of its bright voxels.
     foreground = avg_pool3d(bright[None], edges, strides)[0].mean(dim=0)
     cells = (foreground >= min(min_foreground, float(foreground.max()))).nonzero()
     if len(cells) > max_patches:

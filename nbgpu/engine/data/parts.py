@@ -44,17 +44,18 @@ class Parts:
 
     @property
     def everything(self) -> list[Item]:
-        """All samples."""
+        """Return all samples."""
         return [*self.training, *self.validation, *self.test]
 
     @property
     def reported(self) -> list[Item]:
-        """The samples that the result is about: the test part, or if there is none the validation part."""
+        """Return the samples that the result is about: the test part, or if there is none the validation
+        part."""
         return self.test or self.validation
 
     def in_words(self, config: TrainConfig) -> str:
-        """Say what the result's samples were used for before; empty if they are validation samples that chose
-        nothing."""
+        """Return a sentence about the earlier use of the result's samples; empty if they are validation
+        samples by which nothing was chosen."""
         if self.test:
             return f" These are the test part: {len(self.test)} samples that took no part in training and chose no weights."
         chosen_by = config.chosen_by_validation
@@ -67,13 +68,13 @@ class Parts:
 
 
 def named(item: Item) -> Hashable:
-    """The group of a sample that belongs to no other: its own name."""
+    """Return the group of a sample that belongs together with no other: its own name."""
     name: Hashable = item["name"]
     return name
 
 
 def split(items: Sequence[Item], config: TrainConfig, group: Callable[[Item], Hashable] = named) -> Parts:
-    """Divide samples into the three parts, the same on every rank and for every `seed`.
+    """Divide samples into training, validation and test part, the same on every rank and for every `seed`.
 
     Args:
         items: all samples, in a fixed order.
@@ -82,7 +83,7 @@ def split(items: Sequence[Item], config: TrainConfig, group: Callable[[Item], Ha
 
     Raises:
         DataError: there are too few groups, or the file does not divide these samples; the message has a line
-            for everything that is wrong with it.
+            for each problem.
     """
     groups = list(dict.fromkeys(group(item) for item in items))
     if config.split:
@@ -114,6 +115,8 @@ def _at_random(groups: Sequence[Hashable], config: TrainConfig) -> dict[Hashable
 
 
 def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hashable]) -> dict[Hashable, Part]:
+    """Return the part of each group as a split file says; DataError with a line for each problem of the
+    file."""
     listed = _read(path)
     used: set[str] = set()
     of_group: dict[Hashable, Part] = {}
@@ -125,6 +128,7 @@ def _as_in_file(path: Path, items: Sequence[Item], group: Callable[[Item], Hasha
         found = {listed[name] for name in names}
         if not found:
             problems.append(f"{item['name']} is in none of its parts")
+        # The names of one sample, or two samples of one group, stand in different parts.
         elif len(found | {of_group.get(own, next(iter(found)))}) > 1:
             problems.append(f"{item['name']} and what belongs to it ({own}) is in two of its parts")
         else:
@@ -146,7 +150,8 @@ def _names_of(item: Item, group: Hashable) -> Iterator[str]:
 
 
 def _read(path: Path) -> dict[str, Part]:
-    """Return the part of each name in a split file."""
+    """Return the part of each name in a split file, a CSV or JSON file; DataError if it cannot be read, or
+    puts a name into two parts."""
     try:
         if path.suffix.lower() == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))

@@ -48,6 +48,7 @@ def augmentation(
     ]
     if config.rotate90_prob > 0 and planes:
         prob = config.rotate90_prob
+        # One of these rotations with equal chances, so that `rotate90_prob` is the chance of a rotation.
         steps.append(OneOf([RandRotate90d(keys, prob=prob, spatial_axes=plane) for plane in planes]))
     if config.flip_prob > 0:
         steps += [
@@ -124,6 +125,7 @@ class Draw:
         samples = [tensors]
         if self._crop is not None and foreground is not None:
             self._crop.set_random_state(crop_seed)
+            # MONAI computes both lists of indices from the label if one of them is missing.
             samples = self._crop({**tensors, FOREGROUND: foreground, "background": foreground})
         if self._augment.transforms:
             self._augment.set_random_state(augment_seed)

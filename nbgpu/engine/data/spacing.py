@@ -42,7 +42,8 @@ def resampled(volume: Tensor, affine: np.ndarray, spacing_mm: Sequence[float]) -
 def resampled_grid(
     shape: Sequence[int], affine: np.ndarray, spacing_mm: Sequence[float]
 ) -> tuple[tuple[int, int, int], np.ndarray]:
-    """Return (shape (D, H, W), affine matrix) that `resampled` gives a volume, without its voxels."""
+    """Return the shape (D, H, W) and the affine matrix (4, 4) of a volume after `resampled`, without its
+    voxels."""
     made = zoom_affine(affine, np.asarray(spacing_mm, np.float64), diagonal=False)
     found, made[:3, 3] = compute_shape_offset(shape, affine, made)
     first, second, third = (int(n) for n in found)
@@ -52,7 +53,14 @@ def resampled_grid(
 def resampled_onto(
     volume: Tensor, affine: np.ndarray, shape: Sequence[int], target_affine: np.ndarray
 ) -> Tensor:
-    """Return the volume (C, D, H, W) on another grid of this shape and affine matrix; see `resampled`."""
+    """Return the volume (C, D, H, W) on another grid, in the same place in space, by linear interpolation.
+
+    Args:
+        volume: (C, D, H, W).
+        affine: (4, 4), from its voxels to mm.
+        shape: (D, H, W) of the grid.
+        target_affine: (4, 4), from the grid's voxels to mm.
+    """
     resample = SpatialResample(mode="bilinear", padding_mode="border")
     found = resample(
         MetaTensor(volume, affine=torch.as_tensor(affine, dtype=torch.float64)),
@@ -79,13 +87,15 @@ def shape_of(path: Path) -> tuple[int, int, int]:
     if not has_voxel_sizes(image.affine):
         first, second, third = image.shape[:3]
         return first, second, third
+    # For each axis of the file the axis of `load_volume` to which it belongs.
     axes = io_orientation(image.affine)[:, 0].astype(int)
     found = dict(zip(axes.tolist(), image.shape[:3], strict=True))
     return found[0], found[1], found[2]
 
 
 def has_voxel_sizes(affine: np.ndarray) -> bool:
-    """Whether an affine matrix says how large the voxels are: it is finite and can be inverted."""
+    """Return whether an affine matrix (4, 4) gives the size of the voxels: it is finite and can be
+    inverted."""
     is_finite = bool(np.isfinite(affine).all())
     return is_finite and min(voxel_sizes(affine)) > 0 and abs(np.linalg.det(affine[:3, :3])) > 0
 

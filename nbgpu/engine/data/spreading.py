@@ -18,15 +18,15 @@ Anything = TypeVar("Anything")
 def dealt(
     things: Sequence[Anything], rare: Sequence[bool], num_ranks: int, seed: int, padded: bool
 ) -> list[list[Anything]]:
-    """Return the share of each rank: the rare things are dealt out first, so that ranks differ
-    by one of them.
+    """Return the share of each rank. The rare things are dealt out first, so that the numbers of them differ
+    by one at most.
 
     Args:
         things: in any order, the same on every rank.
         rare: whether each of them is rare.
         num_ranks: the number of ranks, at most that of the things.
         seed: the seed of the order in which they are dealt.
-        padded: whether all shares have the same length; the first ones are then in two shares.
+        padded: whether all shares have the same length; the first things are then in two shares.
     """
     order = np.random.RandomState(seed).permutation(len(things)).tolist()
     order.sort(key=lambda index: not rare[index])
@@ -38,9 +38,8 @@ def dealt(
 def chosen(rare: Sequence[bool], num_visits: int, rng: np.random.RandomState) -> tuple[list[int], list[int]]:
     """Return (the rare things that an epoch visits, the others that it visits), by number.
 
-    An epoch visits everything as often as it can do so evenly. What is left out of the last round, or fills
-    it, is not rare as long as there is a choice, so that every rank can tell how many rare things another
-    one visits.
+    Each thing is visited the same number of times, and the rest of the visits goes to things that are not
+    rare if there are any. So every rank knows the number of rare things that another one visits.
     """
     rare_ones = [number for number, is_rare in enumerate(rare) if is_rare]
     others = [number for number, is_rare in enumerate(rare) if not is_rare]
@@ -56,6 +55,7 @@ def num_rare_visits(num_rare: int, num_things: int, num_visits: int) -> int:
 
 
 def _in_rounds(numbers: Sequence[int], count: int, rng: np.random.RandomState) -> list[int]:
+    """Return `count` of the numbers in random order, each once before any comes twice."""
     found: list[int] = []
     while len(found) < count:
         found += [numbers[place] for place in rng.permutation(len(numbers))]
@@ -65,21 +65,21 @@ def _in_rounds(numbers: Sequence[int], count: int, rng: np.random.RandomState) -
 def micro_batches_of_rare(
     num_rare: Sequence[int], rank: int, num_batches: int, batch_size: int, rng: np.random.RandomState
 ) -> list[int]:
-    """Return how many rare things each micro-batch of a rank has.
-
-    Over all ranks no micro-batch is without one if there are as many of them as micro-batches.
+    """Return the number of rare things in each micro-batch of a rank. If all ranks together have at least as
+    many rare things as an epoch has micro-batches, each micro-batch gets one.
 
     Args:
         num_rare: the rare things of each rank, which differ by few.
         rank: the rank whose numbers are returned.
         num_batches: the micro-batches of an epoch.
-        batch_size: the samples of a rank in each; at most so many are rare.
-        rng: draws which micro-batches get more than others, alike on all ranks.
+        batch_size: the samples of a rank in a micro-batch, and so the most rare ones.
+        rng: draws the micro-batches that get more than others, alike on all ranks.
     """
     order = rng.permutation(num_batches)
     counts = [0] * num_batches
     for turn in range(num_rare[rank]):
         # The ranks take turns, and the ranks that have more take the last ones.
+        # The position of this thing among those of all ranks; the position decides the micro-batch.
         before = sum(min(count, turn + (other < rank)) for other, count in enumerate(num_rare))
         counts[order[before * num_batches // sum(num_rare)]] += 1
     for index in range(num_batches):

@@ -42,11 +42,16 @@ def check_headers(
     spacing_mm: Sequence[float] = (),
     channels: Sequence[int] | None = None,
 ) -> None:
-    """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small; see
-    `header_problem`.
+    """Raise one DataError with a line for every file that is missing, damaged, not 3D or too small.
 
     This reads headers and file sizes only, about 1 ms for each file. A compressed file ends with the size of
     its content, so that a truncated file is found without unpacking it.
+
+    Args:
+        paths: the files.
+        patch_size: the smallest number of voxels, along every axis or along each of those of `load_volume`.
+        spacing_mm: the voxel size to which the files are resampled; none for their own.
+        channels: the channels that are read of a file, as `header_problem` takes them.
     """
     found = {
         path: header_problem(path, patch_size, spacing_mm=spacing_mm, channels=channels) for path in paths
@@ -63,14 +68,14 @@ def header_problem(
     spacing_mm: Sequence[float] = (),
     channels: Sequence[int] | None = None,
 ) -> str | None:
-    """Return the problem of a file, as far as its name, header and size show; None if there is none.
+    """Return the problem of a file that its name, header and size show; None if there is none.
 
     Args:
         path: the file.
         patch_size: the smallest number of voxels, along every axis or along each of those of `load_volume`.
         spacing_mm: the voxel size to which the file is resampled, along the same axes; none for its own.
-        channels: the channels that are read of a file; none where it must have one. None where channels
-            cannot be chosen.
+        channels: the numbers of the channels that are read; empty for a file that must have one channel; None
+            where channels cannot be chosen.
     """
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
@@ -102,6 +107,7 @@ def header_problem(
 
 
 def _wrong_voxel_size(image: nibabel.Nifti1Pair) -> str | None:
+    """Return the problem of the voxel size in a file's header, in mm; None if there is none."""
     unit = image.header.get_xyzt_units()[0]
     if unit in ("meter", "micron"):
         return f"says in its header that its voxels are measured in units of a {unit}, which is taken for mm"
@@ -117,6 +123,13 @@ def _wrong_voxel_size(image: nibabel.Nifti1Pair) -> str | None:
 
 
 def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str | None:
+    """Return the problem of a file's number of dimensions or channels; None if there is none.
+
+    Args:
+        shape: the shape of the file: (x, y, z) or (x, y, z, channels).
+        channels: the numbers of the channels that are read; empty for a file that must have one channel; None
+            where channels cannot be chosen.
+    """
     if channels and len(shape) in (3, 4):
         num = shape[3] if len(shape) == 4 else 1
         missing = [str(channel) for channel in channels if channel >= num]
@@ -133,11 +146,14 @@ def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str
 def _too_small(
     path: Path, shape: Sequence[int], patch_size: int | Sequence[int], spacing_mm: Sequence[float]
 ) -> str | None:
+    """Return the problem of a volume that is smaller than a patch, after resampling if there is a
+    `spacing_mm`; None if it is large enough."""
     at = ""
     if spacing_mm:
         shape, _ = resampled_grid(shape_of(path), affine_of(path), spacing_mm)
         at = f" at a spacing of {shape_in_words(spacing_mm)} mm"
     edges = {patch_size} if isinstance(patch_size, int) else {*patch_size}
+    # A cubic patch needs no axes, so that a file whose header does not say where they point is accepted.
     if len(edges) == 1:
         (edge,) = edges
         is_too_small, fits = min(shape) < edge, str(min(shape))
@@ -153,10 +169,11 @@ def _too_small(
 
 
 def holds(path: Path, num_bytes: int) -> bool:
-    """Whether the file has at least this many bytes, unpacked."""
+    """Return whether a file has at least this many bytes, after decompression."""
     if path.suffix.lower() != ".gz":
         return path.stat().st_size >= num_bytes
     with path.open("rb") as file:
+        # A gzip member ends with the size of its content modulo 2^32 (RFC 1952).
         file.seek(-4, 2)
         (unpacked_bytes,) = struct.unpack("<I", file.read(4))
     if unpacked_bytes == num_bytes % 2**32:
@@ -214,8 +231,8 @@ def intensity_range(image: Tensor, name: str) -> tuple[float, float]:
 
 
 def scale_intensity(image: Tensor, name: str) -> Tensor:
-    """Map the smallest value to 0 and the 99.5th percentile to 1, and clip larger values; see
-    `intensity_range`."""
+    """Map the smallest value of an image to 0 and the 99.5th percentile to 1, and clip larger values. Raises
+    DataError for NaN or infinite voxels, or without contrast."""
     low, high = intensity_range(image, name)
     to_unit_range = ScaleIntensityRange(a_min=low, a_max=high, b_min=0.0, b_max=1.0, clip=True)
     scaled: Tensor = convert_to_tensor(to_unit_range(image), track_meta=False)
@@ -261,7 +278,7 @@ def shapes_of(
 ) -> list[Shape]:
     """Return the shapes (right, front, top) of the volumes as a recipe reads them.
 
-    A file whose header is bad is left out: it is told of when the data are checked.
+    A file whose header is bad is left out: the check of the data reports it.
 
     Args:
         paths: the files.

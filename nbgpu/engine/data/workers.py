@@ -46,7 +46,7 @@ class Visit(NamedTuple):
     volume: int
     epoch: int
     number: int
-    """The visit's index among those of the rank's epoch."""
+    """The visit's position among the rank's visits of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,11 @@ class WorkerProcesses:
 
     Args:
         visits: the dataset of the samples of each visit; it is sent to each worker.
+        context: the result of `prepare`, which starts processes from the forkserver.
         num_workers: the number of processes.
         prefetch: the number of visits that each worker prepares ahead.
         stay: whether the processes stay for the next `samples_of`.
-        rank: for messages.
+        rank: the rank's number, for messages.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class WorkerProcesses:
             RunError: a worker process has ended.
         """
         assert self._loader is not None, "it was closed"
+        # With persistent workers the DataLoader stays the same object, so its sampler gets the new visits.
         self._assigned.visits = visits
         if not self._stay:
             self._end()
@@ -166,6 +168,7 @@ class WorkerProcesses:
             self._end()
 
     def _next(self) -> Any:
+        """Return the next result of the workers; RunError that names the process if one has ended."""
         try:
             return next(self._results)
         except Exception as error:
@@ -175,6 +178,7 @@ class WorkerProcesses:
             raise
 
     def _exited_workers(self) -> str:
+        """Return a sentence about worker processes that have ended; empty if all run."""
         processes = list(getattr(self._results, "_workers", ()))  # torch has no public name for them
         for process in processes:
             process.join(0.1)  # the exit code arrives a moment after the end
@@ -189,6 +193,7 @@ class WorkerProcesses:
         self._loader = None
 
     def _end(self) -> None:
+        """End the processes and drop the results on their way."""
         results, self._results = self._results, None
         if results is not None:
             # torch does this when the last reference goes, but the traceback of an error keeps some. (A
@@ -197,6 +202,7 @@ class WorkerProcesses:
 
 
 def _describe_exit(code: int) -> str:
+    """Return how a worker process has ended, and what to do; a negative code is the number of a signal."""
     if code >= 0:
         return f"ended with {code}; standard error has why. Set num_workers=0 to see it here"
     advice = "Set num_workers=0 to see where"
@@ -261,10 +267,12 @@ def _begin(_: int) -> None:
 
 
 def _end_with_parent() -> None:
+    """Have the kernel send SIGKILL to this process when its parent ends (prctl(2))."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _is_forkserver(command: Iterable[str]) -> bool:
+    """Return whether a command line is that of Python's forkserver."""
     return any("multiprocessing.forkserver" in part for part in command)
 
 

@@ -37,9 +37,11 @@ _SHARE_OF_HOST = 0.8
 
 @torch_settings.as_at_the_beginning()
 def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Try batch sizes with real steps on generated batches: double until one does not fit, then bisect.
+    """Find the largest batch size that fits, by real steps on generated batches: double the size until it
+    does not fit, then bisect. A collective: every rank calls it with the same settings.
 
-    Every rank calls it with the same settings, all fields of a TrainConfig.
+    Args:
+        settings: all fields of a TrainConfig.
 
     Returns:
         The tries in order, the same on every rank: `batch_size`, `fits`, `peak_bytes` by rank, and `why`, the
@@ -71,6 +73,7 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
             loaders = together(lambda: recipe.build_loaders(member.rank, member.world_size))
             held.callback(loaders.close)
         search = _Search(dry_run, member.device)
+        # So that only the search holds the model, and `close` frees it.
         del dry_run
         held.callback(search.close)
         largest = search.run()
@@ -80,6 +83,8 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Search:
+    """The search for the largest batch size, in which all ranks take the same tries."""
+
     def __init__(self, dry_run: DryRun, device: torch.device) -> None:
         self._dry_run: DryRun | None = dry_run
         self._device = device
@@ -111,6 +116,8 @@ class _Search:
         memory.free()
 
     def _fits_everywhere(self, batch_size: int) -> bool:
+        """Try a batch size on all ranks, record the try, and return whether it fitted on all of them. A
+        collective."""
         tries = exchange.gather(self._try(batch_size))
         raise_together(self._failure)
         why = next((f"rank {rank}: {t['why']}" for rank, t in enumerate(tries) if t["why"]), "")
@@ -125,6 +132,9 @@ class _Search:
         return not why
 
     def _try(self, batch_size: int) -> dict[str, Any]:
+        """Take steps with a batch size on this rank; return the reason if they do not fit ('' if they do),
+        and the peak of the memory in bytes. No collective, so that a rank that runs out of memory lets no
+        other one wait."""
         assert self._dry_run is not None, "the search goes on"
         memory_limit.tighten(SPARE_BYTES)
         memory.begin_peak(self._device)
@@ -145,6 +155,7 @@ class _Search:
                         why = f"{why}. {note}"
                 else:
                     self._failure = error
+                # The traceback holds the activations of the step that failed.
                 memory.let_go(error)
                 self._dry_run.zero_grad()
         peak_bytes = memory.peak_bytes(self._device)
@@ -157,13 +168,15 @@ class _Search:
 def _sharded(
     config: TrainConfig, recipe: Recipe, device: torch.device
 ) -> Iterator[Callable[[nn.Module], Sharded]]:
-    """Return, inside the context, a function that shards a model as FSDP does, with all memory that this
-    takes, and exchanges nothing: a rank that runs out of memory lets no other one wait."""
+    """Yield a function that shards a model by FSDP over a group of the backend 'fake': the model takes the
+    memory that it takes in a run, and nothing is exchanged, so that a rank that runs out of memory lets no
+    other one wait."""
     apart = torch_private.make_fake_group()
     mesh = DeviceMesh.from_group(apart, device.type)
     copies: list[Tensor] = []
 
     def shard(model: nn.Module) -> Sharded:
+        """Shard a model over the fake group; on the CPU also allocate the copies that gloo would make."""
         blocks = list(recipe.blocks(model))
         if device.type == "cpu":
             of_parts = [sum(p.nbytes for p in block.parameters()) for block in blocks]

@@ -1,4 +1,4 @@
-"""What fully_shard takes on one of any number of ranks, without the other ranks and without values.
+"""The memory of fully_shard on one of any number of ranks, without the other ranks and without values.
 
 It follows torch's FSDP2 (torch/distributed/fsdp/_fully_shard, 2.13): the parts of the model are gathered one
 at a time, first into one buffer and from there into a tensor for each weight; the buffer of one part is
@@ -26,7 +26,7 @@ class FakeShards(Strategy):
         model: with weights that have no values; they stand for the gathered ones and must not count.
         blocks: the parts that are gathered one at a time.
         world_size: the number of ranks to share among.
-        note: is told which tensors were gathered.
+        note: is called with the tensors that are allocated for communication, to label their memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FakeShards(Strategy):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """This rank's shards."""
+        """Return this rank's shards."""
         return [shard for part in (self._root, *self._parts) for shard in part.shards]
 
     def exchange(self, now: bool) -> AbstractContextManager[None]:
@@ -66,20 +66,25 @@ class FakeShards(Strategy):
         return nullcontext()
 
     def backward_is_over(self) -> None:
-        """Scatter what no part has scattered: the weights outside of blocks, and those of a first block."""
+        """Scatter the gradients that no hook has scattered: of the weights outside of blocks, and of blocks
+        whose inputs need no gradient."""
         for part in [*self._waiting, self._root]:
             self._scatter(part)
         self._waiting = []
         self._to_scatter = None
 
     def _watch(self, part: _FsdpUnit, block: nn.Module) -> None:
-        """Hook a block of the model so that its weights are gathered, freed and scattered when FSDP2 does it:
-        around its forward pass, and before and after its backward pass."""
+        """Register hooks on a block so that its weights are gathered and freed, and its gradients scattered,
+        at the moments at which FSDP2 does it: around its forward pass, and before and after its backward
+        pass."""
 
         def before_forward(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Gather the block's weights, and have its gradients scattered when those of its inputs are
+            known."""
             self._gather_in_forward(part)
             self._order.append(part)
             places = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+            # Without an input that needs a gradient no hook runs after this block's backward pass.
             if not places:
                 self._waiting.append(part)
                 return args
@@ -114,6 +119,8 @@ class FakeShards(Strategy):
         self._gather_in_forward(self._root)
 
     def _gather_in_forward(self, part: _FsdpUnit) -> None:
+        """Gather a part's weights before its forward pass; FSDP frees the buffer of the part before only once
+        this one's buffer is filled."""
         part.prefetch()
         self._gathered = None
         part.gather()
@@ -123,6 +130,8 @@ class FakeShards(Strategy):
         self._gathered = None
 
     def _scatter(self, part: _FsdpUnit) -> None:
+        """Allocate what FSDP allocates to scatter the gradients of a part, free the whole gradients, and give
+        the shards theirs. With `exchange(now=False)` the whole gradients stay."""
         part.forget_gathered()
         if not self._now:
             return
@@ -156,7 +165,13 @@ class _AfterBackward(torch.autograd.Function):
 
 
 class _FsdpUnit:
-    """The weights that FSDP gathers together."""
+    """The weights that FSDP gathers together: those of a block, or those outside of all blocks.
+
+    Args:
+        whole: the weights of the model, without values; they get the gradients of the backward pass.
+        world_size: the number of ranks to shard over.
+        note: is called with the tensors that are allocated for communication.
+    """
 
     def __init__(
         self, whole: list[nn.Parameter], world_size: int, note: Callable[[list[Tensor]], None]
@@ -177,14 +192,15 @@ class _FsdpUnit:
         self._gathered: list[Tensor] = []
 
     def prefetch(self) -> None:
-        """Gather the weights into one buffer, which a single rank does not need."""
+        """Allocate the buffer into which the weights are gathered, unless there is one, or there is a single
+        rank."""
         if self._world_size > 1 and self.shards and self.buffer is None and not self._gathered:
             like = self.shards[0]
             self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)
             self._note([self.buffer])
 
     def gather(self) -> None:
-        """Copy the weights from the buffer into a tensor each."""
+        """Allocate a tensor for each gathered weight, into which FSDP copies it from the buffer."""
         if self._gathered:
             return
         self.prefetch()
@@ -199,7 +215,7 @@ class _FsdpUnit:
         self._gathered = []
 
     def take_gradients(self) -> None:
-        """Give the shards their gradients, which lie in one tensor."""
+        """Allocate the gradients of the shards, which are views of one tensor."""
         trained = [shard for shard in self.shards if shard.requires_grad]
         flat = torch.empty(
             sum(shard.numel() for shard in trained), dtype=trained[0].dtype, device=trained[0].device
@@ -209,6 +225,8 @@ class _FsdpUnit:
 
 
 def _shard_shape(shape: torch.Size, world_size: int) -> tuple[int, ...]:
+    """Return the shape of a rank's shard of a weight: sharded along the first axis, with the same size on all
+    ranks."""
     if not shape:
         return ()
     return (math.ceil(shape[0] / world_size), *shape[1:])

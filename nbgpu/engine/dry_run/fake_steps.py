@@ -63,20 +63,25 @@ class _Living(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Run an operation, and log each new storage among its results until Python frees it, and the
+        kernel's scratch memory."""
         results = function(*args, **(kwargs or {}))
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
                 storage = result.untyped_storage()
+                # The address of torch's storage object in C++: tensors without values have no address of
+                # their data.
                 key = storage._cdata
                 if key not in self._left_out and not self.log.holds(key):
                     self.log.allocate(key, storage.nbytes())
+                    # Views of a tensor have the same storage, which is freed with the last one.
                     weakref.finalize(storage, self.log.free, key)
         if scratch := scratch_bytes(function, args, results):
             self.log.allocate_scratch(scratch)
         return results
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Do not count tensors that were there before, which must stay, nor what shares their memory."""
+        """Do not count the storages of these tensors, which were there before and must stay alive."""
         self._left_out |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
@@ -97,6 +102,7 @@ def _empty(model: nn.Module, device: torch.device) -> None:
 
 
 def _empty_buffers(model: nn.Module, device: torch.device) -> None:
+    """Replace the model's buffers by tensors without values."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
@@ -147,9 +153,11 @@ def parts(config: TrainConfig, device: torch.device, world_size: int) -> dict[st
 def need_of(config: TrainConfig, world_size: int) -> Need | None:
     """Return the memory of a run's steps for any batch size; None if it cannot be computed without values.
 
-    This uses torch's device 'meta' and not FakeTensorMode as `parts` does, because its imports take seconds
-    in which other ranks wait for the report of a failure. 'meta' has no autocast, so that with `amp` the
-    memory is overestimated.
+    Steps with one and with two samples are computed: the difference is the need of a sample.
+
+    The tensors are on torch's device 'meta' and not in FakeTensorMode, whose imports take seconds in which
+    other ranks wait for the report of a failure. 'meta' has no autocast, so that with `amp` the memory is
+    overestimated.
     """
     config = without_exchange(config)
     try:
@@ -202,8 +210,8 @@ def _activations(config: TrainConfig, model: nn.Module, rival: Discriminator | N
 
 
 def scratch_bytes(function: Any, args: tuple[Any, ...], results: Any) -> int:
-    """Return what the kernel takes on the CPU beside its inputs and results, in bytes; 0 for all kernels but
-    convolutions."""
+    """Return the memory that a kernel takes on the CPU in addition to its inputs and results, in bytes; 0 for
+    all kernels but convolutions."""
     if function is _FORWARD:
         return _forward_bytes(args[0], args[1], results)
     if function is _BACKWARD:
@@ -212,6 +220,13 @@ def scratch_bytes(function: Any, args: tuple[Any, ...], results: Any) -> int:
 
 
 def _forward_bytes(image: Tensor, weight: Tensor, result: Tensor) -> int:
+    """Return the scratch memory of a convolution's forward kernel on the CPU, in bytes.
+
+    Args:
+        image: the input, (N, C, ...).
+        weight: (C_out, C, ...).
+        result: (N, C_out, ...).
+    """
     if image.device.type != "cpu" or _is_pointwise(weight):
         return 0
     if _is_unfolded(image, weight):
@@ -223,6 +238,15 @@ def _forward_bytes(image: Tensor, weight: Tensor, result: Tensor) -> int:
 def _backward_bytes(
     gradient: Tensor, image: Tensor, weight: Tensor, strides: Sequence[int], results: Any
 ) -> int:
+    """Return the scratch memory of a convolution's backward kernel on the CPU, in bytes.
+
+    Args:
+        gradient: that of the result, (N, C_out, ...).
+        image: the input, (N, C, ...).
+        weight: (C_out, C, ...).
+        strides: the strides of the convolution.
+        results: the gradients of input, weight and bias; None for those that are not needed.
+    """
     if image.device.type != "cpu":
         return 0
     if _is_pointwise(weight):
@@ -251,16 +275,20 @@ def _is_small(image: Tensor, weight: Tensor) -> bool:
 
 
 def _is_unfolded(image: Tensor, weight: Tensor) -> bool:
+    """Return whether a convolution copies a single small sample so that each pixel of the result has its
+    inputs together."""
     is_small = image.shape[0] == 1 and math.prod(image.shape[:4]) <= _LARGEST_UNFOLDED
     return is_small and image.dtype == torch.float32 and max(weight.shape[2:]) <= 3
 
 
 def _unfolded_bytes(weight: Tensor, result: Tensor) -> int:
+    """Return the bytes of the input copied for each pixel of the result."""
     return math.prod(weight.shape[1:]) * math.prod(result.shape[2:]) * result.element_size()
 
 
 def _grouped(image: Tensor) -> int:
-    """Return the bytes of an image with its channels in groups, the last of which is filled up."""
+    """Return the bytes of an image in oneDNN's order: its channels in groups, with the last group filled
+    up."""
     channels = image.shape[1]
     return image.nbytes // channels * (-(-channels // _NUM_GROUPED) * _NUM_GROUPED) if channels else 0
 

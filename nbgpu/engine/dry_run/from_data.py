@@ -21,14 +21,13 @@ take more."""
 
 @torch_settings.as_at_the_beginning()
 def choose(settings: dict[str, Any], on_gpu: bool, memory_bytes: int) -> Chosen:
-    """Return values for the settings that are left to the data. No collective.
-
-    The first proposal whose steps fit into the memory is taken, and otherwise the last one.
+    """Return values for the settings that are left to the data: the recipe's first proposal whose steps fit
+    into the memory, or its last one. No collective.
 
     Args:
         settings: all fields of a TrainConfig.
         on_gpu: whether the ranks have GPUs.
-        memory_bytes: what each rank may take.
+        memory_bytes: the memory that each rank may take.
 
     Raises:
         ConfigError: no proposal goes with the other settings.
@@ -62,6 +61,8 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def _fits(config: TrainConfig, memory_bytes: int) -> bool:
+    """Return whether the steps of these settings fit into the memory, by an estimate; True if there is
+    none."""
     found: Mapping[str, Any] = memory.run_memory(config)
     # Where there is no estimate, such as for a model that reads values, the run itself will tell.
     return "peak" not in found or found["peak"] * _MARGIN <= memory_bytes

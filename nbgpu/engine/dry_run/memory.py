@@ -68,6 +68,7 @@ def measure(settings: dict[str, Any], with_data: bool) -> dict[str, Any]:
 
 
 def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
+    """Return the bytes of the decoded volumes that this rank keeps in host memory."""
     loaders = by_name.load(config).build_loaders(member.rank, member.world_size, member.device)
     try:
         return loaders.cached_bytes()
@@ -77,6 +78,7 @@ def _cached_bytes(config: TrainConfig, member: group.Membership) -> int:
 
 
 def _take_steps(config: TrainConfig, device: torch.device, trace: MemoryTrace) -> None:
+    """Take steps with the exchange of gradients; `trace` gets the use of each tensor. A collective."""
     recipe = by_name.load(config)
     held: list[strategy.Strategy] = []
 
@@ -96,13 +98,14 @@ def _take_steps(config: TrainConfig, device: torch.device, trace: MemoryTrace) -
 
 @torch_settings.as_at_the_beginning()
 def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str, Any]]:
-    """Predict the memory of a step's tensors on one rank. Nothing is allocated. No collective.
+    """Predict the memory of a step's tensors on one rank, from shapes alone: nothing is allocated. No
+    collective.
 
     Args:
         variants: pairs of all fields of a TrainConfig, and a number of ranks.
 
     Returns:
-        For each variant `tensors`, as `measure` returns it, or `unknown` with the reason.
+        For each variant `tensors`, the bytes of each category at the peak, or `unknown` with the reason.
     """
     member = group.membership()
     predictions: list[dict[str, Any]] = []
@@ -139,7 +142,7 @@ def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _estimate_problem(problem: Problem) -> dict[str, Any]:
-    """Return the estimate for a problem, which has a goal in place of samples."""
+    """Return the estimate for a problem, which is minimised over one tensor and has no samples."""
     try:
         problem.load()
     except DataError as error:
@@ -158,7 +161,12 @@ def _data_amount(config: TrainConfig) -> dict[str, Any]:
 
 
 def run_memory(config: TrainConfig) -> dict[str, Any]:
-    """Return the memory of a rank, as `estimate_run` does."""
+    """Estimate the memory of this rank in a run, from shapes alone.
+
+    Returns:
+        The bytes of tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already
+        held by the process) and `peak`; or `unknown` with the reason.
+    """
     member = group.membership()
     config = without_exchange(config)
     with memory_limit.lifted(), randomness.of_run(config):

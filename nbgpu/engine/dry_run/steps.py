@@ -33,7 +33,13 @@ def without_exchange(config: TrainConfig) -> TrainConfig:
 
 
 class Unexchanged(Strategy):
-    """The model alone, with the memory that DDP holds for the exchange."""
+    """The model alone, with the memory that DDP holds for the exchange: gradients that are views of its
+    buckets, or buckets beside the gradients.
+
+    Args:
+        config: the settings, with the strategy.
+        model: the model on the device.
+    """
 
     def __init__(self, config: TrainConfig, model: nn.Module) -> None:
         self.replica = model
@@ -61,7 +67,7 @@ class DryRun:
         recipe: the recipe of the settings.
         model, discriminator: used in place of those that would be built here.
         spread: distributes the model over ranks; None for a model that exchanges nothing.
-        note: is told what the tensors of a step are for.
+        note: is called with each category of memory and its tensors.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class DryRun:
             for _ in range(config.accumulate + num_waiting)
         ]
         self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])
+        # A run keeps these copies during each step, so that it can leave the step out.
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         # A third micro-batch would need no more memory than two.
         num_taken = min(2, config.accumulate)
@@ -141,7 +148,8 @@ class DryRun:
         del buffers
 
     def between_steps(self) -> None:
-        """Note what is held between two steps and has no other purpose: DDP's buckets."""
+        """Label the memory that has no label yet as DDP's buckets. Call between two steps, when all else is
+        freed or labelled."""
         if self._config.strategy == "ddp":
             self._note(allocations.BUCKETS, None)
 

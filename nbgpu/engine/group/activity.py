@@ -9,7 +9,8 @@ _now = ""
 
 
 def current() -> str:
-    """Return what the main thread is doing, such as 'loading packages'; empty if it does no such work."""
+    """Return a description of the work that the main thread does alone, such as 'loading packages'; empty if
+    the other ranks wait for no such work."""
     return _now
 
 

@@ -42,7 +42,7 @@ _BEHIND_THE_CLOCK_SHARE = 0.1
 
 
 class CollectiveTimeoutError(dist.DistBackendError):
-    """A collective took longer than it may."""
+    """A collective took longer than `collective_timeout_s` allows."""
 
 
 _timeouts_s: dict[str, float] = {}
@@ -50,20 +50,21 @@ _timeouts_s: dict[str, float] = {}
 _clock: _Clock | None = None
 """The clock of the group's present generation; None while there is none, or once it was cut off."""
 _message = ""
-"""What the clock has found in this generation; empty for nothing."""
+"""The error message about the collective of this generation that took too long; empty if none did."""
 _is_due = False
-"""Whether the main thread has yet to raise it."""
+"""Whether the main thread still has to raise an error with `_message`."""
 
 
 def behind_the_clock(timeout_s: float) -> timedelta:
-    """Return the timeout that gloo gets, which is to come after that of the clock."""
+    """Return the timeout for gloo itself, which is longer than that of the clock: gloo's error would name
+    neither the collective nor the missing ranks."""
     if torch_private.records_gloo():
         timeout_s += _BEHIND_THE_CLOCK_S + _BEHIND_THE_CLOCK_SHARE * timeout_s
     return timedelta(seconds=timeout_s)
 
 
 def allow(group_name: str, timeout_s: float) -> None:
-    """Let a collective of a group take this long."""
+    """Set the time that a collective of a group may take."""
     _timeouts_s[group_name] = timeout_s
 
 
@@ -78,9 +79,9 @@ def begin(
     Args:
         timeout_s: how long a collective of the default group may take.
         rank: this rank's number.
-        store: where the ranks of this generation meet.
-        give_up: cuts this rank off from the group, unless it is cut off already, and calls its argument
-            before it does so.
+        store: the store in which the ranks of this generation meet.
+        give_up: cuts this rank off from the group and first calls its argument; does neither if the rank is
+            cut off already.
     """
     global _clock, _message, _is_due
     is_first = not _timeouts_s
@@ -93,16 +94,14 @@ def begin(
 
 
 def end() -> None:
-    """Watch no more: the rank is cut off from its groups."""
+    """Stop watching: the rank is cut off from its groups."""
     global _clock
     _clock = None
 
 
 def explain(error: BaseException) -> BaseException:
-    """Replace an error that torch raised because the clock had cut the group by a CollectiveTimeoutError.
-
-    Any other error is returned as it is.
-    """
+    """Return the error to raise in place of one that torch raised because the clock had cut the group: a
+    CollectiveTimeoutError. Any other error is returned unchanged."""
     global _is_due
     if not _message or not isinstance(error, RuntimeError) or isinstance(error, CollectiveTimeoutError):
         return error
@@ -113,14 +112,16 @@ def explain(error: BaseException) -> BaseException:
 
 
 def take_error() -> CollectiveTimeoutError | None:
-    """Return the clock's error, once, if the main thread has not raised it yet."""
+    """Return the error about the late collective if the main thread still has to raise it, and return it only
+    once."""
     global _is_due
     is_due, _is_due = _is_due, False
     return CollectiveTimeoutError(_message) if is_due else None
 
 
 def _is_from_torch(error: RuntimeError) -> bool:
-    """Whether a backend raised an error, and not the person's own code."""
+    """Return whether a communication backend raised an error, and not the person's own code."""
+    # gloo raises a plain RuntimeError, whose text has 'gloo' in a path, or 'Connection' or 'connection'.
     if isinstance(error, dist.DistBackendError) or "gloo" in str(error) or "onnection" in str(error):
         return True
     innermost = error.__traceback__
@@ -130,6 +131,8 @@ def _is_from_torch(error: RuntimeError) -> bool:
 
 
 def _watch() -> None:
+    """Have the present clock look at the collectives in flight once a period, for as long as the process
+    lives."""
     looked_s = time.monotonic()
     while True:
         clock = _clock
@@ -148,7 +151,7 @@ def _watch() -> None:
 
 @dataclass
 class _Wait:
-    """What the clock knows of a group in which collectives have not ended."""
+    """The state of a wait in one process group, in which a collective has begun and not ended."""
 
     ended: str
     """The number of the collective that ended last."""
@@ -159,7 +162,11 @@ class _Wait:
 
 
 class _Clock:
-    """Watches the collectives of one generation of the group."""
+    """Watches the collectives of one generation of the group.
+
+    Args:
+        timeout_s, rank, store, give_up: as for `begin`.
+    """
 
     def __init__(
         self,
@@ -179,11 +186,12 @@ class _Clock:
         self._waits: dict[str, _Wait] = {}
 
     def look(self, now_s: float, late_s: float) -> None:
-        """Look at what is in flight, and give up the group if it has been for too long.
+        """Check the collectives in flight, and cut this rank off from the group if one has taken longer than
+        it may.
 
         Args:
             now_s: the time now.
-            late_s: the time since the last look that does not count.
+            late_s: the time since the last look that does not count, because the process was stopped.
         """
         # A group waits as long as no other collective of it ends.
         waits = {}
@@ -204,7 +212,13 @@ class _Clock:
             self._examine(waits[group], in_flight.get(group), now_s)
 
     def _examine(self, wait: _Wait, collective: CollectiveInFlight | None, now_s: float) -> None:
-        """Say in the store that this rank waits in a collective; end the wait if it has lasted too long."""
+        """Write into the store that this rank waits in a collective, and end the wait after the timeout.
+
+        Args:
+            wait: the state of the group's wait.
+            collective: the oldest collective in flight of this group; None if torch has no record of one.
+            now_s: the time now.
+        """
         if collective is None or not torch_private.ranks_of(collective.group):
             # torch has no record of the collective, or the person has ended its group.
             wait.look_after_s = float("inf")
@@ -214,11 +228,14 @@ class _Clock:
         wait.look_after_s = timeout_s
         if not wait.is_said:
             wait.is_said = True
+            # On a thread of its own, because the store may not answer for a long time.
             threading.Thread(target=self._say, args=(collective,), daemon=True).start()
         if now_s - wait.since_s >= timeout_s:
             self._end_wait(collective, timeout_s)
 
     def _say(self, collective: CollectiveInFlight) -> None:
+        """Write into the store that this rank waits in a collective; if the store is given up, the other
+        ranks do not learn it."""
         try:
             self._store.set(_key(collective, self._rank), str(collective.number))
         except (dist.DistStoreError, ValueError) as error:
@@ -236,6 +253,8 @@ class _Clock:
             global _message, _is_due
             _message, _is_due = message, True
 
+        # Noted before the cut: the main thread may raise torch's error at once, and `explain` then needs the
+        # message.
         self._give_up(note)
         if collective.backend != "gloo":
             # gloo's wait for a connection that is cut raises by itself. A kernel that NCCL has aborted
@@ -243,11 +262,13 @@ class _Clock:
             _raise_on_main_thread()
 
     def _describe_missing_ranks(self, collective: CollectiveInFlight) -> str:
-        """Say in words which ranks have not come to a collective."""
+        """Return a text about the ranks that have not begun a collective, from the notes of the waiting ranks
+        in the store."""
         ranks = torch_private.ranks_of(collective.group)
         arrived: list[int] = []
 
         def ask() -> None:
+            """Read from the store which ranks wait in this collective, or have got beyond it."""
             try:
                 for rank in ranks:
                     key = _key(collective, rank)
@@ -272,12 +293,18 @@ class _Clock:
 
 
 def _key(collective: CollectiveInFlight, rank: int) -> str:
-    """The key under which a rank says how far it has come in a group."""
+    """Return the store's key under which a rank writes the number of the collective of a group in which it
+    waits."""
     return f"nbgpu/waits/{collective.group}/{collective.is_p2p:d}/{rank}"
 
 
 def _raise_on_main_thread() -> None:
-    """Have the main thread raise the clock's error where the person's code is (`ipykernel/interrupts.py`)."""
+    """Interrupt the main thread, so that it raises the clock's error in the person's code
+    (`ipykernel/interrupts.py`).
+
+    A SIGINT that arrives outside of the person's code has no effect, so it is sent again until the error is
+    raised.
+    """
     for _ in range(_NUM_RAISES):
         time.sleep(_RAISE_AFTER_S)
         if not _is_due:

@@ -55,12 +55,14 @@ class Consensus:
         return self._commands.newest() if self._commands is not None else None
 
     def begin(self, failure: Exception | None = None) -> None:
-        """Send this rank's command and failure; return at once."""
+        """Start the all_reduce of this rank's command and failure; return at once, and read the result with
+        `finish`."""
         command = "stop" if self._must_stop() else self._newest()
         self._failure = failure
         self._message[0] = _CODES.index(command)
         self._message[1] = failure is not None
         self._message[2] = self._commands is not None and self._commands.has_settings
+        # The maximum of the ranks' codes: 'stop' wins over 'pause', and any failure over none.
         with simulated_link.not_simulated():
             self._work = dist.all_reduce(self._message, dist.ReduceOp.MAX, async_op=True)
 
@@ -91,10 +93,15 @@ class Consensus:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """Do this rank's share of some work, and raise on every rank if it failed on any.
+    """Call `work` on this rank, and raise on every rank if it raised on any. A collective.
 
-    A collective. The work itself must contain none, because a rank that failed early would not take part in
-    it. Returns the work's result on this rank; raises as `raise_together` does.
+    The work itself must contain no collective, because a rank that failed early would not take part in it.
+
+    Returns:
+        The work's result on this rank.
+
+    Raises:
+        DataError, PeerFailed: `work` raised on a rank; see `raise_together`.
     """
     result, failure = None, None
     try:
@@ -109,8 +116,9 @@ def raise_together(failure: Exception | None) -> None:
     """Raise on every rank if any rank has a failure. A collective: every rank must call it.
 
     Raises:
-        DataError: every failure is a DataError; it has each message once.
-        PeerFailed: a rank failed in another way; that rank itself raises its own error.
+        DataError: every failure is a DataError; the error has each line of their messages once.
+        PeerFailed: a rank failed in another way. A failed rank raises its own error instead, unless that is a
+            NbgpuError.
     """
     mine = (
         None
@@ -124,6 +132,7 @@ def raise_together(failure: Exception | None) -> None:
         raise DataError(
             "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
         )
+    # The rank's own error has the traceback that the person needs.
     if failure is not None and not isinstance(failure, NbgpuError):
         raise failure
     raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

@@ -25,14 +25,17 @@ _hooks: WeakKeyDictionary[DistributedDataParallel, tuple[Any, Any]] = WeakKeyDic
 
 
 def note() -> None:
-    """Record the arguments and the communication hook of every DDP object that is made from now on."""
+    """Wrap DDP's constructor and `register_comm_hook`, to record the arguments and the communication hook of
+    every DDP object that is made from now on. With them the object can be made again on another group."""
     make = DistributedDataParallel.__init__
     register = DistributedDataParallel.register_comm_hook
     signature = inspect.signature(make)
 
     @functools.wraps(make)
     def make_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        """Construct a DDP object, and record its arguments."""
         make(self, *args, **kwargs)
+        # Recorded only after the constructor: one that raises leaves no usable object.
         arguments = dict(signature.bind(self, *args, **kwargs).arguments)
         del arguments["self"], arguments["module"]
         number, _ = _made.get(self, (next(_numbers), {}))
@@ -60,22 +63,23 @@ def note_hook(ddp: DistributedDataParallel, state: object, hook: Any) -> None:
 
 
 def hook_of(ddp: DistributedDataParallel) -> tuple[Any, Any] | None:
-    """Return (state, hook) as a person has registered them; None where nobody has."""
+    """Return (state, hook) of the communication hook that a person has registered; None if there is none."""
     return _hooks.get(ddp)
 
 
 def are_there() -> bool:
-    """Whether any DDP object is alive in this process."""
+    """Return whether any DDP object is alive in this process."""
     return bool(_made)
 
 
 def all_made() -> dict[DistributedDataParallel, tuple[int, dict[str, Any]]]:
-    """Return (number of objects made before it, its arguments) for every living DDP object, in order."""
+    """Return the number and the constructor's arguments of every living DDP object, in the order in which
+    they were made."""
     return dict(sorted(_made.items(), key=lambda item: item[1][0]))
 
 
 def references() -> list[ref[DistributedDataParallel]]:
-    """Return weak references to all DDP objects, with which to check whether anything else holds them."""
+    """Return weak references to all DDP objects, to check whether other code still holds them."""
     return _made.keyrefs()
 
 
@@ -85,18 +89,19 @@ def next_number() -> int:
 
 
 def go_on_from(number: int) -> None:
-    """Give the next object this number."""
+    """Set the number of the next DDP object."""
     global _numbers
     _numbers = itertools.count(number)
 
 
 def forget(ddp: DistributedDataParallel) -> None:
-    """Mark an object as unused, so that `move` skips it while it waits for the garbage collector."""
+    """Drop an object that is no longer used, so that no new group is given to it while it waits for the
+    garbage collector."""
     _made.pop(ddp, None)
 
 
 def lacks_gradients(message: str) -> bool:
-    """Whether this is DDP's error message that weights got no gradient from the loss."""
+    """Return whether a message is DDP's error that the loss did not use some parameters."""
     return "Expected to have finished reduction in the prior iteration" in message
 
 

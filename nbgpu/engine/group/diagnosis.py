@@ -1,6 +1,6 @@
-"""What torch says of collectives that do not fit together: its debug mode compares those of the ranks before
-each one (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are saved
-when a run fails.
+"""torch's diagnosis of collectives that do not match between the ranks: its debug mode compares them before
+each one begins (TORCH_DISTRIBUTED_DEBUG=DETAIL), and its flight recorder has this rank's last ones, which are
+saved when a run fails.
 
 The recorder holds the last 2000 collectives of gloo or NCCL, with their shapes and whether they ended. A
 comparison of the ranks' records shows which collective was missing on which rank.
@@ -30,7 +30,8 @@ def path(folder: Path, rank: int) -> Path:
 
 @contextmanager
 def kept_in(folder: Path, rank: int) -> Iterator[None]:
-    """Write the recorder's content into a run's folder if the block fails.
+    """Save the flight recorder's content in a run's folder if the block fails, and name the late ranks if the
+    failure comes from a collective that took too long.
 
     Nothing is written for an error that nbgpu itself explains, such as a bad file: collectives have no part
     in it.

@@ -24,6 +24,8 @@ def gather(value: Any) -> list[Any]:
     """Return every rank's value, in order of rank, on every rank. A collective; the values must be JSON."""
     text = _encoded(value)
     sizes = gather_numbers(len(text))
+    # all_gather takes tensors of one size, so each text is padded to the longest. The device is named,
+    # because a cell may have set another default device; with NCCL tensors on the CPU go over gloo.
     padded = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
     padded[: len(text)] = text
     texts = [torch.zeros_like(padded) for _ in sizes]
@@ -42,7 +44,8 @@ def gather_numbers(number: int) -> list[int]:
 
 @simulated_link.not_simulated()
 def broadcast(value: Any, source: int) -> Any:
-    """Return the value of the rank `source` on every rank. A collective; the value must be JSON."""
+    """Return the value of the rank `source` on every rank. A collective; the value must be JSON. The size
+    goes first, because the receivers must allocate the tensor."""
     is_source = dist.get_rank() == source
     text = _encoded(value) if is_source else torch.zeros(0, dtype=torch.uint8, device="cpu")
     size = torch.tensor([len(text)], dtype=torch.int64, device="cpu")
@@ -55,7 +58,13 @@ def broadcast(value: Any, source: int) -> Any:
 
 @simulated_link.not_simulated()
 def broadcast_bytes(content: bytes, num_bytes: int, source: int) -> bytes:
-    """Return the bytes of the rank `source` on every rank; zeros if it has not as many. A collective."""
+    """Return the bytes of the rank `source` on every rank. A collective.
+
+    Args:
+        content: the bytes; only those of the source are used. Zeros are sent if there are not `num_bytes`.
+        num_bytes: the number of bytes, known to every rank, so that no message for the size is needed.
+        source: the rank that sends.
+    """
     sent = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
     if len(content) == num_bytes and content:
         sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -80,6 +89,7 @@ def broadcast_tensors(
         name: (str(t.dtype).removeprefix("torch."), list(t.shape), t.is_cuda) for name, t in tensors.items()
     }
     received = {}
+    # Names, dtypes and shapes go first, because the receivers must allocate the tensors.
     for name, (dtype, shape, is_cuda) in broadcast(shapes, source).items():
         tensor = (
             tensors[name].detach().contiguous()
@@ -100,12 +110,12 @@ def _decoded(text: torch.Tensor) -> Any:
 
 
 def clock_offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float, float]]:
-    """Return for each rank what to add to its clock, read by `now`, to get that of rank 0, and the largest
-    error, in seconds. A collective.
+    """Return for each rank the offset in seconds that turns the reading of its clock `now` into one of rank
+    0's, and the largest possible error of this offset. A collective.
 
-    A rank notes when it asks and when the answer is there; rank 0 answers with its own time. Its clock then
-    showed that time at some moment in between, so that half of the time between is the largest possible
-    error. The quickest of some messages counts (Cristian 1989, "Probabilistic clock synchronization").
+    A rank notes when it asks and when the answer arrives; rank 0 answers with its own time. Rank 0's clock
+    showed that time at some moment in between, so that half of the interval is the largest possible error.
+    The quickest of some messages counts (Cristian 1989, "Probabilistic clock synchronization").
     """
     message = torch.zeros(1, dtype=torch.float64, device="cpu")
     offset = (0.0, 0.0)
@@ -124,7 +134,8 @@ def clock_offsets(now: Callable[[], float] = time.monotonic) -> list[tuple[float
 
 
 def _ask_for_time(message: torch.Tensor, now: Callable[[], float]) -> tuple[float, float]:
-    """Ask rank 0 for its time; return (what to add to this rank's clock, the largest error)."""
+    """Ask rank 0 for its time; return (the offset that gives rank 0's clock, the largest error), in
+    seconds."""
     asked_s = now()
     dist.send(message, 0)
     dist.recv(message, 0)

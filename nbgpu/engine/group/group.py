@@ -65,7 +65,7 @@ class Membership:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a collective may take."""
+        """Return the time that a collective may take."""
         return timedelta(seconds=self.timeout_s)
 
 
@@ -118,19 +118,20 @@ _store: dist.Store | None = None  # type: ignore[name-defined]
 
 
 def membership() -> Membership:
-    """Return this process's place in the group that it formed last."""
+    """Return this process's place in the group that it formed last, or in its group alone."""
     member = _membership if _alone is None else _alone
     assert member is not None, "no group was formed in this process"
     return member
 
 
 def has_ended() -> bool:
-    """Whether this process had a group and no longer has one, as after torch's `destroy_process_group`."""
+    """Return whether this process had a group and no longer has one, as after torch's
+    `destroy_process_group`."""
     return _membership is not None and not dist.is_initialized()
 
 
 def is_cut_off() -> bool:
-    """Whether this process has been cut off from the group that it formed last."""
+    """Return whether this process has been cut off from the group that it formed last."""
     return _membership is not None and _is_cut
 
 
@@ -232,8 +233,8 @@ def _meet(store: dist.Store, member: Membership) -> tuple[int, int, bool]:  # ty
 
 
 def _can_form_in_place() -> bool:
-    """Whether the default group is the one that `form` has made, and can be formed again as the same
-    object."""
+    """Return whether the default group is the one that `form` made, and its backends can connect again as the
+    same object."""
     return (
         os.environ.get(IN_PLACE_VARIABLE) != "0"
         and (_takes_nccl2_in_place() or not torch_private.uses_nccl2())
@@ -248,10 +249,8 @@ def _takes_nccl2_in_place() -> bool:
 
 
 def _connects_afterwards() -> bool:
-    """Whether a new group has no connections before its ranks have told each other how to reach them.
-
-    nccl2 can only then be formed again in place, and an abort leaves it what it needs for that.
-    """
+    """Return whether new groups are made without connections, and connected by `_connect` once the ranks have
+    exchanged their addresses. Only then can an nccl2 group be formed again in place after an abort."""
     return _takes_nccl2_in_place() and torch_private.uses_nccl2()
 
 
@@ -262,7 +261,8 @@ def _connect(
     ranks: Sequence[int],
     member: Membership,
 ) -> None:
-    """Connect the ranks of a group, also one whose connections were cut. A collective over these ranks."""
+    """Connect the ranks of a group whose backend can be reconfigured: a new one, or one whose connections
+    were cut. A collective over these ranks, which exchange the backends' addresses in the store."""
     store.set(f"nbgpu/handle/{name}/{member.rank}", torch_private.reconfigure_handle(group))
     handles = store.multi_get([f"nbgpu/handle/{name}/{rank}" for rank in ranks])
     with sockets.noted_as_groups():
@@ -276,6 +276,7 @@ def _form_in_place(member: Membership, store: meeting.Store) -> None:
     global _formed
     assert _formed is not None, "`_can_form_in_place` has looked"
     (group, its_store), _formed = _formed, None  # a forming that fails is not tried a second time
+    # torch keeps the first store object of a group; it has to use the keys of the new generation.
     its_store.follow(store)
     _connect(group, store, "default", range(member.world_size), member)
     _formed = group, its_store
@@ -290,7 +291,12 @@ def _end_group() -> None:
 
 
 def make_own_groups_again(before: list[own_groups.OwnGroup]) -> list[tuple[Any, Any]]:
-    """Make the person's groups again; see `own_groups.make_again`. A collective."""
+    """Make the person's own process groups again on the new default group (`own_groups.make_again`). A
+    collective.
+
+    Returns:
+        For each group the object that has ended and its successor.
+    """
     return own_groups.make_again(before, _generation, _connect_timeout(membership()))
 
 
@@ -344,6 +350,7 @@ def prove(world_size: int, rank: int, device: torch.device) -> None:
     place = torch.arange(num_elements, dtype=torch.float32, device=device) % _PROOF_PERIOD
     total = place * (rank + 1)
     dist.all_reduce(total)
+    # The sum of rank + 1 over all ranks is n (n + 1) / 2.
     num_wrong = int((total != place * (world_size * (world_size + 1) // 2)).sum())
     if num_wrong:
         raise RuntimeError(
@@ -369,12 +376,16 @@ def stay_on_loopback() -> None:
 
 
 def note_connections() -> None:
-    """Note how every group is made from now on, and which connections it opens, so that the group can be cut,
-    watched and made again. Groups that a person makes are meant, too."""
+    """Wrap torch's function that makes a process group, to record for every group from now on its arguments
+    and its TCP connections: so it can be cut off, watched, and made again. This includes the groups that a
+    person makes."""
 
     def noting(make_group: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap torch's function that makes one process group."""
+
         def make_group_and_note(*args: Any, **kwargs: Any) -> Any:
-            if not dist.is_initialized():  # the default group, of which `form` has more to say
+            """Make a group, record it, and check its connections before any tensor is sent."""
+            if not dist.is_initialized():  # the default group: `form` records and checks it
                 with sockets.noted_as_groups():
                     made = make_group(*args, **kwargs)
                 _note_number(inspect.signature(make_group).bind(*args, **kwargs).arguments)
@@ -407,14 +418,17 @@ def note_connections() -> None:
 
 
 def _timeout_s(given: timedelta | None) -> float:
-    """Return the timeout of a person's new group: the cluster's, unless its maker names another one."""
+    """Return the timeout in seconds of a person's new group: the cluster's, unless the person has given
+    one."""
+    # torch fills in its default before this function is called, so a default counts as none given.
     if given is None or given in torch_private.default_timeouts():
         return membership().timeout_s
     return given.total_seconds()
 
 
 def _note_number(arguments: Mapping[str, Any]) -> None:
-    """Keep torch's count of groups, of which the default name of a group is made.
+    """Keep torch's count of process groups up to date, because torch names a group by this count, and the
+    next generation continues from it.
 
     A group whose name torch made from its ranks is not counted.
     """
@@ -426,7 +440,8 @@ def _note_number(arguments: Mapping[str, Any]) -> None:
 
 
 def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
-    """Look whose the other ends of a person's new group are."""
+    """Raise ConnectionError if a connection of a person's new group ends at a process that is no rank of
+    it."""
     member = membership()
     if _store is not None and (not ranks or member.rank in ranks):
         everybody = ranks or range(member.world_size)
@@ -434,15 +449,16 @@ def _refuse_strangers(name: str, ranks: Sequence[int]) -> None:
 
 
 def note_traffic() -> None:
-    """Record how much the groups of this process have sent and received so far."""
+    """Record the bytes that the process groups of this process have sent and received so far."""
     global _bytes_before_cell
     _bytes_before_cell = sockets.moved_bytes()
 
 
 def untouched_by_cell() -> bool:
-    """Whether nothing went through the groups since the cell began: a failure has not disturbed them.
+    """Return whether no byte went through the process groups since the cell began, so that a failure has left
+    them usable.
 
-    NCCL moves its data past the sockets, so that an NCCL group never counts as untouched.
+    NCCL moves its data past the TCP sockets, so that an NCCL group never counts as untouched.
     """
     return membership().backend == "gloo" and sockets.moved_bytes() == _bytes_before_cell
 
@@ -471,8 +487,8 @@ def give_up(generation: int) -> None:
 
 
 def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
-    """Free this rank from a collective that takes too long, unless it is free already; `note` is called
-    before."""
+    """Free this rank from a collective that takes too long, unless it is cut off already; call `note` before
+    that."""
     global _given_up
     with _cutting:
         if generation == _generation and not _is_cut:
@@ -482,8 +498,8 @@ def _abandon_late_collective(generation: int, note: Callable[[], None]) -> None:
 
 
 def _raise_if_abandoned() -> None:
-    """Raise DistBackendError if the generation was given up while a group was made, whose connections no cut
-    has reached."""
+    """Raise DistBackendError if the generation was given up while this rank made a group: the cut came too
+    early for the group's connections, and so is done again."""
     with _cutting:
         if _is_abandoned():
             _cut()
@@ -495,6 +511,7 @@ def _is_abandoned() -> bool:
 
 
 def _require_wanted(generation: int) -> None:
+    """Raise DistBackendError if a generation was given up."""
     if generation <= _given_up:
         # The error that torch raises on a rank that was freed from a collective.
         raise dist.DistBackendError(
@@ -503,7 +520,8 @@ def _require_wanted(generation: int) -> None:
 
 
 def _cut() -> None:
-    """Cut this rank off from the others; afterwards no group of this generation is of any use."""
+    """Free this rank from every wait for other ranks; afterwards no group of this generation can be used. The
+    caller holds `_cutting`."""
     global _is_cut
     _is_cut = True
     collective_timeout.end()
@@ -531,8 +549,8 @@ def _abort_nccl(groups: Sequence[Any]) -> None:
 
 
 def form_alone(member: Membership) -> None:
-    """Form a group in which this rank keeps its number, and every collective returns at once and does
-    nothing."""
+    """Form a group of torch's backend 'fake': this rank keeps its number, and every collective returns at
+    once and does nothing."""
     global _alone
     _alone = member
     simulated_link.end()
@@ -547,9 +565,9 @@ def prepare_cell() -> None:
 
 
 def form_again(member: Membership, store: dist.Store, generation: int) -> None:  # type: ignore[name-defined]
-    """Form the group again, in place of the one that this process may have.
+    """Form the group again, in place of the one that this process may have. A collective.
 
-    Every rank calls this function. Whoever has a group that has ended lets go of it with `let_go`.
+    Whoever holds a group that has ended passes it to `let_go`.
     """
     global _alone
     _alone = None
@@ -563,8 +581,8 @@ def form_again(member: Membership, store: dist.Store, generation: int) -> None: 
 
 
 def let_go(groups: Iterable[Any]) -> None:
-    """Have groups that have ended destroyed on a thread of their own, once nothing else holds them. A group
-    that has not ended, or that is named twice, does no harm.
+    """Destroy groups that have ended on a thread of its own, once no other code holds them. A group that has
+    not ended is left alone.
 
     gloo does not notice that a send was cut in the middle, as it is where another rank's process was stopped:
     a thread of the group waits for it until the timeout, and the group's destructor waits for that thread.
@@ -585,11 +603,12 @@ def _begin_releasing() -> None:
 def _release() -> None:
     """Drop each group once nothing else holds it. One thread looks after all: two that hold the same group
     would wait for one another."""
-    alone = 2  # the list's reference, and that of the argument of getrefcount
+    alone = 2  # the reference of the list, and that of getrefcount's argument
     held: list[Any] = []
     while True:
         while not held or not _ended.empty():
             held.append(_ended.get())
+        # By identity: a group that was put in twice would count as held by its own duplicate.
         held = list({id(group): group for group in held}.values())
         time.sleep(_RELEASE_EVERY_S)
         free = [held.pop(i) for i in reversed(range(len(held))) if sys.getrefcount(held[i]) <= alone]

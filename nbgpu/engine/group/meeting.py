@@ -52,11 +52,14 @@ _POLL_S = 0.01
 
 
 class Store(dist.Store):  # type: ignore[name-defined,misc]
-    """The store of one generation of the group.
+    """The store of one generation of the group, over a server in the controller's process.
+
+    It overrides the methods of torch's Store, which C++ and Python code of torch call.
 
     Args:
-        place: where the server is.
-        generation: the number of this forming of the group, whose keys are apart from those of all others.
+        place: the server's address and the keys of its encryption.
+        generation: the number of this forming of the group, which is part of each request, so that
+            generations share no keys.
     """
 
     def __init__(self, place: MeetingPlace, generation: int) -> None:
@@ -102,7 +105,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return self._ask(Ask.COMPARE_SET, *map(_encoded, (key, expected, desired)))[0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys exist."""
         return not keys or self._ask(Ask.CHECK, *map(_encoded, keys))[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -143,7 +146,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return int(self._ask(Ask.LENGTH, _encoded(key))[0])
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there."""
+        """Return whether the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def clone(self) -> Store:
@@ -161,15 +164,17 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """End this generation for everybody: whoever waits in it gets DistStoreError at once.
+        """End this generation for all ranks: a rank that waits in it gets DistStoreError at once. Call on any
+        thread.
 
-        Call on any thread. It does not wait long for a server that does not answer, which gets the message
-        when it goes on.
+        The call waits at most `_GIVE_UP_PATIENCE_MS` for the answer. A server that is stopped gets the
+        message once it continues.
         """
         if self._is_given_up:
             return
         self._is_given_up = True
         socket = self._idle_connection()
+        # ZeroMQ would otherwise drop a message that is not sent when the socket is closed.
         socket.linger = -1
         socket.send_multipart([Ask.GIVE_UP.value, self._generation])
         if not socket.poll(_GIVE_UP_PATIENCE_MS):
@@ -180,7 +185,11 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         self._close_idle()
 
     def _ask_until(self, kind: Ask, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        """Ask for keys again and again until they are there; DistStoreError after the timeout."""
+        """Repeat a request until all keys exist; DistStoreError after the timeout.
+
+        The server answers 'later' after at most `LEASE_S`, so that it forgets requests of ranks that have
+        ended.
+        """
         names = list(map(_encoded, keys))
         # torch reads a timeout of zero as none.
         timeout_s = timeout.total_seconds() or float("inf")
@@ -200,7 +209,8 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return values
 
     def _ask_once(self, kind: Ask, *arguments: bytes) -> list[bytes] | None:
-        """Send a request and return what it gives; None if what it waits for is not there yet.
+        """Send one request and return the values of the answer; None if the server answers that keys do not
+        exist yet.
 
         Raises:
             DistStoreError: the generation was given up, or the server does not answer.
@@ -219,6 +229,8 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         try:
             socket.send_multipart([kind.value, self._generation, *arguments])
             give_up_s = time.monotonic() + LEASE_S + _ANSWER_PATIENCE_S
+            # Polled in short intervals, because `give_up` on another thread has no connection of this thread
+            # to close.
             while not socket.poll(_LOOK_PERIOD_MS):
                 if self._is_given_up:
                     raise dist.DistStoreError(_GIVEN_UP)
@@ -235,13 +247,14 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             socket.close()
             self._close_idle()
             raise dist.DistStoreError(_GIVEN_UP)
+        # Only now: a REQ socket takes the next request once it has received the answer to this one.
         self._idle.append((os.getpid(), socket))
         if verdict == Said.REFUSED.value:
             raise ValueError(values[0].decode())
         return None if verdict == Said.LATER.value else values
 
     def _idle_connection(self) -> _Socket:
-        """Return a connection that nobody else uses."""
+        """Return a connection that no other thread uses: an idle one of this process, or a new one."""
         while self._idle:
             try:
                 pid, socket = self._idle.pop()
@@ -250,6 +263,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
             if pid == os.getpid():
                 return socket
         socket = _own_context().socket(zmq.REQ)
+        # The process must be able to end without this server.
         socket.linger = 0
         socket.tcp_keepalive = 1
         socket.curve_serverkey = self._place.server_public_key.encode()
@@ -259,6 +273,7 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
         return socket
 
     def _close_idle(self) -> None:
+        """Close the connections that are not in use."""
         while self._idle:
             try:
                 pid, socket = self._idle.pop()
@@ -282,6 +297,7 @@ def store_at(address: str, keys_file: Path, generation: int) -> Store:
 
 
 def _own_context() -> zmq.Context[_Socket]:
+    """Return this process's ZeroMQ context: sockets of a context must not be used after a fork."""
     global _context
     if _context is None or _context[0] != os.getpid():
         # Not the one that ipykernel uses, which cannot end before all its sockets are closed.

@@ -23,19 +23,19 @@ _arguments: dict[str, Mapping[str, Any]] = {}
 
 @dataclass(frozen=True)
 class OwnGroup:
-    """A group that a person has made, of which this rank is a member."""
+    """A process group that a person has made and that has this rank as a member."""
 
     group: Any
     arguments: Mapping[str, Any]
 
     @property
     def ranks(self) -> list[int]:
-        """The numbers of its ranks."""
+        """Return the global ranks of the group's members."""
         return list(self.arguments["global_ranks_in_group"])
 
     @property
     def key(self) -> str:
-        """Its name and its ranks, as all its members say them."""
+        """Return the group's name and ranks as one string, which is the same on all its members."""
         return f"{self.arguments['group_name']} {self.ranks}"
 
 
@@ -57,16 +57,17 @@ def living() -> list[OwnGroup]:
 
 @torch_settings.as_at_the_beginning()
 def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedelta) -> list[tuple[Any, Any]]:
-    """Make the groups again that all their ranks have had. A collective over the default group.
+    """Make each of the person's groups again that every one of its ranks still had. A collective over the
+    default group.
 
     Args:
         before: the person's groups of this rank when the default group ended.
         generation: the number of this forming of the default group.
-        connect_timeout: the time for the members to connect; a group of the person's may have less.
+        connect_timeout: the time for the members to connect, also where a group's own timeout is shorter.
 
     Returns:
-        The group that has ended and the one in its place, for each that was made again. They are the same
-        object where the default group was formed again in place.
+        The group that has ended and its successor, for each that was made again. They are the same object
+        where the default group was formed again in place.
     """
     _arguments.clear()
     living_now = torch_private.living_groups()
@@ -100,7 +101,8 @@ def make_again(before: list[OwnGroup], generation: int, connect_timeout: timedel
 
 
 def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_timeout: timedelta) -> Any:
-    """Form a group again in place if all members have sent a handle for that, else make a new one like it."""
+    """Form a group again in place if all members have sent a handle for that, else make a new group with the
+    same arguments; return it."""
     if all(handles):
         with sockets.noted_as_groups():
             torch_private.reconfigure(own.group, generation, handles, connect_timeout)
@@ -108,6 +110,8 @@ def _make_again(own: OwnGroup, handles: Sequence[str], generation: int, connect_
         return own.group
     timeout = own.arguments["timeout"]
     can_change = torch_private.can_change_timeout()
+    # The group's own timeout may be too short for connecting, so it is set afterwards where torch allows
+    # that.
     waits = max(timeout, connect_timeout) if can_change else timeout
     group = torch_private.make_group({**own.arguments, "timeout": waits})
     if can_change:

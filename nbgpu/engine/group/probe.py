@@ -1,4 +1,4 @@
-"""What this build of torch supports, and whether processes on this host can reach one another through it.
+"""Reports the features of this build of torch, and tries whether processes on this host can form a group.
 
     python -m nbgpu.engine.group.probe about
     python -m nbgpu.engine.group.probe reduce FOLDER RANK WORLD_SIZE BACKEND DEVICE

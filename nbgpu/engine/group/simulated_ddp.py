@@ -25,7 +25,8 @@ _with_hook: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def give_every_ddp_a_hook() -> None:
-    """Have every DDP object that is made from now on send its buckets through a hook in Python."""
+    """Wrap DDP's methods so that every DDP object that is made from now on sends its buckets through a hook
+    in Python, whose collectives can be held back."""
     make = DistributedDataParallel.__init__
     register = DistributedDataParallel.register_comm_hook
     forward = DistributedDataParallel.forward
@@ -42,6 +43,8 @@ def give_every_ddp_a_hook() -> None:
         _with_hook.add(self)
 
     @functools.wraps(forward)
+    # The hook is registered at the first forward pass, because DDP takes only one: until then the person may
+    # register another.
     def forward_with_hook(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         if self not in _with_hook and dist.get_backend(self.process_group) != "fake":
             group = self.process_group
@@ -58,17 +61,20 @@ def give_every_ddp_a_hook() -> None:
 
 
 def in_python(kind: Any) -> Hook:
-    """Return the hook in Python that does the same as a `dist.BuiltinCommHookType`."""
+    """Return the communication hook in Python for one of torch's hooks in C++
+    (`dist.BuiltinCommHookType`)."""
     is_fp16 = kind == dist.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
     return default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
 
 
 def _slowed(hook: Hook) -> Hook:
-    """Wrap a hook to count this rank's work up to each bucket, and not its wait for the last one."""
+    """Wrap a hook, so that a simulated slow rank sleeps for its work before each bucket is sent, and so that
+    its wait for the last bucket does not count as work."""
 
     def send(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
         straggler.catch_up()
         sent = hook(state, bucket)
+        # DDP waits for all buckets once the last one is sent.
         if bucket.is_last():
             straggler.waits_for(sent)
         return sent
@@ -77,7 +83,8 @@ def _slowed(hook: Hook) -> Hook:
 
 
 def average(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Exchange a bucket as DDP does without a hook, by a collective that is begun in Python."""
+    """Average a bucket over the ranks, as DDP's reducer in C++ does, but with a collective that is begun in
+    Python and so can be held back."""
     # The factor in double precision, as DDP without a hook has it.
     buffer = bucket.buffer().mul_(1 / group.size())
     work = dist.all_reduce(buffer, group=group, async_op=True)

@@ -137,7 +137,8 @@ class _Generation:
             return self._queues[name]
 
     def messages(self, group: Any, sender: int, receiver: int, tag: int) -> Numbered:
-        """Return the messages of one rank of a group to another, which both number alike."""
+        """Return the counter of the messages from one rank of a group to another with this tag. Both ranks
+        count them alike, as gloo delivers messages of one tag in order."""
         name = f"{group.group_name}-{sender}-{receiver}-{tag}"
         with self._lock:
             if name not in self._messages:
@@ -212,12 +213,12 @@ def end() -> None:
 
 
 def is_installed() -> bool:
-    """Whether a link is simulated, or this rank is slow."""
+    """Return whether a link is simulated, or this rank is slow."""
     return _is_installed
 
 
 def is_exempt() -> bool:
-    """Whether this thread does work of nbgpu's own, which is not held back."""
+    """Return whether this thread's collectives are nbgpu's own, which are not held back."""
     return bool(getattr(_exempt, "is_on", False))
 
 
@@ -228,7 +229,8 @@ def in_words() -> str:
 
 @contextmanager
 def not_simulated() -> Iterator[None]:
-    """Hold no collective back that begins in the block: it is nbgpu's own and no part of a person's step.
+    """Do not hold back collectives that begin in the block, because they are nbgpu's own and no part of a
+    person's step.
 
     What a slow rank did before, such as loading its data, is not made longer.
     """
@@ -260,11 +262,15 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
     """
 
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the real collective, and return a Work object that completes when the slower link would be
+        done."""
         now = _generation()
         if now is None:
             return collective(group, *args, **kwargs)
         straggler.catch_up()
         queue = now.queue_of(group)
+        # Noted before the real collective begins: when that has ended, every rank can read the arrivals of
+        # all.
         number = queue.arrive()
         real = collective(group, *args, **kwargs)
         num_bytes = 0 if argument < 0 else num_bytes_of(args[argument])
@@ -276,14 +282,22 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
 
 
 def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..., Any]:
-    """Wrap a method of ProcessGroup that sends or receives, so that its result is held back."""
+    """Wrap a method of ProcessGroup that sends or receives, so that its result is held back.
+
+    Args:
+        message: the method.
+        direction: 'out' for a send, 'in' for a receive.
+    """
 
     def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin the real message, and return a Work object that completes when the slower link would be
+        done."""
         now = _generation()
         if now is None:
             return message(group, *args, **kwargs)
         straggler.catch_up()
         arrivals, number = None, 0
+        # A receive from any rank does not name the sender, whose arrival then cannot be read.
         if len(args) == _WITH_PEER:
             ends = (group.rank(), args[1]) if direction == "out" else (args[1], group.rank())
             messages = now.messages(group, *ends, args[2])
@@ -296,9 +310,11 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
 
 
 def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
+    """Wrap the function with which DDP broadcasts its buffers in each forward pass, and the parameters in its
+    constructor, so that its result is held back. The function returns when the broadcast has ended."""
 
     def broadcast_and_hold(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Broadcast, and wait until the slower link would be done."""
         now = _generation()
         if now is None:
             return broadcast(group, tensors, *args, **kwargs)

@@ -37,7 +37,9 @@ _SLACK_NS = 1000
 
 
 class Arrivals:
-    """When each rank of a group came to its collectives.
+    """The times at which each rank of a group began its collectives, in a file in shared memory.
+
+    Each rank has a ring of `_NUM_SLOTS` entries, and writes only its own.
 
     Args:
         path: the group's file, in a folder that only the user can enter.
@@ -51,17 +53,19 @@ class Arrivals:
         num_bytes = world_size * _NUM_SLOTS * _SLOT.size
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # Every rank sets the same size, which changes nothing in a file that has it.
             os.ftruncate(descriptor, num_bytes)
             self._memory = mmap.mmap(descriptor, num_bytes)
         finally:
             os.close(descriptor)
 
     def note(self, number: int, time_s: float) -> None:
-        """Note when this rank came to its collective with this number, counted from 1."""
+        """Write the time at which this rank began its collective with this number, counted from 1."""
         _SLOT.pack_into(self._memory, self._offset(self._rank, number), number, time_s)
 
     def last_s(self, number: int) -> float:
-        """Return when the last rank came to this collective, of those that have come."""
+        """Return the time at which the last rank began this collective, among those that have begun it. Call
+        when the real collective has ended: what it needed from other ranks has then arrived."""
         slots = (
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
@@ -82,12 +86,13 @@ class Line:
         """Set when results are no longer waited for, because the group was given up."""
 
     def reserve(self, begun_s: float, lasts_s: float, *directions: str) -> float:
-        """Reserve the link for a message, as soon as it is free; return when the message is through.
+        """Reserve the link for a message from the moment when it is free; return the time at which the
+        message has arrived.
 
         Args:
             begun_s: the earliest time for the message to begin.
-            lasts_s: how long the link has work with it.
-            directions: those that it takes, 'out' and 'in'.
+            lasts_s: how long the message occupies the link.
+            directions: the directions that the message takes, 'out' and 'in'.
         """
         with self._lock:
             through_s = max(begun_s, *(self._free_s[name] for name in directions)) + lasts_s
@@ -96,7 +101,8 @@ class Line:
 
 
 class HeldWork(dist.Work):
-    """A collective's work, done when the slower link would have done it."""
+    """The Work object of a collective whose result is held back: it completes when the slower link would have
+    completed it."""
 
     def __init__(self, real: dist.Work | None) -> None:
         super().__init__()
@@ -116,6 +122,7 @@ class HeldWork(dist.Work):
         return True
 
     def _wait_at_most(self, timeout: timedelta) -> None:
+        """Wait until the result is there, or raise after the timeout, by looking from time to time."""
         # No lock of Python's, which an interrupt could leave taken.
         until_s = time.monotonic() + timeout.total_seconds()
         while not self.done.done():
@@ -130,6 +137,7 @@ class HeldWork(dist.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Any:
+        """Return the error of the collective; None if it has ended well or not at all."""
         if self.is_completed():
             try:
                 self.done.value()
@@ -150,7 +158,15 @@ class HeldWork(dist.Work):
 
 
 class _Held:
-    """One collective that the link has not delivered yet."""
+    """One collective that the link has not delivered yet.
+
+    Args:
+        real: the real collective; None if it has ended.
+        arrivals: when the ranks began it; None if that is not known.
+        number: its number among those arrivals.
+        lasts_s: how long the link is busy with it.
+        line: the rank's link.
+    """
 
     def __init__(
         self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line
@@ -163,7 +179,8 @@ class _Held:
         self._line = line
 
     def deliver(self, *directions: str) -> None:
-        """Wait for the real collective and for the link in these directions, and complete the work."""
+        """Wait for the real collective and for the link in these directions, then set the result or the error
+        of the work that the caller holds."""
         done = self.work.done
         try:
             value = None if self._real is None else _result(self._real)
@@ -180,7 +197,7 @@ class _Held:
 
 
 def _result(real: dist.Work) -> Any:
-    """Wait for a real collective; return its result, or None where the backend has it not as a future."""
+    """Wait for a real collective; return its result, or None where the backend gives no future."""
     try:
         future = real.get_future()
     except (RuntimeError, NotImplementedError):
@@ -224,6 +241,8 @@ class Queue(Numbered):
         self._thread.start()
 
     def arrive(self) -> int:
+        """Note that this rank has come to the next collective; return the collective's number. Call before
+        the real one begins."""
         if threading.current_thread() is self._thread:
             # A callback of a result begins a collective and may wait for it, as PowerSGD's does. Another
             # thread has to deliver it.
@@ -247,6 +266,8 @@ class Queue(Numbered):
         self._held.put(None)
 
     def _deliver_all(self) -> None:
+        """Deliver the collectives in the order in which they began, on a thread, until `close`, or until
+        another thread takes the place of this one (`arrive`)."""
         _wake_up_in_time()
         while threading.current_thread() is self._thread:
             held = self._held.get()

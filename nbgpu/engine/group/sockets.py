@@ -6,7 +6,7 @@ neither `abort` nor `destroy_process_group` frees it. Shutting down its connecti
 gloo accepts the first process that connects and names the expected number as the rank that it waits for. On
 its own host a rank sees whose that process is; of another host it knows an address and a port. So every rank
 says in the store, to which nobody comes without the cluster's keys, which connections are its own, and a
-connection of which the other end is nobody's is a stranger's.
+connection whose other end no rank reports is a stranger's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def group_in_the_making() -> Iterator[None]:
 
 
 def is_group_in_the_making() -> bool:
-    """Whether the main thread is making a group."""
+    """Return whether the main thread is making a group."""
     return _is_in_the_making
 
 
@@ -101,6 +101,8 @@ def refuse_other_users() -> None:
         here, there = connection.getsockname(), connection.getpeername()
         if here[0] != there[0]:  # `refuse_strangers` looks at those
             return
+        # The peer's socket has the two addresses the other way round. One that is not in the table has just
+        # been closed.
         uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
         if uid != own_uid:
             strangers.append(uid)
@@ -115,8 +117,8 @@ def refuse_other_users() -> None:
 
 
 def _uid_by_ends() -> dict[tuple[str, str], int]:
-    """Return the user of each TCP socket of this host by its two addresses; see proc_net_tcp in the kernel's
-    docs."""
+    """Return the user of each TCP socket of this host, by its own and its peer's address in the notation of
+    /proc/net/tcp (proc_net_tcp in the kernel's docs)."""
     uids = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
@@ -127,7 +129,8 @@ def _uid_by_ends() -> dict[tuple[str, str], int]:
 
 
 def _as_in_proc(address: tuple[str, int]) -> str:
-    """Return ('127.0.0.1', 80) as '0100007F:0050': each four bytes in the machine's order."""
+    """Return an address in the notation of /proc/net/tcp: ('127.0.0.1', 80) as '0100007F:0050', with each
+    four bytes of the IP address in the host's byte order."""
     host, port, *_ = address
     raw = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     words = struct.unpack(f"={len(raw) // 4}I", raw)
@@ -135,8 +138,8 @@ def _as_in_proc(address: tuple[str, int]) -> str:
 
 
 def cut() -> None:
-    """Shut down every connection of every process group of this process, which frees the threads that wait in
-    them.
+    """Shut down every TCP connection of the process groups of this process, which makes the threads that wait
+    in collectives raise.
 
     The function first waits, for at most a second, until the connections are idle, because gloo does not
     notice that a transfer was cut in the middle and waits for the whole timeout.
@@ -178,6 +181,9 @@ def _open_connections() -> Connections:
 
 
 def _is_connected_tcp(fd: int) -> bool:
+    """Return whether a file descriptor is a TCP socket with a peer; OSError for one without a peer."""
+    # A duplicate, because a Python socket closes its descriptor at its end. Both refer to the same
+    # connection.
     with socket.socket(fileno=os.dup(fd)) as duplicate:
         if duplicate.type != socket.SOCK_STREAM or duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return False
@@ -203,12 +209,14 @@ def _apply_to_all(act: Callable[[socket.socket], None], connections: Connections
     # A copy: other threads call this while the main thread may be making a group.
     for fd, inode in list((_of_groups if connections is None else connections).items()):
         with suppress(OSError):
+            # The number of a closed descriptor is used again for other files; the inode shows which it is.
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:
                     act(duplicate)
 
 
 def _num_open() -> int:
+    """Return the number of connections of process groups that are still open."""
     connections: list[socket.socket] = []
     _apply_to_all(connections.append)
     return len(connections)
@@ -274,6 +282,7 @@ def refuse_strangers(
         ) from None
     answers = chain.from_iterable(map(json.loads, store.multi_get(list(keys.values()))))
     claimed = {(tuple(here), tuple(there)) for here, there in answers}
+    # A rank reports the same connection with its own end first; nobody reports that of a stranger.
     strangers = [there for here, there in to_other_hosts if (there, here) not in claimed]
     if strangers:
         named = ", ".join(sorted({f"{address}:{port}" for address, port in strangers}))
@@ -285,17 +294,19 @@ def refuse_strangers(
 
 
 def _ends_at_other_hosts() -> list[Ends]:
-    """The connections of the newest group whose other end has another address than this one."""
+    """Return both ends of each connection of the newest group that leads to another host."""
     to_other_hosts = []
     for here, there in ends_of_newest():
         ends = (_plain(here), here[1]), (_plain(there), there[1])
+        # A connection within one host has the same address at both ends.
         if ends[0][0] != ends[1][0]:
             to_other_hosts.append(ends)
     return to_other_hosts
 
 
 def _plain(address: tuple[str, int]) -> str:
-    """An address without its scope, and an IPv4 one as such where a socket of IPv6 has it."""
+    """Return the IP address without its scope, such as '%eth0', and an IPv4 address that an IPv6 socket shows
+    as '::ffff:1.2.3.4' as '1.2.3.4', so that both ends write it alike."""
     parsed = ipaddress.ip_address(address[0].partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)

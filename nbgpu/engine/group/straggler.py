@@ -40,7 +40,7 @@ def begin() -> None:
 
 
 def free(is_freed: bool) -> None:
-    """End a sleep and let none begin, until called with False. Call on any thread."""
+    """End a sleep, and let no other begin until the function is called with False. Call on any thread."""
     if is_freed:
         _is_freed.set()
     else:
@@ -48,7 +48,8 @@ def free(is_freed: bool) -> None:
 
 
 def catch_up() -> None:
-    """Sleep as long as the work since the last call lacks. Other threads than the main one do not sleep."""
+    """Sleep as long as a slower processor would still work on what this rank has done since the last call. On
+    other threads than the main one the call returns at once."""
     global _since_s, _waited_s
     if _factor == 1 or threading.current_thread() is not threading.main_thread():
         return

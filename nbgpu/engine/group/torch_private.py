@@ -63,11 +63,15 @@ def num_groups_made() -> int:
 
 
 def make_group(arguments: Mapping[str, Any]) -> Any:
-    """Make a group, of which this rank is a member, with the arguments that `wrap_making_of_groups` has seen,
-    in the store of the default group that there is now."""
+    """Make a group, with this rank as a member, with the arguments that torch's `_new_process_group_helper`
+    had the first time (`wrap_making_of_groups`), and the store of the present default group.
+
+    `new_group` is not called, because it would choose another name, and needs every rank to take part.
+    """
     assert dist.group.WORLD is not None, "there is a default group"
     _, store = distributed_c10d._world.pg_map[dist.group.WORLD]
     made, _ = distributed_c10d._new_process_group_helper(**{**arguments, "store": store})
+    # The helper leaves to its callers the table that translates global ranks into the group's.
     ranks = arguments["global_ranks_in_group"]
     distributed_c10d._world.pg_group_ranks[made] = {rank: number for number, rank in enumerate(ranks)}
     return made
@@ -98,7 +102,7 @@ def builtin_hooks_registrar() -> Callable[[DistributedDataParallel, Any], None]:
 
 
 def has_comm_hook(ddp: DistributedDataParallel) -> bool:
-    """Whether a DDP object has a hook in Python."""
+    """Return whether a DDP object has a hook in Python."""
     return bool(ddp._comm_hooks)
 
 
@@ -115,14 +119,17 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def bucket_order(ddp: DistributedDataParallel) -> list[int]:
-    """Return the final order of the parameters in DDP's buckets, as positions in the order of the module;
-    empty where DDP has the order of the beginning, which it keeps with find_unused_parameters, and where the
-    device has no memory left for the copy of the gradients that DDP makes to answer."""
+    """Return the final order of the parameters in DDP's buckets, as positions in the order of the module.
+
+    Empty where DDP keeps its first order, as with find_unused_parameters, and where the device has no memory
+    left for the copies of the buckets from which the order is read.
+    """
     if not ddp._has_rebuilt_buckets:
         return []
     parameters, _ = DistributedDataParallel._build_params_for_reducer(ddp)
     positions = {id(parameter): position for position, parameter in enumerate(parameters)}
     try:
+        # The only function of the reducer that shows its buckets: as new ones, filled with zeros.
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
     except torch.OutOfMemoryError:
         return []
@@ -147,6 +154,8 @@ def initialise_ddp(
     is_in_order = False
 
     def build_in_order() -> tuple[list[Any], list[bool]]:
+        """Return DDP's parameters and whether their gradients are sparse, in the given order if the order
+        fits them."""
         nonlocal is_in_order
         parameters, expect_sparse = DistributedDataParallel._build_params_for_reducer(ddp)
         is_in_order = sorted(order) == list(range(len(parameters))) and not ddp.find_unused_parameters
@@ -154,6 +163,8 @@ def initialise_ddp(
             return parameters, expect_sparse
         return [parameters[n] for n in order], [expect_sparse[n] for n in order]
 
+    # DDP's constructor calls this method for the list of parameters that it fills the buckets with. An entry
+    # in the object's `__dict__` takes the place of the method.
     vars(ddp)["_build_params_for_reducer"] = build_in_order
     try:
         ddp.__init__(module, **arguments)  # type: ignore[misc]
@@ -167,7 +178,7 @@ def initialise_ddp(
 
 
 def can_change_timeout() -> bool:
-    """Whether the timeout of a group can be changed once it is made."""
+    """Return whether the timeout of a group can be changed once it is made."""
     return hasattr(distributed_c10d, "_set_pg_timeout") and not compares_collectives()
 
 
@@ -177,17 +188,19 @@ def change_timeout(timeout: timedelta, group: Any = None) -> None:
 
 
 def can_reconfigure(group: Any) -> bool:
-    """Whether a group can be formed again in place, which takes torch 2.14, and gloo or nccl2."""
+    """Return whether a group can be formed again in place, which takes torch 2.14, and gloo or nccl2."""
     return hasattr(dist, "_reconfigure") and all(backend.supports_reconfigure for backend in _backends(group))
 
 
 def uses_nccl2() -> bool:
-    """Whether NCCL's groups have torch's second backend for it, as the environment of the engines says."""
+    """Return whether groups over NCCL use torch's second backend for it, as the engines' environment variable
+    TORCH_DIST_USE_NCCL2 asks."""
     return os.environ.get("TORCH_DIST_USE_NCCL2") == "1" and hasattr(_distributed_c10d, "ProcessGroupNCCL2")
 
 
 def reconfigure_handle(group: Any) -> str:
-    """Return what the other ranks need of this one to form the group again in place."""
+    """Return the handles of a group's backends on this rank, as JSON, by which the other ranks reach this one
+    when the group is formed again in place."""
     return json.dumps([backend.get_reconfigure_handle() for backend in _backends(group)])
 
 
@@ -242,12 +255,12 @@ def ranks_of(group_name: str) -> list[int]:
 
 
 def default_timeouts() -> tuple[timedelta | None, ...]:
-    """Return the timeouts that torch gives to groups whose maker names none."""
+    """Return the timeouts that torch gives to groups for which the caller has named none."""
     return constants.default_pg_timeout, constants.default_pg_nccl_timeout
 
 
 def records_gloo() -> bool:
-    """Whether the flight recorder has gloo's collectives, as since torch 2.9."""
+    """Return whether the flight recorder has gloo's collectives; it has since torch 2.9."""
     return hasattr(_distributed_c10d, "_dump_fr_trace_json")
 
 
@@ -283,7 +296,7 @@ class CollectiveInFlight:
     """The shapes and dtypes of its inputs, as '[3, 4] Float'."""
 
     def describe(self) -> str:
-        """The collective in words: 'all_reduce of [3, 4] Float, collective 7 of the default group'."""
+        """Return a text such as 'all_reduce of [3, 4] Float, collective 7 of the default group'."""
         inputs = f" of {self.shapes}" if self.shapes else ""
         kind = "transfer" if self.is_p2p else "collective"
         group = "the default group" if self.is_default_group else f"the group {self.group!r}"
@@ -291,8 +304,8 @@ class CollectiveInFlight:
 
 
 def collectives_in_flight() -> dict[str, CollectiveInFlight]:
-    """Return the oldest collective that has not ended of each group, named as by `unfinished_groups`. Takes
-    some tens of ms."""
+    """Return the oldest collective that has not ended of each group, by the group's name in
+    `unfinished_groups`. Takes some tens of ms, because torch writes all entries as JSON."""
     world: Any = dist.group.WORLD
     default = distributed_c10d._world.pg_names.get(world)
     oldest: dict[str, CollectiveInFlight] = {}
@@ -309,6 +322,7 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
                 number = entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
                 inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
                 shapes = ", ".join(f"{size} {dtype}" for size, dtype in inputs)
+                # The recorder lists its entries from the oldest on, so the first one of a group stays.
                 oldest.setdefault(
                     f"{name}/{entry['pg_id']}",
                     CollectiveInFlight(group, group == default, backend, operation, number, is_p2p, shapes),
@@ -317,7 +331,8 @@ def collectives_in_flight() -> dict[str, CollectiveInFlight]:
 
 
 def _recording(dump: str, **options: bool) -> dict[str, Any]:
-    """Return what a recorder has; see `_DUMPS`."""
+    """Return the content of one of torch's flight recorders, which the function named `dump` gives as
+    JSON."""
     recording: dict[str, Any] = json.loads(getattr(_distributed_c10d, dump)(**options))
     return recording
 
@@ -334,6 +349,7 @@ def abort_nccl(groups: Sequence[Any]) -> None:
         with suppress(RuntimeError):
             backends.append(group._get_backend(torch.device("cuda")))
     backends = [backend for backend in backends if hasattr(backend, "abort")]
+    # ncclGroupStart and ncclGroupEnd belong to no communicator, so any one of the backends can call them.
     together = [backend for backend in backends if hasattr(backend, "_group_start")][:1]
     if len(backends) > 1 and together and torch.cuda.nccl.version() >= _ABORTS_TOGETHER:
         together[0]._group_start()
@@ -349,7 +365,7 @@ def abort_nccl(groups: Sequence[Any]) -> None:
 
 
 def compares_collectives() -> bool:
-    """Whether torch compares the ranks' collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    """Return whether torch compares the ranks' collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     is_detailed: bool = get_debug_level() == DebugLevel.DETAIL
     return is_detailed
 
@@ -360,7 +376,7 @@ def read_debug_level() -> None:
 
 
 class LoggerWithoutOptions(Logger):
-    """DDP's logger without what it reads from the group's backend."""
+    """DDP's logger that does not read the options of the group's backend."""
 
     def set_construction_data_and_log(self, *_: Any) -> None:
         """Log nothing."""
@@ -384,8 +400,8 @@ def flight_recording() -> bytes | None:
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh | None:
-    """Return the mesh that this one is a part of; None for a whole one, and where this torch cannot say
-    it."""
+    """Return the root mesh that a DeviceMesh was sliced from; None for a mesh that was not sliced, and where
+    this version of torch cannot say."""
     if hasattr(mesh, "_get_root_mesh"):
         root = mesh._get_root_mesh()
     elif resources := getattr(device_mesh, "_mesh_resources", None):  # an older torch
@@ -410,15 +426,16 @@ def mesh_of_sharded(module: nn.Module) -> DeviceMesh | None:
 
 
 def can_reset_sharded() -> bool:
-    """Whether a sharded model can go on after a step that was cut short, which takes torch 2.13."""
+    """Return whether a sharded model can go on after a step that was cut short, which takes torch 2.13."""
     return hasattr(import_module("torch.distributed.fsdp").FSDPModule, "reset_iter_state")
 
 
 def reset_sharded(module: nn.Module) -> None:
-    """Have a sharded model forget a step that was cut short, and free the weights that it gathered.
+    """Reset a model under `fully_shard` after a step that was cut short: drop the step, and free the gathered
+    weights.
 
-    Nothing happens for a part of such a model, for one that has had no step, and where this torch cannot
-    reset it.
+    Nothing happens for a part of such a model, for one that has had no step, and where this version of torch
+    cannot reset it.
     """
     state = module._get_fsdp_state()  # type: ignore[operator]
     if state._is_root is not True or not can_reset_sharded():
@@ -431,10 +448,10 @@ def reset_sharded(module: nn.Module) -> None:
 
 
 def forget_layouts() -> None:
-    """Have DTensor work out again how results are cut, which it keeps with the mesh of the first operands:
-    an equal mesh that was made later would be taken for one whose groups have ended.
+    """Clear DTensor's cache of sharding decisions, which holds the mesh of the first operands: an equal mesh
+    that was made later would be replaced by one whose groups have ended.
 
-    Nothing happens where this torch cannot forget them.
+    Nothing happens where this version of torch has no function for that.
     """
     # Without this import there is no DTensor.
     if "torch.distributed.tensor" in sys.modules:
@@ -443,7 +460,7 @@ def forget_layouts() -> None:
 
 
 def num_changes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor, or what it is a view of, was changed in place."""
+    """Return how often a tensor was changed in place, directly or through a view: torch's version counter."""
     return tensor._version
 
 
@@ -466,8 +483,8 @@ class Sharding:
 
 
 def sharding_of(module: nn.Module) -> Sharding | None:
-    """Return how `fully_shard` shards a module; None where it was given several modules at once, several
-    meshes or a part of a larger mesh."""
+    """Return how `fully_shard` shards a module, from FSDP's private state, so that the module can be sharded
+    again; None where it was given several modules at once, several meshes or a part of a larger mesh."""
     # FSDP keeps the settings of one call in a group of parameters.
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -510,7 +527,7 @@ def init_fake_group(rank: int, world_size: int) -> None:
 
 
 def make_fake_group() -> dist.ProcessGroup:
-    """Make such a group of all ranks beside the one that they have. A collective."""
+    """Make a group of the backend 'fake' over all ranks, beside their real group. A collective."""
     import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     made = dist.new_group(backend="fake")
     assert isinstance(made, dist.ProcessGroup), "this rank is among all ranks"
@@ -518,11 +535,12 @@ def make_fake_group() -> dist.ProcessGroup:
 
 
 def nccl_model(gpu: str, gpus_per_node: int, has_nvlink: bool) -> Callable[[str, int, int], float] | None:
-    """Return torch's model of NCCL: seconds for an operation, its bytes, and the number of ranks.
+    """Return torch's model of the speed of NCCL: a function from an operation, its bytes and the number of
+    ranks to seconds. None if this version of torch lacks the model (before 2.13 it knew one kind of node
+    only).
 
-    torch asks the machine at hand for its GPUs. The model here is a second instance of torch's module that is
-    told of other ones; the first one stays as it is. None where this version of torch lacks the model (before
-    2.13 it knew one kind of node only).
+    torch's module asks the machine for its GPUs. So a second instance of the module is loaded, whose
+    functions for that are replaced; torch's own instance stays as it is.
 
     Args:
         gpu: 'V100', 'A100', 'H100' or 'B200'.

@@ -34,6 +34,8 @@ _FP32_PRECISIONS = [("generic", "all")] + [
 
 @dataclass(frozen=True)
 class _Setting:
+    """A setting of torch: a function that reads its value, and one that sets it."""
+
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
@@ -43,6 +45,7 @@ def _attribute(owner: Any, name: str) -> _Setting:
 
 
 def _autocast(device_type: str) -> dict[str, _Setting]:
+    """Return the settings of autocast on one type of device: whether it is on, and its dtype."""
     return {
         f"autocast on {device_type}": _Setting(
             lambda: torch.is_autocast_enabled(device_type),
@@ -56,6 +59,8 @@ def _autocast(device_type: str) -> dict[str, _Setting]:
 
 
 def _autocast_depth() -> int:
+    """Return the number of autocast contexts that are open. torch tells it only when the number is changed,
+    so it is raised by one and lowered again."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth
@@ -72,7 +77,8 @@ def _set_autocast_depth(depth: int) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread flushes denormal numbers to 0, which torch cannot be asked."""
+    """Return whether this thread flushes denormal numbers to 0: torch has no function that tells, so the
+    smallest normal number is halved."""
     return sys.float_info.min / 2 == 0.0
 
 
@@ -161,7 +167,9 @@ def _read() -> dict[str, Any]:
 
 
 def _write(values: Mapping[str, Any]) -> None:
+    """Set the settings that differ from these values."""
     for name, setting in _SETTINGS.items():
+        # A getter that could not answer gave None (`_if_it_can_be_read`).
         if values[name] is not None and setting.get() != values[name]:
             setting.set(values[name])
 
@@ -200,7 +208,9 @@ class _FunctionModes:
 
     @classmethod
     def close_all(cls) -> _FunctionModes:
-        """Close all open modes, and return them."""
+        """Take all open TorchFunctionModes off this thread's stack, and clear torch's record of the default
+        device; return them, so that `open` can put them back."""
+        # From the innermost to the outermost; `open` pushes them in the opposite order.
         modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
         # torch keeps them for each thread in a `threading.local`.
         remembered = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", threading.local()).__dict__
@@ -235,6 +245,8 @@ class TorchSettings:
         try:
             # An interrupt halfway would leave a mixture of both.
             with uninterrupted():
+                # At the end the stack undoes these steps in reverse order: it keeps the run's settings, drops
+                # its cache of cast weights, writes the cells' settings and opens their modes again.
                 stack.callback(_FunctionModes.close_all().open)
                 stack.enter_context(_python_dispatch._disable_current_modes())
                 # Leave inference mode, which marks every tensor that is made in it.
@@ -251,6 +263,7 @@ class TorchSettings:
                 stack.close()
 
     def _note(self) -> None:
+        """Keep the settings as the run has left them, for its continuation after a failure."""
         self._modes = _FunctionModes.close_all()
         self._values = _read()
 

@@ -19,7 +19,8 @@ _was_interrupted = False
 
 
 def install(shell: Any) -> None:
-    """Have IPython compile only those cells to find out whether they await something that may do so."""
+    """Have IPython's `should_run_async`, which compiles a cell, return False at once for cells without the
+    words 'await' and 'async': to compile every cell would take longer than to run an empty one."""
     should_run_async = shell.should_run_async
     shell.should_run_async = lambda raw_cell, **options: (
         may_await(options.get("transformed_cell") or raw_cell) and should_run_async(raw_cell, **options)
@@ -27,19 +28,20 @@ def install(shell: Any) -> None:
 
 
 async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
-    """Run a cell that awaits something, and return IPython's result; None for any other cell, which is not
-    run."""
+    """Run a cell that contains an `await`, and return IPython's result; None for any other cell, which is not
+    run here."""
     transformed = _to_be_awaited(shell, code)
     return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
 
 
 def may_await(code: str) -> bool:
-    """Whether a cell has to be compiled to find out if it awaits something; False for most cells."""
+    """Return whether a cell has to be compiled to find out if it contains an `await`; False for most
+    cells."""
     return "await" in code or "async" in code
 
 
 def _to_be_awaited(shell: Any, code: str) -> str | None:
-    """Return the code without IPython's syntax if it awaits something; None for any other cell."""
+    """Return the code without IPython's syntax if it contains an `await`; None for any other cell."""
     if not may_await(code):
         return None
     try:
@@ -50,13 +52,17 @@ def _to_be_awaited(shell: Any, code: str) -> str | None:
 
 
 async def _run(shell: Any, code: str, transformed: str, silent: bool, store_history: bool) -> Any:
-    """Run a cell in a task, so that `interrupt` can cancel it, and do the rest of what ipykernel's
-    `ZMQInteractiveShell.run_cell` does for other cells: reset the last traceback, and trigger the events
-    after the cell.
+    """Run a cell in a task on the event loop, so that `interrupt` can cancel it; return IPython's result.
+
+    `shell.run_cell_async` leaves out two things that a cell needs: the last traceback is reset before it, and
+    the events 'post_execute' and 'post_run_cell' are triggered after it.
 
     Args:
+        shell: the rank's.
         code: the cell's text.
         transformed: the same without IPython's syntax.
+        silent: whether the cell is run without events and without a place in the history.
+        store_history: whether the cell gets a place in the history.
     """
     global _cell, _was_interrupted
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False
@@ -78,18 +84,19 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
 
 
 def was_interrupted() -> bool:
-    """Whether an awaiting cell is running and was interrupted already."""
+    """Return whether an awaiting cell is running and was interrupted already."""
     return _cell is not None and _was_interrupted
 
 
 def interrupt() -> None:
-    """Cancel the running cell if it awaits something. Call in a signal's handler, on the main thread."""
+    """Cancel the running cell if it contains an `await`. Call in a signal's handler, on the main thread."""
     if _cell is not None:
         # This wakes the event loop, which may be waiting for something that never comes.
         _cell.get_loop().call_soon_threadsafe(_cancel, _cell)
 
 
 def _cancel(cell: asyncio.Task[Any]) -> None:
+    """Cancel the cell's task, on the event loop, if the cell is suspended within its own code."""
     # A cell that is cancelled before its first line or after its last would end without a result.
     if any(is_function(frame, RUNS_A_CELL) for frame in frames()[:-1]):
         global _was_interrupted
@@ -99,7 +106,11 @@ def _cancel(cell: asyncio.Task[Any]) -> None:
 
 def frames() -> list[FrameType]:
     """Return the frames of the suspended cell, the outermost first; empty if no cell is suspended at an
-    `await`."""
+    `await`.
+
+    The frames of a suspended coroutine are on no thread's stack; each coroutine refers to the one that it
+    awaits.
+    """
     found: list[FrameType] = []
     coroutine: Any = _cell.get_coro() if _cell is not None else None
     while (frame := _attribute(coroutine, "cr_frame", "gi_frame", "ag_frame")) is not None:
@@ -109,4 +120,6 @@ def frames() -> list[FrameType]:
 
 
 def _attribute(of: Any, *names: str) -> Any:
+    """Return the first of these attributes that the object has: coroutines, generators and asynchronous
+    generators name their frame differently."""
     return next((getattr(of, name) for name in names if hasattr(of, name)), None)

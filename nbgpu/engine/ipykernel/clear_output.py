@@ -31,6 +31,7 @@ class _Displays:
         self.begin()
 
     def begin(self) -> None:
+        """Forget the displays of the last cell."""
         self._clears = False
         self._shown: list[str] = []
         """The ids of the displays that can be cleared, the oldest first."""
@@ -42,16 +43,25 @@ class _Displays:
     def publish(
         self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **more: Any
     ) -> None:
-        """Publish a display, as the publisher's own method does."""
+        """Publish a display, in the place of one that was cleared if there is one, else as a new one.
+
+        Args:
+            data, metadata: the display's content, by MIME type, as in IPython's `DisplayPublisher.publish`.
+            transient: holds the 'display_id', if the caller has given one.
+            update: whether the message replaces the display with this id.
+            more: other arguments of the publisher.
+        """
         transient = dict(transient or {})
         own_id = transient.get("display_id")
         if update:
+            # The page knows the display under the id of the older one whose place it has taken.
             transient["display_id"] = self._in_place_of.get(own_id, own_id)
         elif self._clears:
             place = next(iter(self._stale), None)
             own_id = own_id or uuid4().hex
             transient["display_id"] = place or own_id
             update = place is not None
+            # One display takes the place of the oldest that was cleared; the others become empty.
             self._empty(self._stale[1:])
             self._stale = []
             self._shown.append(transient["display_id"])
@@ -59,7 +69,12 @@ class _Displays:
         self._publish(data, metadata, transient=transient, update=update, **more)
 
     def clear(self, wait: bool = False) -> None:
-        """Clear this rank's displays, as the publisher's own method clears the whole cell."""
+        """Clear this rank's displays in the running cell.
+
+        Args:
+            wait: whether they stay until the next display, which replaces them, so that the page does not
+                flicker.
+        """
         self._clears = True
         self._stale += [shown for shown in self._shown if shown not in self._stale]
         self._shown = []
@@ -68,5 +83,6 @@ class _Displays:
             # The emptied displays stay, and can be used again.
 
     def _empty(self, displays: list[str]) -> None:
+        """Update displays to show nothing: Jupyter has no message that removes a single display."""
         for display_id in displays:
             self._publish({}, transient={"display_id": display_id}, update=True)

@@ -22,6 +22,8 @@ class _Debugger(debugger.InterruptiblePdb):
         self._stopped = False
 
     def cmdloop(self, intro: Any = None) -> Any:
+        """Read the person's commands, and note if Stop ends this: the base class catches the
+        KeyboardInterrupt."""
         try:
             return super().cmdloop(intro)  # type: ignore[no-untyped-call]
         except KeyboardInterrupt:
@@ -29,6 +31,7 @@ class _Debugger(debugger.InterruptiblePdb):
             raise
 
     def interaction(self, frame: Any, tb_or_exc: Any) -> None:
+        """Run the debugger's commands, and end the cell with KeyboardInterrupt if Stop has ended them."""
         # The base class prints an interrupt and would go on with the cell.
         super().interaction(frame, tb_or_exc)  # type: ignore[no-untyped-call]
         if self._stopped:
@@ -50,6 +53,8 @@ def install(shell: Any) -> None:
 
 
 def _begin(shell: Any, cell: Any) -> None:
+    """Before a cell: release the error of the last cell, unless the cell is `%debug`, which needs the error
+    as Python's last one."""
     if not _is_debug(cell):
         kept_failure.forget()
         return
@@ -63,6 +68,7 @@ def _is_debug(cell: Any) -> bool:
 
 
 def _keep(shell: Any, result: Any) -> None:
+    """After a cell: keep its error for `%debug`, unless the cell was `%debug` itself or was left with `q`."""
     if result is None:
         return
     error = result.error_in_exec

@@ -1,4 +1,5 @@
-"""What a cell says where it uses a variable whose process group has ended, in place of torch's message."""
+"""The error message of a cell that uses a variable whose process group has ended, in place of torch's
+message."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ _NO_SUCH_GROUP = (
     "Could not resolve the process group",
     "Invalid process group specified",
 )
-"""What torch says where somebody uses a group that has ended."""
+"""Parts of torch's error messages for a process group that has ended."""
 _CUT = ("Socket closed", "Connection closed by peer")
-"""What gloo says then, and also in a group that another rank has left."""
+"""Parts of gloo's error messages for a group that has ended, or that another rank has left."""
 
 _SENTENCE = "this belonged to a process group that has ended; make it again"
 _noted: dict[str, tuple[ref[Any], str]] = {}
@@ -34,7 +35,12 @@ def note(name: str, value: Any, line: str) -> None:
 
 
 def about(error: BaseException) -> str:
-    """Return what to say in place of torch's message; empty where the error is another one."""
+    """Return a message that names the variables whose process group has ended, in place of torch's message;
+    empty if the error has another cause.
+
+    gloo's messages may also mean that another rank has failed: they count only if the failed code uses such a
+    variable.
+    """
     if not isinstance(error, Exception):
         return ""
     is_certain = any(text in str(error) for text in _NO_SUCH_GROUP)
@@ -45,6 +51,8 @@ def about(error: BaseException) -> str:
         code = frame.f_code
         if is_library(code.co_filename):
             continue
+        # The names that the code of a frame uses: globals and attributes, local variables, and those of outer
+        # functions.
         for name in (*code.co_names, *code.co_varnames, *code.co_freevars):
             value, line = _noted.get(name, (None, ""))
             if value is not None and value() is not None and value() is _seen_from(frame, name):
@@ -55,4 +63,5 @@ def about(error: BaseException) -> str:
 
 
 def _seen_from(frame: Any, name: str) -> Any:
+    """Return the value of a variable as the code of a frame sees it."""
     return frame.f_locals.get(name, frame.f_globals.get(name))

@@ -28,6 +28,7 @@ are_answered = False
 
 
 _numbers = itertools.count(1)
+"""The numbers of this rank's questions, by which text and question are brought into order."""
 _folder = Path()
 _rank = 0
 
@@ -40,13 +41,18 @@ def install(kernel: Any, folder: Path, rank: int) -> None:
 
 
 def follow(folder: Path, rank: int) -> None:
-    """Ask from now on in the cluster's private folder, as this rank."""
+    """Ask as the rank `rank` from now on, on the socket in the cluster's private folder."""
     global _folder, _rank
     _folder, _rank = folder, rank
 
 
 def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
-    """Return the person's answer to a question of this rank.
+    """Send a question of this rank to the notebook, and wait for the person's answer.
+
+    Args:
+        shell: the rank's.
+        prompt: the text of the question.
+        is_password: whether the answer is hidden as it is typed.
 
     Raises:
         StdinNotImplementedError: nobody can answer.
@@ -57,7 +63,8 @@ def ask(shell: Any, prompt: object, is_password: bool = False) -> str:
     sys.stderr.flush()
     if not are_answered:
         raise _nobody(question.rank)
-    # This goes the same way as printed text, so that the notebook shows that text before it asks.
+    # The number of the question goes through the same socket as printed text. So the notebook knows when it
+    # has all text that was printed before, and asks only then.
     shell.data_pub.publish_data({Question.NEWEST: question.number})
     with socket.socket(socket.AF_UNIX) as connection:
         try:

@@ -54,7 +54,8 @@ def take_back() -> None:
 
 
 def is_taken() -> bool:
-    """Whether the person's code has replaced the handler of SIGINT in this request, or blocked SIGINT."""
+    """Return whether the person's code has replaced the handler of SIGINT in this request, or blocked
+    SIGINT."""
     return _signal.getsignal(signal.SIGINT) is not _interrupt or signal.SIGINT in _signal.pthread_sigmask(
         signal.SIG_BLOCK, ()
     )
@@ -68,10 +69,8 @@ def _leave() -> None:
 
 
 def unheeded() -> Unheeded:
-    """Return why interrupts do not end the main thread's work, as far as that can be known.
-
-    Call on any thread.
-    """
+    """Return why interrupts do not end the main thread's work, if that is known; empty if it is not. Call on
+    any thread."""
     # Another thread has its own signal mask, so that only the handler is looked at.
     if _signal.getsignal(signal.SIGINT) is not _interrupt:
         return "replaced"
@@ -93,23 +92,33 @@ def tidy_up() -> None:
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:
+    """Handle SIGINT: raise an error if the main thread is in the person's code, cancel a cell that is
+    suspended at an `await`, and do nothing elsewhere.
+
+    The function walks from the innermost frame outwards until it finds the function that runs the person's
+    code. Each interrupt that has no effect is repeated by the client.
+    """
     global _interrupted, _unheeded
     if _is_in_import_of_torch(frame):
         _unheeded = "importing"
         return
     if sockets.is_group_in_the_making():
-        # The other ranks would wait for the connections of this one. It is freed like them, and interrupted
-        # again.
+        # The other ranks would wait for the connections of this one. After a failure this rank is freed from
+        # the forming like they are, and the client repeats the interrupt.
         return
+    # Set before the error is raised: if the person's code catches it, 'caught' is the reason why it goes on.
     before, _interrupted, _unheeded = _unheeded, True, "caught"
     in_persons_code = False
     while frame is not None and frame.f_back is not None:
         in_persons_code = in_persons_code or not is_library(frame.f_code.co_filename)
+        # A call of the client: ipyparallel runs its source as '<string>'.
         if is_function(frame.f_back, RUNS_A_CALL) and frame.f_code.co_filename == "<string>":
             raise _interruption()
         # IPython's own functions are called from there too.
         if is_function(frame.f_back, RUNS_A_CELL) and not is_library(frame.f_code.co_filename):
             raise _interruption()
+        # Outside of the person's code, such as before the cell's first line, where an error would cost the
+        # reply.
         if is_function(frame.f_back, TAKES_A_REQUEST):
             break
         if is_function(frame.f_back, RUNS_A_TASK) and in_persons_code:
@@ -122,13 +131,13 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 def _interruption() -> BaseException:
-    """Return what is raised in the person's code: where a collective has taken too long, an error that says
-    so."""
+    """Return the error to raise in the person's code: KeyboardInterrupt, or where the interrupt comes from
+    the clock of the collectives, its error."""
     return collective_timeout.take_error() or KeyboardInterrupt()
 
 
 def _is_in_import_of_torch(frame: FrameType | None) -> bool:
-    """Whether torch is being imported, which must not be interrupted.
+    """Return whether torch is being imported, which must not be interrupted.
 
     Parts of torch register themselves in other parts when they are imported, and refuse to do so twice. After
     an interrupted import torch._dynamo, which DDP and all optimizers need, would be unusable for the rest of

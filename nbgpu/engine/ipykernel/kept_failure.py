@@ -43,7 +43,8 @@ def kept_frames() -> list[FrameType]:
 
 
 def forget() -> None:
-    """Release what the frames of the kept error hold. Python's last error stays, for `%tb` and the like."""
+    """Release the variables in the frames of the kept error. Python's last error stays, for `%tb` and the
+    like."""
     global _kept
     if _kept is not None:
         memory.let_go(_kept[1])

@@ -49,7 +49,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         """None where cells take no short cuts."""
 
     def _publish_status(self, status: str, channel: str, *rest: Any, **options: Any) -> None:
-        """Leave out 'busy', and 'idle' after a reply that says how many outputs there are."""
+        """Publish a kernel's status, but for 'busy', which nobody needs, and for 'idle' after a reply that
+        gives the number of outputs: the client then knows when the last one has arrived."""
         is_needless = self._outputs is not None and (
             status == "busy" or (channel == "shell" and self._outputs.is_counting(self.get_parent("shell")))
         )
@@ -57,7 +58,8 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
             super()._publish_status(status, channel, *rest, **options)
 
     def pre_handler_hook(self) -> None:
-        """Restore the signal handlers that the rank needs, in place of ipykernel's handler of SIGINT."""
+        """Restore the rank's signal handlers before each request; ipykernel sets its own handler of SIGINT
+        here."""
         interrupts.take_back()
         stacks.take_signal_back()
         straggler.begin()
@@ -98,6 +100,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
                 return plain
             if result is None:
                 result = self.shell.run_cell(code, store_history=store_history, silent=silent)
+            # The cell has called `os.fork`, and this is the child.
             if os.getpid() != pid:
                 forked.end_child(result.error_before_exec or result.error_in_exec)
             return _reply(self, result, user_expressions)
@@ -107,11 +110,12 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         return input_requests.ask(self.shell, prompt)
 
     def getpass(self, prompt: object = "Password: ", stream: object = None, **_: object) -> str:
-        """Ask the person in the notebook for what is not shown as it is typed."""
+        """Ask the person in the notebook for a text that is hidden as it is typed."""
         return input_requests.ask(self.shell, prompt, is_password=True)
 
     def finish_metadata(self, parent: Any, metadata: Any, reply_content: Any) -> Any:
-        """Complete the metadata of a reply: the number of outputs, and what is to be repaired."""
+        """Complete the metadata of a reply: the number of outputs, and the state that must be repaired before
+        the next request."""
         # Text that waits is an output to be counted.
         streams.send_what_waits()
         metadata = super().finish_metadata(parent, metadata, reply_content)
@@ -121,7 +125,7 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
         return metadata
 
     def _abort_queues(self, *_: Any) -> None:
-        """Answer the requests that follow a failed cell, and do not drop them.
+        """Do not drop the requests that follow a failed cell.
 
         ipykernel drops what arrives before it has come to rest after an error. The client sends the call that
         forms the group again, and the next cell, as soon as it has the answer.
@@ -133,12 +137,12 @@ class RankKernel(IPythonParallelKernel):  # type: ignore[misc]
 
 
 def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) -> dict[str, Any]:
-    """Return the content of the reply to a cell, as ipykernel does.
+    """Return the content of the reply to a cell, in the form of Jupyter's 'execute_reply'.
 
     Args:
         kernel: the rank's.
-        result: IPython's, of the cell.
-        user_expressions: what the request asks to be evaluated after a cell that succeeded.
+        result: IPython's ExecutionResult of the cell.
+        user_expressions: expressions to evaluate after a cell that succeeded, by name.
     """
     shell = kernel.shell
     if result.success and (too_long := collective_timeout.take_error()) is not None:
@@ -167,11 +171,11 @@ def _reply(kernel: Any, result: Any, user_expressions: dict[str, str] | None) ->
 
 
 def prepare_shell(shell: Any, timeline: Callable[[], AbstractContextManager[None]]) -> None:
-    """Prepare the shell to follow the options.
+    """Prepare the shell for the options that come with each cell.
 
     Args:
         shell: the rank's.
-        timeline: returns a context in which the rank notes what it does.
+        timeline: returns a context in which the times of the rank's work are recorded.
     """
     global _timeline
     _timeline = timeline
@@ -181,7 +185,7 @@ def prepare_shell(shell: Any, timeline: Callable[[], AbstractContextManager[None
 
 @contextmanager
 def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
-    """Give a cell the notebook's execution count, and what the metadata of its request ask for."""
+    """Give a cell the notebook's execution count, and the options that the metadata of its request hold."""
     options = CellOptions(**metadata.get(CellOptions.METADATA, {}))
     tracebacks.full = options.full
     input_requests.are_answered = options.are_answered
@@ -195,6 +199,8 @@ def with_options(metadata: Mapping[str, Any], shell: Any) -> Iterator[None]:
 
 
 def _count_on_from(shell: Any, number: int) -> None:
+    """Set the shell's execution count, and fill the history up to it, because `In[n]` is looked up by
+    position."""
     shell.execution_count = number
     history = shell.history_manager
     for typed in (history.input_hist_parsed, history.input_hist_raw):
@@ -205,6 +211,7 @@ def _count_on_from(shell: Any, number: int) -> None:
 
 def publish_less(shell: Any) -> None:
     """Leave out needless flushes of the streams, and log lines of the kernel that are no warnings."""
+    # ipykernel flushes both streams twice in each request, and waits for its publishing thread each time.
     for stream in (sys.stdout, sys.stderr):
         flush_only_what_was_written(stream)
     # ipykernel makes five log lines for each request and writes one; that took a twelfth of the time of an
@@ -227,13 +234,14 @@ class OutputCounter:
         self._send, session.send = session.send, self._send_and_count
 
     def begin(self, request: Any) -> None:
-        """Count the outputs of this request, if it is a distributed cell, and no longer those of another."""
+        """Begin to count the outputs of a request; of a request that is no distributed cell none are
+        counted."""
         with self._lock:
             self._cell = request["header"]["msg_id"] if CellOptions.METADATA in request["metadata"] else None
             self._num = 0
 
     def is_counting(self, request: Any) -> bool:
-        """Whether the reply to this request has the number of outputs."""
+        """Return whether the reply to this request has the number of outputs."""
         return self._cell is not None and self._cell == request["header"]["msg_id"]
 
     def complete(self, metadata: dict[str, Any]) -> None:
@@ -243,6 +251,7 @@ class OutputCounter:
             metadata.pop("started", None)  # a date, which ipyparallel's client takes long to parse
 
     def _send_and_count(self, *args: Any, **options: Any) -> Any:
+        """Send a message on the session, and count it if it is an output of the running cell."""
         sent = self._send(*args, **options)
         if (
             sent is not None

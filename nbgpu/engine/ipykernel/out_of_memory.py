@@ -1,4 +1,4 @@
-"""What a cell says, and gives back, when it can get no more memory.
+"""The error message of a cell that gets no more memory, and the release of what its functions held.
 
 torch and numpy say how much was asked for. The person needs to know which of their variables hold the rest,
 by name.
@@ -33,9 +33,11 @@ _NUM_VARIABLES_NAMED = 6
 
 
 def explain_failed_cells(shell: Any, device: torch.device) -> None:
-    """Explain every cell of this shell that gets no more memory, and free what its functions held.
+    """After each cell of this shell that got no more memory, explain the error, and free the variables of the
+    functions that were running.
 
-    Only the variables stay: a traceback keeps every frame, and a frame its tensors.
+    The person's variables stay. The rest must be freed here, because a traceback keeps every frame, and a
+    frame its tensors.
 
     Args:
         shell: the engine's.
@@ -43,12 +45,14 @@ def explain_failed_cells(shell: Any, device: torch.device) -> None:
     """
 
     def give_back(result: Any) -> None:
+        """Replace the error of a cell that got no more memory by one that explains it, and free the variables
+        of the functions that its traceback holds."""
         error = result.error_in_exec if result is not None else None
         if error is None:
             return
         with undisturbed():
             if is_exhausted(error):
-                # What the client is told of a cell is read off these two.
+                # ipykernel makes the reply from these two.
                 result.error_in_exec = _explained(error, group.membership().rank, device, shell.user_ns)
                 report = result.error_in_exec._render_traceback_()
                 shell._last_traceback = [*report, "", *(shell._last_traceback or [])]
@@ -97,7 +101,8 @@ def _explained(
 
 
 def _named_values(error: BaseException, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The rank's variables, and those of the functions that the cell was in."""
+    """Yield (name, value) for the rank's variables, and for the local variables of the person's functions in
+    the traceback."""
     for name, value in variables.items():
         if not name.startswith("_"):
             yield name, value

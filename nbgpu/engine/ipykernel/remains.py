@@ -27,8 +27,8 @@ def _note_end_of_cell(result: Any) -> None:
 
 
 def last_cell_failed() -> bool:
-    """Whether this rank's last cell raised and the group was not formed again since. A client that has just
-    attached asks."""
+    """Return whether this rank's last cell raised, and the group was not formed again since. A client asks
+    when it attaches."""
     return _last_cell_failed
 
 
@@ -39,7 +39,7 @@ def forget_failure() -> None:
 
 
 def complete(metadata: dict[str, Any]) -> None:
-    """Put what must be repaired into the metadata of a reply."""
+    """Put into the metadata of a reply which state the cell has left behind that must be repaired."""
     group_ended, is_cut_off = group.has_ended(), group.is_cut_off()
     taken = ["SIGINT"] if interrupts.is_taken() else []
     if stacks.signal_is_taken():

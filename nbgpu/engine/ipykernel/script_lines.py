@@ -52,12 +52,12 @@ _started: weakref.WeakKeyDictionary[BaseProcess, str] = weakref.WeakKeyDictionar
 
 
 _device = ""
-"""What the name `device` says on this rank."""
+"""The rank's device, as the variable `device` of cells shows it."""
 
 
 def install(shell: Any, device: str) -> None:
-    """Note the processes that cells start, refuse those that would be ranks, and say at the end of a cell
-    which of them could not begin.
+    """Wrap the functions that start processes: record those that cells start, refuse those that would be
+    ranks, and print at the end of a cell which of them could not begin.
 
     Args:
         shell: the engine's shell.
@@ -72,7 +72,8 @@ def install(shell: Any, device: str) -> None:
 
 
 def advice(error: BaseException, traceback: TracebackType | None) -> str:
-    """Return a sentence about the line that failed; empty where it is no such line.
+    """Return a sentence about a line of a script for torchrun that failed in a cell; empty for any other
+    line.
 
     Call it before the frames of the traceback are emptied.
     """
@@ -109,11 +110,13 @@ def advice(error: BaseException, traceback: TracebackType | None) -> str:
 
 
 def _ended() -> str:
+    """Return the sentence for a group that the cell itself has ended."""
     return "destroy_process_group has ended the group in this cell. Leave it out; the next cell has a group again."
 
 
 def _about_spawned(message: str) -> str:
-    """The sentence for mp.spawn, where it was to call a function of a cell, or one that makes a group."""
+    """Return a sentence for an error of mp.spawn whose processes should call a function of a cell, or make a
+    group; empty for any other."""
     names = [name for process, name in _started.items() if _exit_code(process)]
     _started.clear()
     makes_a_group = "init_process_group" in message
@@ -124,7 +127,8 @@ def _about_spawned(message: str) -> str:
 
 
 def _own_lines(traceback: TracebackType | None) -> str:
-    """The person's lines in which the error was raised, as a text; empty where there are none."""
+    """Return the innermost lines of the person's own code in a traceback, as text; empty if there are
+    none."""
     own = [line for line in extract_tb(traceback) if not is_library(line.filename)]
     if not own or (first := own[-1].lineno) is None:
         return ""
@@ -133,13 +137,14 @@ def _own_lines(traceback: TracebackType | None) -> str:
 
 
 def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to start processes that a library takes for the ranks of a group.
+    """Wrap torch's `start_processes`, to refuse processes that a library would take for the ranks of a group.
 
     A forked process has the group of this rank, number and connections included. Its first collective would
     never end.
     """
 
     def start_or_refuse(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Start the processes, unless one of these libraries asks for it."""
         module = getattr(fn, "__module__", None) or ""
         for package, instead in _LAUNCHERS.items():
             if module == package or module.startswith(f"{package}."):
@@ -152,6 +157,9 @@ def _refusing_launchers(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting(begin: Callable[..., None]) -> Callable[..., None]:
+    """Wrap the constructor of a process class that starts an empty interpreter, to record processes that are
+    to call a function of a cell: such a process cannot import the function."""
+
     def begin_and_note(
         process: BaseProcess,
         group: None = None,
@@ -160,6 +168,7 @@ def _noting(begin: Callable[..., None]) -> Callable[..., None]:
         args: Any = (),
         **rest: Any,
     ) -> None:
+        """Construct a process object, and record the name of the cell's function that it is to call."""
         begin(process, group, target, name, args, **rest)
         # mp.spawn starts a function of its own, whose first argument is the person's.
         called = (
@@ -179,7 +188,8 @@ def _exit_code(process: BaseProcess) -> int | None:
 
 
 def _say_what_could_not_begin(_: Any) -> None:
-    """Say it of processes that have ended with an error of which the cell knows nothing."""
+    """Print a hint for recorded processes that have ended with an error: they print their own tracebacks
+    elsewhere, and the cell may have succeeded."""
     if not _started:
         return
     ended = {process: name for process, name in _started.items() if _exit_code(process) is not None}

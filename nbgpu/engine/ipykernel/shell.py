@@ -13,7 +13,7 @@ from IPython.core.getipython import get_ipython
 
 
 def current() -> Any:
-    """The shell; its kernel is `current().kernel`."""
+    """Return this process's IPython shell; the kernel is `current().kernel`."""
     shell = get_ipython()
     assert shell is not None, "an engine has an IPython shell"
     return shell

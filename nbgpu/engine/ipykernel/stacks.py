@@ -69,7 +69,8 @@ def answer_from(folder: Path) -> None:
 
 
 def signal_is_taken() -> bool:
-    """Whether other code has set a handler for STACK_SIGNAL, as far as Python knows."""
+    """Return whether other code has set a handler for STACK_SIGNAL through Python; one that was set in C is
+    not seen."""
     return _signal.getsignal(STACK_SIGNAL) is not _ignore
 
 
@@ -102,6 +103,7 @@ def _leave(listener: socket.socket) -> None:
 
 
 def _answer(listener: socket.socket) -> None:
+    """Answer each connection with the main thread's state as JSON, for as long as the process lives."""
     while True:
         connection, _ = listener.accept()
         with connection:
@@ -130,6 +132,7 @@ def find() -> MainThreadState:
     # Without a simulated link the rank would wait in the function that was called, in C++.
     frames = frames[: held[0]] if held else frames
     if _first_below(frames, RUNS_A_CELL) is None and (awaited := awaiting.frames()):
+        # The event loop is in no cell, but a cell is suspended at an `await`.
         frames = awaited
     if (first := _first_below(frames, RUNS_A_CELL)) is not None:
         return _with_link(_in_person_code("cell", frames[first:], main_thread))
@@ -139,7 +142,8 @@ def find() -> MainThreadState:
 
 
 def _with_link(where: MainThreadState) -> MainThreadState:
-    """Name the simulated link beside a collective, because it may be what the rank waits for."""
+    """Add the simulated link to the name of a collective, because the rank may wait for the link and not for
+    other ranks."""
     simulated_link = sys.modules.get("nbgpu.engine.group.simulated_link")
     link = "" if simulated_link is None else simulated_link.in_words()
     if not link or not where.collective:
@@ -148,13 +152,16 @@ def _with_link(where: MainThreadState) -> MainThreadState:
 
 
 def _in_call(frames: Sequence[FrameType], first: int, main_thread: int) -> MainThreadState:
+    """Return the state in a call of the client: in a training run the position in its loop, else in the
+    person's code."""
     if (in_loop := _first_below(frames, _RUNS_A_LOOP)) is not None:
         return _in_run(frames[in_loop - 1 :], main_thread)
     return _in_person_code("call", frames[first:], main_thread)
 
 
 def _with_activity(where: MainThreadState, main_thread: int) -> MainThreadState:
-    """Add the rank's own activity, and to the pulse the CPU time of the main thread."""
+    """Add a description of the work that this rank does alone, and the main thread's CPU time to the pulse,
+    which then changes while the rank computes."""
     busy_with = activity.current()
     if not busy_with:
         return where
@@ -171,6 +178,17 @@ def _first_below(frames: Sequence[FrameType], caller: tuple[str, str]) -> int | 
 
 
 def _in_person_code(doing: Any, frames: Sequence[FrameType], main_thread: int) -> MainThreadState:
+    """Return the state in a cell or a call of the client.
+
+    Args:
+        doing: 'cell' or 'call'.
+        frames: the main thread's frames from the person's first one on, the outermost first.
+        main_thread: the main thread's identifier.
+
+    Returns:
+        The line of the cell, the source line of the innermost frame of the person's code, and the collective
+        in which it waits, if any.
+    """
     own = [index for index, frame in enumerate(frames) if not is_library(frame.f_code.co_filename)]
     if not own:  # such as a call of a library's function, or a run that begins
         return MainThreadState(doing, collective=_collective(frames), pulse=_pulse("", main_thread))
@@ -218,6 +236,7 @@ def _described(frame: FrameType) -> str:
 
 
 def _source(frame: FrameType) -> str:
+    """Return the source line at which a frame is, shortened to `_MAX_SOURCE_CHARS`."""
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals).strip()
     return text if len(text) <= _MAX_SOURCE_CHARS else f"{text[: _MAX_SOURCE_CHARS - 3]}..."
 
@@ -229,6 +248,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
     if not below:
         return _awaited_work(frames[0])
     last_path, last_name = below[-1]
+    # Autograd calls DDP's reducer from C++, which leaves no frame of DDP on the stack.
     if last_name == "_engine_run_backward" and _has_ddp():
         return "DDP backward"
     if "/torch/distributed/" not in last_path and not last_path.endswith(_DDP):
@@ -242,6 +262,7 @@ def _collective(frames: Sequence[FrameType]) -> str:
 
 def _awaited_work(frame: FrameType) -> str:
     """Return 'work.wait()' if the frame is in that call and `work` comes from an asynchronous collective."""
+    # The source positions of the instruction that is being executed; each takes two bytes of bytecode.
     positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
     if positions is None or None in positions or positions[0] != positions[1]:
         return ""
@@ -253,6 +274,7 @@ def _awaited_work(frame: FrameType) -> str:
         return ""
     first, *attributes = called[1].split(".")
     found = frame.f_locals.get(first, frame.f_globals.get(first))
+    # Looked up in `__dict__`, because a property of the person's object could run any code on this thread.
     for attribute in attributes:
         found = getattr(found, "__dict__", {}).get(attribute)
     return f"{called[1]}.wait()" if isinstance(found, sys.modules["torch"].distributed.Work) else ""
@@ -264,7 +286,8 @@ def _has_ddp() -> bool:
 
 
 def _pulse(collective: str, main_thread: int) -> str:
-    """Return a text that changes with every collective that begins and every byte that arrives."""
+    """Return a text that changes with every collective that begins and every byte that arrives: as long as it
+    stays the same, the rank stands still."""
     from nbgpu.engine.group import sockets, torch_private
 
     num_begun = sum(torch_private.num_collectives(group) for group in torch_private.living_groups())

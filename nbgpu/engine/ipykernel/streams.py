@@ -27,7 +27,8 @@ _children: _ForkedChildren | None = None
 
 
 def install(shell: Any) -> None:
-    """Write what forked children print, and let output of a thread without a cell belong to the last cell.
+    """Have the text of forked children published by the rank, and attribute the text of threads without a
+    cell to the last cell.
 
     Call it after everything else that replaces methods of the streams.
     """
@@ -40,6 +41,8 @@ def install(shell: Any) -> None:
     last_cell: Any = None
 
     def set_parent_of_streams(parent: Any) -> None:
+        """Attribute the output that follows to a request, as ipykernel's `set_parent` does, but that of calls
+        and of widgets' callbacks to the last cell."""
         nonlocal last_cell
         kind = parent["header"]["msg_type"]
         if kind == "apply_request":
@@ -63,7 +66,7 @@ def install(shell: Any) -> None:
 
 
 def send_what_waits() -> None:
-    """Send what the rank and its children have written so far."""
+    """Send the text that the rank and its forked children have written so far."""
     if _children is not None:
         _children.drain()
         for stream in _children.streams.values():
@@ -72,18 +75,22 @@ def send_what_waits() -> None:
 
 @dataclass
 class _Child:
-    """What has come from a child and is not written yet."""
+    """The text that has come from a forked child and is not written yet."""
 
     received: bytearray = field(default_factory=bytearray)
     begun_lines: dict[str, str] = field(default_factory=lambda: {"stdout": "", "stderr": ""})
 
 
 class _ForkedChildren:
-    """Writes what forked children print to the rank's own streams.
+    """Writes the text of forked children to the rank's own streams.
 
     ipykernel's streams publish on a socket that a forked process must not use. ipykernel has a way around it,
     which listens on a TCP port and which engines of ipyparallel do not have. Here each child gets one end of
     a pair of Unix sockets as it is forked, and the rank's publishing thread reads the other end.
+
+    Args:
+        shell: the rank's.
+        streams: the rank's own stdout and stderr, by name.
     """
 
     def __init__(self, shell: Any, streams: dict[str, Any]) -> None:
@@ -103,7 +110,8 @@ class _ForkedChildren:
             stream.write = self._after_children(self._writes[name])
 
     def _after_children(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Return a `write` for the rank, whose text comes after the text of a child that has ended before."""
+        """Wrap the rank's `write`, so that the text of a child that has printed before, or ended, is written
+        first."""
 
         def write_after_children(text: str) -> Any:
             if self._children and self._has_news():
@@ -113,10 +121,14 @@ class _ForkedChildren:
         return write_after_children
 
     def _before_fork(self) -> None:
+        """Make the pair of sockets for a child that is about to be forked. A child that forks makes none: its
+        own children write through the child's."""
         if os.getpid() == self._rank_pid:
             self._forking.pair = socket.socketpair()
 
     def _after_in_rank(self) -> None:
+        """Keep the rank's end of the pair, and have the publishing thread read it. Runs in the rank after a
+        fork."""
         if os.getpid() != self._rank_pid:
             return
         from_child, to_rank = self._forking.pair
@@ -131,6 +143,8 @@ class _ForkedChildren:
         )
 
     def _after_in_child(self) -> None:
+        """Send what this process writes to the rank over the pair of sockets. Runs in a child after it was
+        forked."""
         if not hasattr(self._forking, "pair"):
             return  # a child's child writes as its parent does
         from_child, to_rank = self._forking.pair
@@ -153,6 +167,8 @@ class _ForkedChildren:
             self._write_what_came(from_child)
 
     def _write_what_came(self, from_child: socket.socket) -> None:
+        """Receive a message of a child and write the complete lines in it to the rank's streams; a line that
+        has only begun waits `_HALF_LINE_S` for its end. Runs on the publishing thread."""
         if (child := self._children.get(from_child)) is None:
             return
         try:
@@ -161,6 +177,7 @@ class _ForkedChildren:
             return
         except ConnectionError:
             data = b""
+        # The child has ended, or has closed its end.
         if not data:
             self._write_begun_lines(child)
             self._thread.io_loop.remove_handler(from_child)
@@ -181,6 +198,7 @@ class _ForkedChildren:
             self._thread.io_loop.call_later(_HALF_LINE_S, self._write_begun_lines, child)
 
     def _write_begun_lines(self, child: _Child) -> None:
+        """Write the lines of a child that have begun and not ended."""
         for name, begun in child.begun_lines.items():
             if begun:
                 child.begun_lines[name] = ""
@@ -189,7 +207,7 @@ class _ForkedChildren:
     # On any other thread of the rank.
 
     def _has_news(self) -> bool:
-        """Whether a child has printed something that is not read yet, or has ended."""
+        """Return whether a child has printed text that is not read yet, or has ended."""
         poll = select.poll()
         with self._reading:
             for from_child in list(self._children):
@@ -197,7 +215,8 @@ class _ForkedChildren:
             return bool(poll.poll(0))
 
     def drain(self) -> None:
-        """Write what children have printed so far."""
+        """Have the publishing thread write what children have printed so far, and wait for it. On the
+        publishing thread itself it returns at once."""
         if not self._children or threading.current_thread() is self._thread.thread:
             return
         is_read = threading.Event()
@@ -227,15 +246,15 @@ def _write_to(to_rank: socket.socket, name: str, lock: AbstractContextManager[bo
 
 
 def _print_plain(data: dict[str, Any], *_: Any, **__: Any) -> None:
-    """Show the text of what a forked child displays, which has no way to a page."""
+    """Print the plain text of an object that a forked child displays: a child has no connection to a page."""
     print(data.get("text/plain", ""))  # noqa: T201 - the cell's output
 
 
 def draw_as_text() -> None:
-    """Make `tqdm.auto` choose text in this process; `tqdm.notebook` still makes widgets.
+    """Make `tqdm.auto` draw text in this process; `tqdm.notebook` still makes widgets.
 
-    It takes an engine for a Jupyter kernel and would make a widget for each bar and rank, which lives in the
-    rank. As text a bar is a row for each rank, which the notebook updates in place.
+    tqdm takes an engine for a Jupyter kernel and would make a widget for each bar on each rank, whose model
+    lives in the rank. As text a bar is a row for each rank, which the notebook updates in place.
     """
     if "tqdm.std" not in sys.modules:
         # torch imports tqdm if it is installed.
@@ -271,9 +290,12 @@ class _Drawn:
 
 
 def _send_other_first(stream: Any, other: Any, drawn: _Drawn) -> None:
+    """Wrap a stream's `write`, so that in a cell that has drawn a bar the text of the other stream is sent
+    first."""
     write = stream.write
 
     def write_in_order(text: str) -> Any:
+        # A progress bar returns to the beginning of its line with a carriage return.
         if not drawn.is_there and isinstance(text, str) and "\r" in text:
             drawn.is_there = True
         if drawn.is_there:

@@ -80,16 +80,20 @@ def install(shell: Any) -> None:
 
 
 def _show_unless_a_cell_has_a_handler(shell: Any) -> None:
-    """Show errors by `_show`, but those for which a cell has set a handler with `set_custom_exc` by that."""
+    """Show errors by `_show`, except for those for which a cell has set a handler with `set_custom_exc`."""
     kinds = (Exception, KeyboardInterrupt, CancelledError)
     set_custom_exc = shell.set_custom_exc
     set_custom_exc(kinds, _show)
 
     def set_custom_exc_of_a_cell(of_the_cell: tuple[type[BaseException], ...], handler: Any) -> None:
+        """Take over `set_custom_exc`: call the cell's handler for its kinds of errors, and `_show` for all
+        others."""
+
         def handle(shell: Any, kind: type[BaseException], *args: Any, **options: Any) -> Any:
             by = handler if issubclass(kind, of_the_cell) else _show
             return by(shell, kind, *args, **options)
 
+        # IPython has room for one handler, so that of the cell is called by ours.
         is_removed = handler is None or of_the_cell == ()
         set_custom_exc(kinds if is_removed else (*kinds, *of_the_cell), _show if is_removed else handle)
 
@@ -104,6 +108,7 @@ def _print_errors_that_end_no_cell(shell: Any) -> None:
     rank_pid = os.getpid()
 
     def show_or_print(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
+        """Let IPython show the error that ends the cell, and print any other."""
         fails_in_showing = getattr(shell.displayhook, "msg", None) is not None
         if os.getpid() == rank_pid and (fails_in_showing or _ends_cell(sys._getframe(1))):
             show(kind, error, lines)
@@ -114,7 +119,8 @@ def _print_errors_that_end_no_cell(shell: Any) -> None:
 
 
 def _ends_cell(frame: FrameType | None) -> bool:
-    """Whether a function of IPython is called to show an error by what runs the cell, and not by its code."""
+    """Return whether IPython itself, and not the person's code, has called a function that shows an error:
+    then the error ends the cell."""
     while frame is not None and (
         is_ours(frame.f_code.co_filename) or "/IPython/" in frame.f_code.co_filename
     ):
@@ -130,9 +136,12 @@ def _make_presentable(result: Any) -> None:
 
 
 def _presentable(error: BaseException) -> BaseException:
-    """Return the error; one that says more where a collective took too long; or a stand-in: where its
-    `__str__` fails, because ipykernel would fail on it and never reply, and where torch tells of a group that
-    has ended."""
+    """Return the error to show to the person and send to the client: mostly `error` itself.
+
+    A CollectiveTimeoutError takes the place of torch's error after a collective that took too long, a
+    RuntimeError that of torch's error about a group that has ended, and a plain exception that of one whose
+    `__str__` fails, because ipykernel would fail on it and never reply.
+    """
     error = collective_timeout.explain(error)
     try:
         if message := ended_groups.about(error):
@@ -152,6 +161,7 @@ def _show(
     tb_offset: Any = None,
     is_cell: bool = True,
 ) -> Any:
+    """Show an error with the person's part of its traceback; return the lines."""
     with undisturbed():
         error = _presentable(error)
         interpreter.note_namesakes(error)
@@ -161,7 +171,13 @@ def _show(
 
 
 def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: bool) -> list[str]:
+    """Return the lines of a traceback: the person's own frames, the number of frames left out, and advice
+    about the line that failed.
+
+    The frames of libraries are emptied, so that the error keeps none of their variables alive.
+    """
     own, num_left_out = _part_to_show(traceback, full and is_cell)
+    # Before the frames are emptied: the advice reads their variables.
     advice = dev_shm.advice() if dev_shm.is_full(error) else script_lines.advice(error, traceback)
     collective = called_collective(codes(traceback))
     empty_library_frames(traceback)
@@ -200,6 +216,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
 
 
 def _has_group(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, is an ExceptionGroup."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, BaseExceptionGroup):
@@ -210,6 +227,12 @@ def _has_group(error: BaseException | None) -> bool:
 
 
 def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:
+    """Return the part of a traceback to show, and the number of frames left out of it.
+
+    Args:
+        traceback: the whole traceback.
+        whole: whether to show libraries' frames too, from the person's first frame on.
+    """
     if not whole:
         return own_part(traceback)
     from_first_own = traceback
@@ -247,6 +270,8 @@ def with_cell_names(lines: Sequence[str]) -> list[str]:
 
 
 def _named(part: str) -> str:
+    """Replace the names of cells' files in a part of a traceback by 'Cell In[3]', as newer versions of
+    IPython write them."""
     for name, number in _numbers.items():
         if name not in part:
             continue
@@ -265,6 +290,8 @@ def _named(part: str) -> str:
 
 
 def _frame(cell: str, arrow: re.Match[str] | None, found: re.Match[str]) -> str:
+    """Return the header of a frame, such as 'Cell In[3], line 2, in fit(x)'; code of the cell itself has no
+    function."""
     place = f"{cell}, line {arrow[1]}" if arrow else cell
     if found["function"].startswith(("<cell line", "<module>")):
         return place

@@ -49,6 +49,7 @@ class Histograms:
 
 
 def _subsample(tensor: Tensor) -> NDArray[np.float32]:
+    """Return at most `MAX_VALUES` finite values of a tensor, evenly spread, as float32 on the CPU."""
     # For a sharded tensor (fully_shard) these are the values of this rank's shard.
     local: Tensor = getattr(tensor, "to_local", lambda: tensor)()
     flat = local.detach().flatten()

@@ -47,10 +47,8 @@ class LogWriter:
         self._thread.start()
 
     def look_at(self, step: int, model: nn.Module) -> None:
-        """Take histograms of weights and gradients at some steps.
-
-        Call when the gradients of a step are complete.
-        """
+        """Copy weights and gradients for histograms, at steps that are due. Call when the gradients of a step
+        are complete."""
         if self._histograms.due(step):
             self._histograms.take(step, model)
 
@@ -69,6 +67,8 @@ class LogWriter:
             self._recorder.event("note", f"the run's logs are not written any more: {error!r}")
 
     def _keep(self) -> None:
+        """Update the log files once a second until `close`, then wait a while for the last records of all
+        ranks, and finish the files."""
         writer: MetricsWriter | None = None
         while not self._closing.wait(_PERIOD_S):
             writer = writer or self._open()

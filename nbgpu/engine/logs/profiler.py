@@ -44,7 +44,7 @@ class Profiler:
         self._part: record_function | None = None
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Return a context for a step of the run, of which `step - 1` are done."""
+        """Return a context for the step with this number, counted from 1."""
         return self._profiled(step) if step in self._steps else nullcontext()
 
     def enter(self, part: Part) -> None:
@@ -62,6 +62,8 @@ class Profiler:
 
     @contextmanager
     def _profiled(self, step: int) -> Iterator[None]:
+        """Profile one step of the window; begin with the first one, and write the trace after the last
+        one."""
         if step == self._steps.start:
             self._start()
         if self._running is None:
@@ -83,6 +85,7 @@ class Profiler:
             self._finish()
 
     def _start(self) -> None:
+        """Start torch's profiler; a note is recorded if it does not start."""
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -96,6 +99,7 @@ class Profiler:
         self._running = running
 
     def _drop(self, why: str) -> None:
+        """End the profiler without a trace, and record the reason."""
         self._leave()
         running, self._running = self._running, None
         if running is not None:
@@ -106,6 +110,7 @@ class Profiler:
         self._tell("note", why)
 
     def _finish(self) -> None:
+        """End the profiler, write the trace of the window, and record the breakdown of the steps' time."""
         running, self._running = self._running, None
         assert running is not None
         first, last = self._steps[0], self._steps[-1]

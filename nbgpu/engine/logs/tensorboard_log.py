@@ -37,6 +37,7 @@ class TensorBoardLog:
             self._writer.add_text("settings", "\n".join(f"    {line}" for line in lines))
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Write the values of steps and epochs, and the histograms that were copied since the last call."""
         for step, of_step in steps_of(rows):
             self._add(step_values(of_step), step, of_step[0].time_s)
         for epoch in epochs:

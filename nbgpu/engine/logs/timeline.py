@@ -114,7 +114,18 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
 def _on_cpu(
     whole: Sequence[Mapping[str, Any]], thread: object, parts: Mapping[str, Intervals], steps: Intervals
 ) -> tuple[dict[str, Intervals], Intervals]:
-    """Return the intervals of each part, and the hidden communication."""
+    """Assign the main thread's time to the parts of the steps, and find the communication that it does not
+    wait for.
+
+    Args:
+        whole: the complete events of the trace.
+        thread: the main thread, in which the trainer's ranges are.
+        parts: the trainer's ranges by part.
+        steps: the steps.
+
+    Returns:
+        (the intervals of each part, the hidden communication), in microseconds.
+    """
     transfers = [_interval(e) for e in whole if e["name"].startswith("gloo:")]
     working = union(_interval(e) for e in whole if e.get("cat") == "cpu_op" and e["tid"] == thread)
     computed = union(moment for name in _COMPUTED for moment in parts.get(name, []))
@@ -127,8 +138,8 @@ def _on_cpu(
 
 
 def _without_agreement(transfers: Sequence[Interval], agreements: Intervals) -> Intervals:
-    """Leave out the first transfer after the beginning of each agreement, when no other transfer is under
-    way."""
+    """Return the transfers without those of the consensus message: the first one that begins after each
+    agreement, when no other transfer is under way."""
     rest = sorted(transfers)
     for begun, _ in agreements:
         first = next((transfer for transfer in rest if transfer[0] >= begun), None)
@@ -143,9 +154,17 @@ def _on_gpu(
     parts: Mapping[str, Intervals],
     steps: Intervals,
 ) -> tuple[dict[str, Intervals], Intervals]:
-    """Return the intervals of each part, and the hidden communication.
+    """Assign the GPU's time to the parts of the steps: a kernel belongs to the part in which the host
+    launched it. Idle time counts as 'data' or communication if the host was in that part.
 
-    The host's work explains the GPU's idle time.
+    Args:
+        on_gpu: the events of the GPU.
+        whole: the complete events of the trace.
+        parts: the trainer's ranges by part, on the host.
+        steps: the steps.
+
+    Returns:
+        (the intervals of each part, the hidden communication), in microseconds.
     """
     launched_at = {
         event["args"]["correlation"]: event["ts"]
@@ -162,6 +181,7 @@ def _on_gpu(
     spent: dict[str, Intervals] = {}
     busy: Intervals = []
     for part in (*_COMPUTED, "data"):
+        # Kernels of several streams may overlap: a moment counts for the first of these parts.
         spent[part] = subtract(union(kernels.pop(part, [])), busy)
         busy = union([*busy, *spent[part]])
     busy = union([*busy, *(moment for rest in kernels.values() for moment in rest)])
@@ -175,7 +195,7 @@ def _on_gpu(
 
 
 class _Lookup:
-    """Finds the part to which a moment of the host belongs."""
+    """Finds the part to which a moment of the host belongs; the parts do not overlap."""
 
     def __init__(self, parts: Mapping[str, Intervals]) -> None:
         self._ranges = sorted(
@@ -184,6 +204,7 @@ class _Lookup:
         self._starts = [start for start, _, _ in self._ranges]
 
     def __call__(self, moment: float | None) -> str:
+        """Return the part at a moment of the host; 'other' outside of all parts, and for None."""
         if moment is None:
             return "other"
         place = bisect_right(self._starts, moment) - 1

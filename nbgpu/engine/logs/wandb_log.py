@@ -47,6 +47,8 @@ class WandBLog:
         )
 
     def take(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
+        """Send the values of steps and epochs to W&B's process; RunError with its last output if it has
+        ended."""
         # With the time of the measurement; W&B would otherwise take the time of the call.
         by_step = {
             step: {**step_values(of_step), "_timestamp": of_step[0].time_s}
@@ -66,6 +68,7 @@ class WandBLog:
             raise RunError(self._last_output()) from None
 
     def close(self) -> None:
+        """End W&B's process and wait for it, at most `_PATIENCE_S`: it may still upload."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -88,6 +91,7 @@ class WandBLog:
 
 
 def main(folder: Path) -> None:
+    """Log each line of standard input to W&B, in the run with the folder's name, until the input ends."""
     # Stopping a cell or a run must not stop this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lines: SimpleQueue[str | None] = SimpleQueue()

@@ -27,7 +27,7 @@ CATEGORIES = (
     ACTIVATIONS,
     SCRATCH,
 )
-"""What the tensors of a training step are for. `buckets`: those of DDP, if they are not the gradients
+"""The uses of a training step's memory. `buckets`: those of DDP, if they are not the gradients
 themselves; `gathered`: the weights that FSDP has gathered, and the gradients that it is about to scatter;
 `batches`: the inputs, also those that wait; `scratch`: what a kernel frees before it ends; `activations`: all
 others."""
@@ -119,6 +119,7 @@ class AllocationLog:
         return parts
 
     def _update_peak(self, scratch_bytes: int) -> None:
+        """Record a new peak, with the scratch memory of the kernel that is running."""
         if self._now_bytes + scratch_bytes > self.peak_bytes:
             self.peak_bytes = self._now_bytes + scratch_bytes
             self.num_changes_at_peak = self._num_changes

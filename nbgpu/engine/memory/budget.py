@@ -27,8 +27,8 @@ SPARE_BYTES = 96 * 2**20
 """The part of a CPU rank's memory that is kept free for a run's loggers and checkpoints, and for the kernels
 that oneDNN creates and keeps for each shape: steps that were tried leave some behind."""
 _BESIDE_SHAPES = 0.3
-"""What a step needs beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
-and what allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
+"""The memory of a step beside the tensors that have a shape, as a share of them: the kernels' scratch memory,
+and blocks that allocators keep. For the autoencoder on CPU ranks it was 0.1 to 0.2."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Static:
     """The memory that a run holds from step to step, in bytes, independent of the batch size."""
 
     before_bytes: int
-    """What the process held before the run: the cells' variables, and on the CPU also Python's libraries."""
+    """The process's memory before the run: the cells' variables, and on the CPU also Python's libraries."""
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
@@ -54,10 +54,10 @@ class Static:
         average: Iterable[Tensor] = (),
         discriminator: Iterable[Tensor] = (),
     ) -> Static:
-        """Compute it from the tensors.
+        """Add up the memory of a run's tensors.
 
-        Gradients are in DDP's buckets from the start; the optimizer's state appears with the first step.
-        `before_bytes` is the result of `measure_before_run`.
+        Gradients count as allocated, because DDP's buckets hold them from the start; the optimizer's state
+        appears with the first step. `before_bytes` is the result of `measure_before_run`.
         """
         state = (value for values in optimizer.state.values() for value in values.values())
         return cls(
@@ -77,7 +77,8 @@ class Static:
 
 @dataclass(frozen=True)
 class Need:
-    """The memory that the steps of a run need, in bytes, as far as it follows from shapes."""
+    """The memory that the steps of a run need, in bytes; only memory that follows from the shapes of tensors
+    is included."""
 
     fixed_bytes: int
     """The part that is independent of the batch size."""
@@ -85,7 +86,8 @@ class Need:
     """The part for each sample of a micro-batch."""
 
     def batch_size_that_fits(self, usage: Usage, held_bytes: int) -> int:
-        """Return the largest batch size that fits beside what is held; 0 if not even one sample fits."""
+        """Return the largest batch size whose steps fit into the memory that `held_bytes` leaves free; 0 if
+        not even one sample fits."""
         left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
         return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
 
@@ -132,17 +134,22 @@ def explain_run(
     static: Static | None,
     need: Need | None = None,
 ) -> OutOfMemoryError:
-    """Return an error that explains why a training run ran out of memory.
+    """Return an error that explains why a training run ran out of memory, with a batch size that would have
+    fitted.
 
     Args:
         error: the exception that torch or numpy raised.
+        rank: this rank's number.
         step: optimizer steps done.
         shapes: the shapes of the batch that a step was processing, by name; empty between two steps.
-        static: None if the run had not reached its first step.
-        need: what a step needs, if that is known. Otherwise it is estimated from the steps that were done.
+        config: the run's settings.
+        device: the rank's device.
+        static: the memory held from step to step; None if the run had not reached its first step.
+        need: the memory of a step, from shapes; None to estimate it from the steps that were done.
     """
     device, asked = refused(error, device)
     usage = Usage.of(device)
+    # On the CPU `Usage` has the present value only; the peak is counted apart.
     usage = replace(usage, peak_bytes=max(usage.peak_bytes, peak_bytes(device)))
     when = f"in step {step + 1}" if shapes else f"after step {step}" if step else "before the first step"
     batch = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
@@ -178,6 +185,14 @@ def explain_run(
 
 
 def _advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str:
+    """Return the line that names a batch size that would have fitted, and other settings that save memory.
+
+    Args:
+        config: the run's settings.
+        fits: that batch size; 0 for none.
+        is_known: whether the memory of a whole step is known.
+        on_gpu: whether the rank computes on a GPU.
+    """
     others = [
         *([f"amp={'auto' if on_gpu else 'bf16'!r}"] if config.amp == "off" else []),
         *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
@@ -186,6 +201,7 @@ def _advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str
     if fits < 1:
         which = "batch_size=1" if config.batch_size > 1 else "less than batch_size=1"
         return f"would have fitted: not even {which}, by an estimate. Try {', or '.join(others)}"
+    # Rounded up: at least as many samples go into a step as before.
     accumulate = -(-config.batch_size * config.accumulate // fits)
     return (
         f"would have fitted: batch_size={fits}, by an estimate from what a sample takes"

@@ -1,4 +1,4 @@
-"""What to do where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
+"""Advice where /dev/shm is full, through which worker processes of torch's DataLoader send tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TORCH_MESSAGES = (
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether torch has raised this error because there was no room."""
+    """Return whether torch has raised this error because /dev/shm had no room."""
     return any(message in str(error) for message in _TORCH_MESSAGES)
 
 
 def advice() -> str:
-    """How large it is, and what can be done."""
+    """Return a sentence with the size of /dev/shm and ways to need less of it or have more."""
     return (
         f"/dev/shm, through which worker processes send their samples, has {in_words(shutil.disk_usage(FOLDER).total)} and "
         "is full. Give it more (docker run --shm-size=8g), or take fewer workers (num_workers=0 for none), a smaller batch, "

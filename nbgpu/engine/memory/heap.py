@@ -26,9 +26,10 @@ _LARGEST_KEPT_BYTES = 2**18
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep all freed memory, of whatever size, inside the context. It needs more memory: a quarter more with
-    that autoencoder on 64^3."""
+    """Keep all freed memory in the process, whatever its size, inside the context. The process then needs
+    more memory: a quarter more with that autoencoder on 64^3."""
     _set(_M_TRIM_THRESHOLD, -1)
+    # No piece is mapped on its own: a piece that is mapped goes back to the kernel when it is freed.
     _set(_M_MMAP_MAX, 0)
     try:
         yield

@@ -32,10 +32,12 @@ _KEEP_PERIOD_S = 0.1
 _lock = threading.Lock()
 _keeper: threading.Thread | None = None
 _beyond_bytes: int | None = None
+"""How much more than the limit the process may take now, negative for less; None for all there is."""
 _num_threads = 0
+"""The number of threads when the limit was set."""
 _gpu_limit_bytes: int | None = None
 _most_data_bytes: int | None = None
-"""The amount that Linux may count as this process's data if a CPU rank has a limit."""
+"""The limit of a CPU rank as Linux counts it (VmData); None if the rank has none."""
 
 
 def gpu_limit_bytes() -> int | None:
@@ -136,14 +138,18 @@ def _keep() -> None:
 
 
 def _allow() -> None:
+    """Set the soft RLIMIT_DATA from the limit and the number of threads. The caller holds `_lock`."""
     most_bytes = resource.RLIM_INFINITY if _beyond_bytes is None else _most() + _beyond_bytes
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    # A process without privileges may not set more than the hard limit.
     if hard_bytes != resource.RLIM_INFINITY:
         most_bytes = hard_bytes if most_bytes == resource.RLIM_INFINITY else min(most_bytes, hard_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, hard_bytes))
 
 
 def _most() -> int:
+    """Return the limit in bytes of VmData, with the stacks of the threads that were started since it was
+    set."""
     assert _most_data_bytes is not None, "there is a limit"
     stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if stack_bytes == resource.RLIM_INFINITY:
@@ -152,7 +158,8 @@ def _most() -> int:
 
 
 def left_bytes() -> int | None:
-    """Return what this process could still get under its limit on the CPU; None if there is no limit."""
+    """Return the memory that this process can still allocate under its limit on the CPU, in bytes; None if
+    there is no limit."""
     return None if _most_data_bytes is None else max(0, _most() - _process_bytes("VmData"))
 
 
@@ -179,10 +186,10 @@ def _status(name: str) -> int:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore interrupts and lift the rank's memory limit while a failure is put into words. For the main
+    """Ignore interrupts and lift the rank's memory limit while a failure is described. Call on the main
     thread.
 
-    The client repeats its interrupt until the rank is back, which would otherwise only spoil the answer.
+    The client repeats its interrupt until the rank has replied; raised here, it would only spoil the reply.
     """
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

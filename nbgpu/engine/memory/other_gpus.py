@@ -37,6 +37,7 @@ def warn_of_memory_on_other_gpus(shell: Any, device: torch.device) -> None:
         started_mono_s = time.monotonic()
 
     def check_allocations(_: Any) -> None:
+        """Print a warning if torch's allocator has memory of another GPU, and then check no more."""
         if time.monotonic() - started_mono_s < _SHORTEST_CELL_S:
             return
         others = [index for index in range(torch.cuda.device_count()) if index != device.index]

@@ -43,6 +43,7 @@ class MemoryTrace:
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
         """Set the category of these tensors, or with None of all other live tensors."""
         keys = None if tensors is None else tuple(t.untyped_storage().data_ptr() for t in tensors)
+        # A named range puts the moment of this call into the profiler's events.
         with record_function(f"{_MARK}{len(self.marks)}"):
             self.marks.append((category, keys))
 
@@ -68,7 +69,13 @@ def trace_memory(device: torch.device) -> Iterator[MemoryTrace]:
 
 
 def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type: int) -> None:
-    """Fill the trace's log from the profiler's events, in the order of their times."""
+    """Fill the trace's log from the profiler's events, in the order of their times.
+
+    Args:
+        events: the events of the profiler's Chrome trace; times are in microseconds.
+        trace: its marks say which category a storage has; its log is filled.
+        device_type: torch's number of the device type whose memory counts.
+    """
     changes: list[tuple[float, Callable[[], None]]] = []
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     gathering = [(e["ts"], e["ts"] + e["dur"]) for e in spans if str(e["name"]).startswith(_GATHERING)]
@@ -77,9 +84,11 @@ def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type
     log = trace.log
 
     def apply_event(time: float, key: int, num_bytes: int) -> None:
+        """Log an allocation (positive bytes) or a free, and the time of each change."""
         if num_bytes > 0:
             is_gathered = any(begin <= time <= end for begin, end in gathering)
             if log.holds(key):
+                # The log first frees an allocation whose end was missed, which is a change of its own.
                 times.append(time)
             log.allocate(key, num_bytes, GATHERED if is_gathered else ACTIVATIONS)
             times.append(time)
@@ -130,6 +139,8 @@ def _with_missed_frees(
 def _at_end_of_exchange(
     allocated_us: float, address: int, gathering: Sequence[tuple[float, float]]
 ) -> Iterator[tuple[float, int, int]]:
+    """Yield a free at the end of the FSDP communication in which a piece of memory was allocated; nothing if
+    it was allocated elsewhere."""
     ends = [end for begin, end in gathering if begin <= allocated_us <= end]
     if ends:
         yield max(ends), address, -1
@@ -149,6 +160,7 @@ def _scratch_at_peak(
     ]
     if not kernels:
         return
+    # The outermost operator: those inside it are parts of its work.
     begin, end = max(kernels, key=lambda kernel: kernel[1] - kernel[0])
     for allocation in log.allocations_at_peak():
         ended = times[allocation.end] if allocation.end is not None else float("inf")

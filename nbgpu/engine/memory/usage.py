@@ -81,6 +81,7 @@ class Usage:
         """
         if device.type == "cuda":
             free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+            # Memory that torch has reserved and not allocated is free for this process alone.
             could_have_bytes = torch.cuda.memory_reserved(device) + free_bytes
             return cls(
                 used_bytes=torch.cuda.memory_allocated(device),
@@ -136,13 +137,14 @@ def is_exhausted(error: BaseException) -> bool:
 
 
 def lacked_a_kernel(error: BaseException) -> bool:
-    """Return whether oneDNN got no memory for a kernel."""
+    """Return whether an error says that oneDNN could not make a kernel, because it got no memory for its
+    machine code."""
     return str(_root(error)) == _ONEDNN
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """Return the exception that says so, in a chain of `raise ... from`: MONAI, for one, wraps the exceptions
-    of transforms."""
+    """Return the exception that says that there is no more memory, in a chain of `raise ... from`, such as
+    those in which MONAI wraps the exceptions of transforms; None if there is none."""
     # An error of nbgpu's own may quote the error of another rank.
     while error is not None and not isinstance(error, NbgpuError):
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -172,7 +174,8 @@ def _is_of_gpu(root: BaseException) -> bool:
 
 
 def asked_bytes(message: str) -> int:
-    """Return the bytes requested, parsed from the message of torch or numpy; 0 if it does not say."""
+    """Return the bytes requested, parsed from the message of torch or numpy; 0 if the message has no such
+    number."""
     found = _ASKED.search(message)
     return round(float(found["number"]) * 1024 ** UNITS.index(found["unit"])) if found else 0
 
@@ -181,10 +184,16 @@ def asked_bytes(message: str) -> int:
 
 
 def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tuple[str, int]]:
-    """Return the values that hold memory on the device, largest first: (the name and a description, the
-    bytes).
+    """Return the values that hold memory on the device, largest first.
 
-    Memory that two names share counts for the first of them.
+    Memory that two names share, such as a tensor and a view of it, counts for the first of them.
+
+    Args:
+        named: (name, value) of each variable.
+        device: the device whose memory counts.
+
+    Returns:
+        (the name with a description of the value, its bytes) for each value that holds any.
     """
     seen: set[int] = set()
     found = []
@@ -202,7 +211,12 @@ def largest(named: Iterable[tuple[str, Any]], device: torch.device) -> list[tupl
 
 
 def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
-    """Yield the tensors and arrays that a value holds, including gradients."""
+    """Yield the tensors and arrays that a value holds, including gradients.
+
+    Args:
+        value: a tensor, an array, a module, an optimizer, or a container of these; others hold none.
+        depth: how many levels of containers are searched.
+    """
     if isinstance(value, Tensor):
         yield value
         # Reading the gradient of a tensor that is not a leaf gives a warning.
@@ -222,6 +236,8 @@ def parts_in(value: Any, depth: int) -> Iterator[Tensor | np.ndarray[Any, Any]]:
 
 
 def _is_on(part: Tensor | np.ndarray[Any, Any], device: torch.device) -> bool:
+    """Return whether a tensor or array is in the memory of a device; sparse tensors have no storage to look
+    at."""
     if isinstance(part, np.ndarray):
         return device.type == "cpu"
     same_kind = part.device.type == device.type and part.layout is torch.strided
@@ -239,6 +255,8 @@ def _memory_of(part: Tensor | np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def _described(value: Any, num_parts: int) -> str:
+    """Describe a value in the list of variables that hold memory: '3 x 4, float32' or 'Linear with 2
+    tensors'."""
     if isinstance(value, Tensor | np.ndarray):
         kind = str(value.dtype).removeprefix("torch.")
         shape = " x ".join(map(str, value.shape)) or "a single number"
@@ -247,8 +265,8 @@ def _described(value: Any, num_parts: int) -> str:
 
 
 def let_go(error: BaseException | None) -> None:
-    """Free the tensors that an error holds: those of the functions in its traceback, and those of a backward
-    pass that it cut off.
+    """Free the tensors that an error keeps alive: the local variables of the functions in its traceback, and
+    the activations of a backward pass that it cut off.
 
     A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
     a few more.
@@ -279,8 +297,8 @@ def _empty_autograd_queue() -> None:
 
 
 def free() -> None:
-    """Release what is no longer referenced: cycles, and what torch and the C library keep for later
-    allocations."""
+    """Release memory that is no longer referenced: reference cycles, and blocks that torch and the C library
+    keep for later allocations."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -289,16 +307,17 @@ def free() -> None:
 
 
 def asked_in_words(asked: int) -> str:
+    """Return the amount of memory that was requested, as a text; 0 bytes stand for an unknown amount."""
     return in_words(asked) if asked else "an amount that Python does not say"
 
 
 def mend_onednn(error: BaseException, rank: int) -> str:
-    """Have this process compute without oneDNN, which does the CPU's convolutions, if an error has broken it
-    for good. Call where the memory limit is lifted, on the thread that raised the error.
+    """Switch oneDNN off in this process if an error has broken it for good; oneDNN computes the CPU's
+    convolutions. Call where the memory limit is lifted, on the thread that raised the error.
 
-    It writes a kernel of machine code for each new shape. Its assembler keeps the first error in a variable
-    of the thread: once a thread was refused the memory for a kernel it never gets another one, however much
-    is free again.
+    oneDNN writes a kernel of machine code for each new shape. Its assembler keeps the first error in a
+    variable of the thread: a thread that was once refused the memory for a kernel never gets another one,
+    even when memory is free again.
 
     Returns:
         A sentence about it for the person; empty if nothing is broken.
@@ -310,6 +329,8 @@ def mend_onednn(error: BaseException, rank: int) -> str:
 
 
 def _makes_kernels() -> bool:
+    """Return whether oneDNN can still make a kernel on this thread, by a small convolution of a shape that
+    was not computed before."""
     image = torch.ones(1, 8, 8, next(_widths), dtype=torch.float32, device="cpu")
     weight = torch.ones(8, 8, 3, 3, dtype=torch.float32, device="cpu")
     try:

@@ -38,7 +38,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int, left_out: Tensor) -> None:
-        """Move towards the weights, or stay the same to the last bit.
+        """Move the average towards the weights of the step; leave each bit as it is if the step was left out.
 
         torch's own `get_ema_multi_avg_fn` takes the decay as a number. Whether a step is left out for NaN is
         only known on the device, and reading it would delay every step.
@@ -55,7 +55,7 @@ class Average:
 
     @contextmanager
     def in_the_model(self) -> Iterator[None]:
-        """Give the model the averaged weights for a block."""
+        """Swap the averaged weights into the model for a block."""
         try:
             self._exchange(True)
             yield
@@ -63,11 +63,13 @@ class Average:
             self.out_of_the_model()
 
     def out_of_the_model(self) -> None:
-        """Give the model its own weights back, if it has the averaged ones."""
+        """Swap the model's own weights back, if the averaged ones are in the model."""
         self._exchange(False)
 
     @torch.no_grad()
     def _exchange(self, into_the_model: bool) -> None:
+        """Swap the averaged weights with those of the model, unless they are where they should be. The swap
+        needs memory for one weight only."""
         if self._in_the_model == into_the_model:
             return
         # An interrupt halfway would leave a model with a mixture of both.

@@ -20,7 +20,8 @@ from nbgpu.config import TrainConfig
 _SEED_OF_DIRECTIONS = 0
 Sent = torch.futures.Future[Tensor]
 BucketHook = Callable[[None, Any], Sent]
-"""What DDP calls with each `GradBucket` that is ready; the future holds the average over the ranks."""
+"""A communication hook of DDP, which is called with each `GradBucket` that is ready; the future holds the
+average over the ranks."""
 
 
 def of(config: TrainConfig, num_warmup_steps: int) -> BucketHook:
@@ -53,11 +54,12 @@ def of(config: TrainConfig, num_warmup_steps: int) -> BucketHook:
 
 
 def _compressed(state: Any, first: dict[int, Tensor], bucket: Any) -> Sent:
-    """Send the main directions of a bucket's gradients.
+    """Send a bucket of gradients by PowerSGD: two low-rank matrices (Vogels et al. 2019) in place of the
+    gradients.
 
     Args:
         state: PowerSGD's.
-        first: for each bucket the directions to begin with once more; filled here.
+        first: the initial matrix of each bucket, by its index; filled here.
         bucket: a GradBucket.
     """
     _forget_nonfinite(state, first, bucket.index())
@@ -71,17 +73,18 @@ def _compressed(state: Any, first: dict[int, Tensor], bucket: Any) -> Sent:
 
 
 def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
-    """Let a bucket begin once more if its last gradients were NaN or infinite, in a step that was left out.
+    """Reset PowerSGD's memory of a bucket if its last gradients were NaN or infinite, in a step that was left
+    out.
 
-    What compression has left out is added to the next gradients, and the directions of one step are where the
-    next one begins, so that both would stay NaN for ever. The decision is made on the device, which nobody
-    waits for.
+    The error of the compression is added to the next gradients, and the low-rank matrix of one step is where
+    the next one begins, so that both would stay NaN for ever. The decision is made on the device, so that the
+    host does not wait.
     """
     if (error := state.error_dict.get(index)) is not None:
         error.copy_(torch.where(torch.isfinite(error).all(), error, 0.0))
     if (directions := state.q_memory_dict.get(index)) is not None:
         if index not in first or first[index].shape != directions.shape:
-            # The same on all ranks, as PowerSGD needs it.
+            # Drawn from one seed on all ranks, because PowerSGD needs the same matrix on each.
             drawing = torch.Generator().manual_seed(_SEED_OF_DIRECTIONS)
             drawn = torch.randn(directions.shape, generator=drawing, dtype=torch.float32, device="cpu")
             first[index] = drawn.to(directions)
@@ -89,6 +92,7 @@ def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
 
 
 def _average(bucket: Any) -> Sent:
+    """Average a bucket over the ranks by an asynchronous all_reduce."""
     # The factor in double precision, as DDP without a hook has it: the numbers stay the same to the last bit.
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
     work = dist.all_reduce(buffer, async_op=True)

@@ -18,10 +18,14 @@ from nbgpu.engine.workload.recipe import Recipe
 
 
 def build(config: TrainConfig, recipe: Recipe, device: torch.device) -> tuple[nn.Module, list[str]]:
-    """Return (the model, notes for the person). Every rank draws the same weights.
+    """Build the recipe's model, with the changes that the settings ask for. Every rank draws the same
+    weights.
 
     With fsdp the model stays in host memory: `fully_shard` brings it to the device block by block, so that
     the whole model need not fit there.
+
+    Returns:
+        (the model, notes for the person).
     """
     notes = []
     torch.manual_seed(config.seed)
@@ -51,6 +55,7 @@ def synchronise(model: nn.Module, device: torch.device) -> tuple[nn.Module, int]
     if device.type == "cpu":
         for module in converted.modules():
             if type(module) is nn.SyncBatchNorm:
+                # The class is replaced in place, because parameters, buffers and settings stay the same.
                 module.__class__ = CpuSyncBatchNorm  # type: ignore[assignment]
     return converted, num_layers
 
@@ -103,10 +108,12 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """An all_reduce with a gradient, because the sum on one rank depends on every rank's input."""
+    """An all_reduce with a gradient: the sum on every rank depends on every rank's input, so the gradients
+    are summed over the ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor) -> Tensor:
+        """Sum a tensor over the ranks."""
         total = own.clone()
         with for_statistics.noted():
             dist.all_reduce(total)
@@ -114,6 +121,7 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Sum the gradient over the ranks: the loss of every rank depends on this rank's input."""
         total = gradients[0].contiguous().clone()
         with for_statistics.noted():
             dist.all_reduce(total)

@@ -8,7 +8,8 @@ import torch
 
 
 class Moment:
-    """A moment in the device's work: on a GPU that is when the device comes to it, and not the host.
+    """A moment in the device's work: on a GPU a CUDA event, which the device passes later than the host notes
+    it.
 
     Args:
         device: the rank's device.
@@ -39,16 +40,17 @@ class Moment:
         return later.host_s - self.host_s
 
     def at_s(self, anchor: Moment) -> float:
-        """Return the time of a moment that the device has passed, by the host's monotonic clock.
+        """Return the time of this moment by the host's monotonic clock, in seconds; the device has passed it.
 
         Args:
-            anchor: a moment to which the device came as soon as it was noted.
+            anchor: an earlier moment to which the device came as soon as it was noted.
         """
         return anchor.host_s + anchor.seconds_until(self)
 
 
 class Anchors:
-    """Notes moments to which the device comes at once, whatever work it has been given.
+    """Records moments on an idle stream, which the device passes at once, whatever work it has on other
+    streams.
 
     They connect the clock of a GPU with that of the host: an event on a stream without other work is passed
     within some microseconds.

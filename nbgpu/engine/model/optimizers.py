@@ -41,7 +41,7 @@ def make(config: TrainConfig, parameters: Iterable[nn.Parameter] | Iterable[dict
 
 
 def fill_momentum(optimizer: Optimizer) -> None:
-    """Give a fused SGD the momenta that it begins with.
+    """Set the momentum buffers of a fused SGD to zero.
 
     The fused step allocates them when it first runs, and leaves them uninitialised if it skips that step.
     """
@@ -54,10 +54,10 @@ def fill_momentum(optimizer: Optimizer) -> None:
 
 
 def step_unless(optimizer: Optimizer, leave_out: Tensor) -> None:
-    """Do a step of an optimizer, or none.
+    """Do a step of an optimizer, unless the step is to be left out.
 
-    torch's fused optimizers decide on the device. Others cannot, and the host waits for the device before
-    each of their steps.
+    torch's fused optimizers decide on the device: they change nothing where `found_inf` is 1. Other
+    optimizers cannot, and the host waits for the device before each of their steps.
 
     Args:
         optimizer: the optimizer, with gradients.
@@ -68,7 +68,8 @@ def step_unless(optimizer: Optimizer, leave_out: Tensor) -> None:
         if not bool(leave_out):
             optimizer.step()
         return
-    # torch copies it to weights in host memory without waiting for the copy.
+    # With cpu_offload the weights are in host memory, to which torch would copy `found_inf` without waiting
+    # for the copy.
     place = optimizer.param_groups[0]["params"][0].device
     optimizer.found_inf = leave_out.to(place, torch.float32)  # type: ignore[attr-defined]
     optimizer.step()
@@ -81,7 +82,7 @@ class OptimizerState(NamedTuple):
     tensors: dict[str, Tensor]
     """By 'index of the parameter.name', such as '3.exp_avg'."""
     values: dict[str, Any]
-    """What is no tensor, as JSON by the same kind of name: some optimizers count their steps so."""
+    """Other values of the state, as JSON by the same kind of name: some optimizers count steps in an int."""
     groups: list[dict[str, Any]]
     """The settings of the parameter groups."""
 
@@ -133,6 +134,7 @@ def unsaved_settings(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_json(value: Any) -> bool:
+    """Return whether a value can be written as JSON."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

@@ -23,11 +23,12 @@ from nbgpu.protocol.records import LR_OF
 _REST = "rest"
 """The name of the weights that are in none of the recipe's groups."""
 _OF_THIS_RUN = ("params", "name", "lr_factor", "weight_decay")
-"""What a parameter group has from this run, whatever a checkpoint says."""
+"""The entries of a parameter group that come from this run and not from a checkpoint."""
 
 
 def groups_of(config: TrainConfig, recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """Return the parameter groups of a run's optimizer, as torch takes them."""
+    """Return the parameter groups of a run's optimizer, as torch takes them: those of the recipe, and one
+    with all other weights."""
     groups = list(recipe.parameter_groups(model)) if isinstance(recipe, Grouping) else []
     named = {id(parameter) for group in groups for parameter in group.parameters}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in named]
@@ -145,6 +146,8 @@ class GroupedOptimizer:
         if (other := about["optimizer_class"]) != kind:
             raise ValueError(f"its optimizer is {other}, and this run's is {kind}")
         own = self.optimizer.state_dict()["param_groups"]
+        # An optimizer of the settings takes all but the rate from this run. One of the recipe may keep more
+        # in its groups, such as a count of steps, which the checkpoint knows.
         groups, theirs = own, about["optimizer"]
         if len(theirs) == len(own):
             taken = [

@@ -35,14 +35,14 @@ def as_input(config: TrainConfig, value: torch.Tensor, device: torch.device) -> 
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:
-    """Return a context in which the device uses fewer bits where that is safe, if the settings say so."""
+    """Return an autocast context in the dtype of the setting `amp`; it changes nothing if that is 'off'."""
     return torch.autocast(device.type, dtype=_AMP_DTYPES[config.amp], enabled=config.amp != "off")
 
 
 @contextmanager
 def kernels(config: TrainConfig) -> Iterator[None]:
-    """Make torch use the kernels that the settings ask for in a block, and restore the cells' settings after
-    it."""
+    """Apply the settings of torch's kernels (TF32, cuDNN, determinism, attention) in a block, and restore the
+    cells' settings after it."""
     before = (
         torch.get_float32_matmul_precision(),
         cudnn.allow_tf32,

@@ -75,8 +75,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
-    """Set the generators that a training step draws from (torch's, NumPy's, Python's) to what they are at its
-    beginning."""
+    """Seed the generators that a training step draws from (torch's, NumPy's, Python's), so that a step draws
+    the same numbers whenever it is done."""
     torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed, rank, step]).generate_state(3)
     # Each of them by itself: torch.manual_seed takes a hundred times as long, most of it for devices that are
     # not used.
@@ -102,7 +102,7 @@ _place: Place | None = None
 
 @contextmanager
 def at(place: Place) -> Iterator[None]:
-    """Let `place` return this one within the block."""
+    """Have `place` return this position within the block."""
     global _place
     before, _place = _place, place
     try:
@@ -112,11 +112,10 @@ def at(place: Place) -> Iterator[None]:
 
 
 def place() -> Place:
-    """Return where the micro-batch stands that is computed, so that a recipe can draw what belongs to several
-    samples of a step without an exchange; outside a run it stands alone, with a seed of Python's generator.
-
-    A number of torch's is none where memory is estimated with tensors that hold no values.
-    """
+    """Return the position of the micro-batch that is being computed among the samples of its step, so that a
+    recipe can draw numbers that belong to samples of several ranks without an exchange. Outside of a run the
+    position is 0, with a seed from Python's generator: a number that torch draws has no value where memory is
+    estimated on shapes alone."""
     return _place or Place((random.getrandbits(62),), 0)
 
 

@@ -50,6 +50,7 @@ class LearningRate:
             return self.peak * factor
         after_warmup = step - self.num_warmup_steps
         if after_warmup < 0:
+            # From step 0 on above zero: a step with the rate 0 would change nothing.
             return self.peak * (step + 1) / self.num_warmup_steps
         floor = min(self._config.min_lr, self.peak)
         match self._config.schedule:
@@ -65,8 +66,8 @@ class LearningRate:
         return max(floor, self.peak * self._config.lr_decay**num_decays)
 
     def try_out(self) -> None:
-        """Raise what the recipe's own schedule raises, in the first and the last step and at most a thousand
-        between them."""
+        """Call the recipe's own schedule for the first and the last step and at most about a thousand steps
+        between, so that its errors come before the run and not in its middle."""
         if self._own is not None:
             every = max(1, self._total_steps // _NUM_TRIED)
             for step in (*range(0, self._total_steps, every), self._total_steps - 1):

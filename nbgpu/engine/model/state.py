@@ -60,18 +60,20 @@ class State:
 
     @property
     def average_tensors(self) -> Sequence[Tensor]:
-        """The averaged weights; none without `ema_decay`."""
+        """Return the averaged weights; none without `ema_decay`."""
         return self.average.tensors if self.average is not None else ()
 
     @property
     def discriminator_tensors(self) -> Sequence[Tensor]:
-        """The discriminator's tensors; none without a discriminator."""
+        """Return the discriminator's tensors; none without a discriminator."""
         return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return (tensors by name, with fsdp sharded; the rest as JSON).
+        """Return the state that a step changes.
 
-        Names begin with 'model.', 'optimizer.' and, where there are some, 'average.' and 'discriminator.'.
+        Returns:
+            (tensors by name, with fsdp sharded; the rest as JSON). Names begin with 'model.', 'optimizer.'
+            and, where there are some, 'average.' and 'discriminator.'.
         """
         moments, about_optimizer = self.grouped.state()
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}

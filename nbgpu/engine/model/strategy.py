@@ -45,8 +45,8 @@ _MAX_NAMES = 5
 
 
 class Strategy:
-    """The trainer's view of a distributed model. What stands here is that of a rank that has the whole model
-    and exchanges nothing."""
+    """The trainer's view of a distributed model. The methods of this base class are those of a rank that has
+    the whole model and exchanges nothing."""
 
     replica: nn.Module
     """The module with which the loss is computed."""
@@ -71,7 +71,7 @@ class Strategy:
         return nullcontext()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
-        """Do work in which this rank uses the model as often as it likes, whatever the other ranks do, and
+        """Call `work`, in which this rank uses the model as often as it likes, whatever the other ranks do;
         return its result.
 
         A collective: it returns, or raises what the work raised, once every rank has done its own work.
@@ -124,7 +124,7 @@ def _mesh_of_all_ranks(device: torch.device) -> DeviceMesh:
 
 
 class Alone(Strategy):
-    """A single rank, which exchanges nothing."""
+    """A single rank without DDP or FSDP, which exchanges nothing."""
 
     def __init__(self, replica: nn.Module) -> None:
         self.replica = replica
@@ -132,7 +132,17 @@ class Alone(Strategy):
 
 class Replicated(Strategy):
     """DistributedDataParallel: every rank has the whole model, and gradients are averaged while they are
-    computed."""
+    computed.
+
+    Args:
+        config: the settings of DDP.
+        model: the model on the device, with the same weights on every rank.
+        device: the rank's device.
+        hook: sends DDP's buckets; None for the one that the settings choose.
+        num_warmup_steps: the steps in which PowerSGD sends gradients whole.
+        bucket_order: the order of the parameters in the buckets of an earlier DDP object of this run; empty
+            for none.
+    """
 
     def __init__(
         self,
@@ -172,10 +182,14 @@ class Replicated(Strategy):
 
     @contextmanager
     def exchange(self, now: bool) -> Iterator[None]:
+        """Exchange the gradients of a micro-batch during its backward pass if it is the step's last one
+        (`now`), else only add them up on this rank (DDP's `no_sync`)."""
         try:
             with nullcontext() if now else self._ddp.no_sync():
                 yield
             if now and not self.bucket_order and not self._ddp.find_unused_parameters:
+                # DDP would rebuild its buckets in the next forward pass. Now their order belongs to this
+                # step, and can be saved with its state.
                 torch_private.rebuild_buckets(self._ddp)
                 self.bucket_order = torch_private.bucket_order(self._ddp)
         except RuntimeError as error:
@@ -188,7 +202,8 @@ class Replicated(Strategy):
 
 
 def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
-    """Return what to do about weights without a gradient.
+    """Return the error message about weights without a gradient, with their names and the setting that allows
+    them.
 
     Args:
         message: DDP's, which lists the weights by their positions among those that are trained.
@@ -209,8 +224,14 @@ def _advice_on_unused_weights(message: str, model: nn.Module) -> str:
 
 
 class Sharded(Strategy):
-    """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer
-    state."""
+    """fully_shard (FSDP2, ZeRO stage 3): each rank keeps its shard of weights, gradients and optimizer state.
+
+    Args:
+        config: the settings; with `cpu_offload` shards are in host memory.
+        model: the model, with the same weights on every rank.
+        blocks: the parts that are gathered one at a time.
+        mesh: all ranks of the group.
+    """
 
     survives = False
 
@@ -228,7 +249,7 @@ class Sharded(Strategy):
             module for module in model.modules() if isinstance(module, FSDPModule) and module is not model
         ]
         self._has_computed = False
-        """Whether there was a forward pass of the whole model, in the first of which FSDP prepares itself."""
+        """Whether there was a forward pass of the whole model: FSDP sets itself up in the first one."""
         self._broken: Exception | None = None
         """The failure of a gathering in an evaluation, after which none can follow."""
 
@@ -239,6 +260,8 @@ class Sharded(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
+        """Gather the weights outside of all blocks, and have each block gathered right before its forward
+        pass (`_gather_next`); shard all of them again at the end."""
         # The weights outside of all blocks stay whole in a forward pass of training, too.
         self._root.unshard()
         hooks = [
@@ -259,6 +282,7 @@ class Sharded(Strategy):
                 self._root.reset_iter_state()
 
     def each_alone(self, work: Callable[[], Result]) -> Result:
+        """Do this rank's work with the model, then take part in gathering blocks until no rank needs one."""
         result, failure = None, None
         try:
             result = work()
@@ -266,6 +290,7 @@ class Sharded(Strategy):
             failure = error
         if self._broken is not None:
             raise self._broken
+        # The other ranks may still compute, and need this rank's shards.
         while self._gather_next(_NOTHING) is not None:
             pass
         if failure is not None:
@@ -278,7 +303,8 @@ class Sharded(Strategy):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _gather_before(self, number: int, *_: object) -> None:
-        """Gather a block that is about to compute; other ranks may need other blocks first."""
+        """Gather a block that is about to compute; other ranks may need other blocks first. Runs as a hook of
+        its forward pass."""
         try:
             while self._gather_next(number) != number:
                 pass
@@ -316,7 +342,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class WholeTensors:
-    """Tensors that are made whole one after the other, so that a rank has no more than one of them whole.
+    """Gathers sharded tensors one after the other, so that a rank has no more than one of them whole.
 
     Each sharded tensor is a collective: every rank takes all of them, in the same order.
 
@@ -365,8 +391,8 @@ def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
-    """Clip by value first, then by norm; return the norm before both, a scalar that is the same on every
-    rank.
+    """Clip gradients by value first, then by norm; return the norm before both, a scalar that is the same on
+    every rank.
 
     A collective if the weights are sharded.
     """
@@ -374,6 +400,7 @@ def clip(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
     limit = config.clip_norm or math.inf
     if not config.clip_value:
         return whole(nn.utils.clip_grad_norm_(parameters, limit))
+    # With an infinite limit torch clips nothing, and returns the norm.
     norm = whole(nn.utils.clip_grad_norm_(parameters, math.inf))
     nn.utils.clip_grad_value_(parameters, config.clip_value)
     nn.utils.clip_grad_norm_(parameters, limit)

@@ -27,9 +27,11 @@ class Transfer:
 
 
 class Waits:
-    """Notes when a rank waits within a pass for collectives that no computation can hide.
+    """Records when a rank waits, within a forward or backward pass, for collectives that no computation can
+    hide.
 
-    Moments are those of the host, so that it is of use on a CPU only.
+    Times are those of the host's clock, so they say something on the CPU only: on a GPU the host does not
+    wait.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ for_statistics = Waits()
 
 
 class Transfers:
-    """Notes the transfers of the steps for which somebody asks.
+    """Records when gradients travel, in steps whose times are recorded.
 
     Args:
         device: the rank's device.
@@ -81,7 +83,7 @@ class Transfers:
         self._of_step = None
 
     def noting(self, hook: BucketHook) -> BucketHook:
-        """Return a hook of DDP that does the same as another one, and notes each bucket.
+        """Wrap a communication hook of DDP, to record when each bucket was ready and when it had arrived.
 
         The moment of arrival is noted before DDP goes on with the bucket, because DDP waits for the future
         that this hook returns.
@@ -107,12 +109,14 @@ class Transfers:
         transfer.arrived = Moment(self._device)
 
     def _ready(self, gradients: Tensor) -> Transfer:
+        """Record that gradients are ready to travel."""
         assert self._of_step is not None, "a step has begun"
         transfer = Transfer(Moment(self._device), gradients.nbytes)
         self._of_step.append(transfer)
         return transfer
 
     def _arrived(self, transfer: Transfer, sent: torch.futures.Future[Tensor]) -> Tensor:
+        """Record that the average has arrived, and return it."""
         # On a GPU torch calls this while the collective travels, with a stream as the current one that waits
         # for the collective: the event is passed when the gradients are there.
         average = sent.value()

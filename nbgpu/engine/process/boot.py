@@ -46,18 +46,23 @@ _REPLACING_PATIENCE_S = 60.0
 
 
 class Sentinel:
-    """A thread that can act while the main thread sits in C++, which it may do for minutes.
+    """A thread that can act while the main thread is in C++, possibly for minutes.
 
     When its lifetime is over, the sentinel ends this engine and the processes that the engine has started. On
     a socket in the cluster's folder the client names the generation of the group that is given up, and the
-    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may do with signal
-    handlers what it likes.
+    sentinel frees the rank from it. No signal takes part in this, so that code on the rank may change the
+    handlers of signals.
+
+    Args:
+        lifetime: the processes without which the engine is of no use.
+        cluster_folder: the cluster's folder on this host.
     """
 
     def __init__(self, lifetime: LifetimeWatch, cluster_folder: Path) -> None:
         self._lifetime = lifetime
         self._cluster_folder = cluster_folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # The path of a Unix socket has 108 bytes at most.
         with short_path(cluster_folder) as folder:
             self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
         self._fork_server_pid = os.getppid()
@@ -65,7 +70,8 @@ class Sentinel:
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()
 
     def _leave(self) -> None:
-        """Close the descriptors in a child that code on the rank has forked, because it has no sentinel."""
+        """Close the sentinel's descriptors in a child that code on the rank has forked: the child has no
+        sentinel, and must not keep the rank's sockets open."""
         self._socket.close()
         # A child of the child comes here as well, and may have the same numbers for descriptors of its own.
         while self._lifetime.fds:
@@ -73,7 +79,8 @@ class Sentinel:
                 os.close(self._lifetime.fds.pop())
 
     def _watch(self) -> None:
-        """Obey the client until this engine's lifetime is over, and then end all of it."""
+        """Serve the client until this engine's lifetime is over, then end the engine and the processes that
+        it has started."""
         try:
             self._serve_until_over()
         except (OSError, ValueError) as error:
@@ -87,6 +94,7 @@ class Sentinel:
         # is the parent still for a moment after its pipe has closed.
         if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
             shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        # SIGKILL, because the main thread may be in C++ and not return to Python for any other signal.
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _serve_until_over(self) -> None:
@@ -106,7 +114,13 @@ _sentinel: Sentinel | None = None
 
 
 def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoReturn:
-    """Run ipyparallel's engine in this process, watched by a sentinel, until it is told to stop."""
+    """Run ipyparallel's engine in this process, watched by a sentinel, until the client ends it.
+
+    Args:
+        number: ipyparallel's id of the engine.
+        lifetime: the processes without which the engine is of no use.
+        cluster_folder: the cluster's folder on this host.
+    """
     global _sentinel
     descendants.adopt_orphans()
     _sentinel = Sentinel(lifetime, cluster_folder)
@@ -134,6 +148,8 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
             """Stay in this folder. ipyparallel would look there for modules, before the standard library."""
 
         def init_engine(self) -> None:
+            """Set up the engine, and put the working folder behind the standard library on the import
+            path."""
             super().init_engine()
             # ipyparallel has put the working folder before the standard library here, too.
             sys.path.remove("")
@@ -156,23 +172,26 @@ def begin(number: int, lifetime: LifetimeWatch, cluster_folder: Path) -> NoRetur
 
 
 def _keep_sockets_of_multiprocessing_in(folder: Path) -> None:
-    """Put multiprocessing's temporary folder into the cluster's, because its own would stay when an engine is
-    killed."""
+    """Have multiprocessing put its sockets into the cluster's folder: its own temporary folder would stay
+    when an engine is killed."""
     temporary = tempfile.mkdtemp(prefix="pymp-", dir=folder)
     if len(f"{temporary}/listener-12345678".encode()) > MAX_PATH_BYTES:
         # The descriptor stays open for the engine's life, and the path has the engine's pid, because its
         # worker processes use the folder as well.
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
         temporary = f"/proc/{os.getpid()}/fd/{descriptor}"
+    # multiprocessing looks here first, and would otherwise make a folder of its own at the first socket.
     multiprocessing.process.current_process()._config["tempdir"] = temporary  # type: ignore[attr-defined]
 
 
 def join(spec: Mapping[str, Any], generation: int) -> list[str]:
-    """Make this engine a rank of the first group, and give its cells their names.
+    """Make this engine a rank of the first group, and define `rank`, `world_size`, `device` and the like for
+    its cells.
 
     Args:
-        spec: the rank's place.
-        generation: the number of transports that were tried before without success.
+        spec: the fields of the rank's RankSpec.
+        generation: the number of this forming of the group: the number of transports that were tried before
+            without success.
 
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
@@ -189,7 +208,8 @@ def join(spec: Mapping[str, Any], generation: int) -> list[str]:
 
 
 def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
-    """Give an engine that takes over a rank its names, and a group in which every collective does nothing.
+    """Make an engine the successor of a rank, in a group of torch's backend 'fake', in which every collective
+    does nothing.
 
     In this group the cells that the rank had seen can run again without the other ranks. `join_again` ends
     it.
@@ -200,10 +220,11 @@ def become_rank_for_replay(spec: Mapping[str, Any]) -> None:
 
 
 def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int]) -> list[str]:
-    """Take part in the next generation of the group. Every rank calls it, a new one included.
+    """Take part in the next generation of the group, after a failure or a change of the number of ranks. A
+    collective: every rank calls it, a new one included.
 
     Args:
-        spec: the rank's place.
+        spec: the fields of the rank's RankSpec.
         generation: the number of this forming of the group.
         healthy: the ranks whose state counts where the ranks differ.
 
@@ -250,7 +271,7 @@ def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int])
         now: Any = dist.group.WORLD
         if now.group_name == name_before:
             pairs.append((ended[0], now))
-        # It looks at all of the process, which may be much.
+        # The search looks at all objects of the process, which may take long, and so has a limit.
         _, problem = ask(None, functools.partial(references.replace, pairs), _REPLACING_PATIENCE_S)
         # Move the models, and say which variables cannot be moved. Where a rank was replaced, it has no part
         # of what belonged to all ranks.
@@ -292,7 +313,8 @@ def _set_environment(spec: RankSpec) -> None:
 
 
 def _become_rank(spec: RankSpec) -> RankSpec:
-    """Make this engine the rank of this spec, and install what ranks need; do nothing if it is that rank."""
+    """Make this engine the rank of this spec, and install everything that a rank needs; do nothing if it is
+    that rank already."""
     global _spec
     if _spec is not None:
         assert _spec == spec, f"this engine is rank {_spec.rank} already"
@@ -316,6 +338,7 @@ def _store(spec: RankSpec, generation: int) -> Store:
 
 
 def _membership(spec: RankSpec) -> Membership:
+    """Return this rank's place in the process group."""
     import torch
 
     from nbgpu.engine.group.group import Membership
@@ -334,8 +357,8 @@ def _membership(spec: RankSpec) -> Membership:
 
 
 def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) -> str:
-    """Say what a variable that belonged to the old group needs; the line that made it for the old number of
-    ranks follows."""
+    """Return the beginning of a sentence about a variable that belonged to a group with another number of
+    ranks; the line that made the variable follows."""
     gone = ""
     if num_now < num_before and on_several_hosts:
         # A host that is lost need not have had the last ranks.
@@ -350,10 +373,10 @@ def what_to_do(num_before: int, num_now: int, on_several_hosts: bool = False) ->
 
 
 def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> None:
-    """Apply what differs in the new spec of this rank: the names `rank` and `world_size`, torchrun's
-    variables, threads, cores and memory limit.
+    """Apply the differences between the old and the new spec of this rank: the names `rank` and `world_size`,
+    torchrun's variables, threads, cores and memory limit.
 
-    What the person has set to another value stays.
+    Values that the person has changed stay.
 
     Raises:
         ConfigError: the rank has more memory than the new limit allows.

@@ -61,6 +61,12 @@ class ForkServer:
     way, and an acknowledgement of the answer. An engine whose number nobody acknowledged is ended.
 
     Processes that an engine has started and not ended become children of this process, which ends them.
+
+    Args:
+        owner: a descriptor that can be read once the process that started the cluster has ended.
+        controller_pid: the pid of ipyparallel's controller.
+        folder: the cluster's folder.
+        requests: the socket to which the client connects.
     """
 
     def __init__(self, owner: int, controller_pid: int, folder: Path, requests: socket.socket) -> None:
@@ -77,10 +83,10 @@ class ForkServer:
         self._requests = requests
 
     def fork_engine(self, number: int | None = None) -> tuple[int, int]:
-        """Fork one engine, which runs until it is told to stop; return its number and its pid.
+        """Fork one engine, which runs until the client ends it; return its number and its pid.
 
         Args:
-            number: the engine's; None for the next one.
+            number: the engine's number; None for the next one.
         """
         fork_server_pid = os.getpid()
         if number is None:
@@ -88,6 +94,8 @@ class ForkServer:
             self._num_forked += 1
         pid, descriptor = watched.fork()
         if pid == 0:
+            # In the engine: close the descriptors of this server that were inherited, and let SIGTERM end the
+            # process, which the handler of `main` would otherwise catch. `boot.begin` does not return.
             self._requests.close()
             for other in self._pid_of:
                 os.close(other)
@@ -101,7 +109,8 @@ class ForkServer:
         return number, pid
 
     def serve(self) -> None:
-        """Answer requests and record how engines end, until the cluster is over."""
+        """Answer requests and record how engines end, until the controller has ended, or the owner of a
+        cluster that is not kept beyond it."""
         lifetime = LifetimeWatch(self._folder, self._owner, [self._controller_pid])
         while True:
             requests = self._requests.fileno()
@@ -118,14 +127,15 @@ class ForkServer:
                 self._answer(self._requests.accept()[0])
 
     def end(self) -> None:
-        """End the engines and all that they have started: ask first, and kill what is left after a moment."""
+        """End the engines and the processes that they have started: by SIGTERM first, and by SIGKILL after a
+        moment."""
         descendants.end_all(_STOP_GRACE_S)
         for descriptor in select.select(list(self._pid_of), [], [], 0)[0]:
             self._reap(descriptor)
 
     def _end_orphans(self) -> float | None:
-        """End the processes that engines have left; return the seconds until the next look, None if no look
-        is needed."""
+        """Take a step in ending the processes that engines have left behind; return the seconds until the
+        next step, None if no process is left."""
         if self._orphans is None:
             return None
         engines = set(self._pid_of.values())
@@ -145,12 +155,13 @@ class ForkServer:
         os.close(descriptor)
         status = watched.reap(pid)
         self._orphans = self._orphans or descendants.Ending(_ORPHANS_GRACE_S)
-        # Only a parent learns how a process ended. The client reads this file, and never half of it.
+        # Only a parent learns how a process ended. `write_whole` renames a complete file, so that the client
+        # never reads half of one.
         with suppress(FileNotFoundError):
             write_whole(self._folder / f"ended-{pid}", str(os.waitstatus_to_exitcode(status)))
 
     def _answer(self, request: socket.socket) -> None:
-        """Do what the client asks for on this connection: import what training needs, or fork an engine."""
+        """Serve one request of the client: import the packages of a training run, or fork an engine."""
         asked = _read(request)
         if asked is None:
             request.close()
@@ -158,6 +169,8 @@ class ForkServer:
         if "train" in asked:
             # For engines that are forked from now on. Nobody waits for this import.
             import_module("nbgpu.engine.train").get_ready(asked["train"])
+            # What was imported moves to the collector's permanent generation: a collection would write to
+            # these objects, and so copy pages that all engines share.
             gc.freeze()
         if "fork" in asked:
             number, pid = self.fork_engine(asked["fork"])
@@ -181,8 +194,10 @@ class ForkServer:
 
 
 def main() -> None:
-    """Fork the engines, and more of them on request, until the cluster is stopped or its owner is gone."""
+    """Wait for the owner's request, fork the engines, and more of them on request, until the cluster is
+    stopped or its owner has ended; then remove the cluster's folder."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    # The descriptor came through an exec and is inheritable; programs that cells start must not get it.
     requests.set_inheritable(False)
     owner_pid = int(os.environ[OWNER_PID])
     folder = Path(os.environ[CLUSTER_FOLDER])
@@ -226,8 +241,8 @@ def import_what_every_engine_needs() -> None:
 
 
 def _owner(pid: int, folder: Path) -> int | None:
-    """A descriptor that can be read once this process's owner, which is its parent, has ended; None if the
-    owner is gone."""
+    """Return a descriptor that can be read once the process `pid`, this one's owner and parent, has ended;
+    None if it has ended already."""
     try:
         owner = watched.watch(pid, folder)
     except ProcessLookupError:
@@ -257,7 +272,7 @@ def _read(request: socket.socket) -> dict[str, Any] | None:
 
 
 def _controller_pid(folder: Path) -> int | None:
-    """The controller's pid; None if the owner ended before it launched one."""
+    """Return the controller's pid; None if the owner ended before it launched a controller."""
     try:
         return int((folder / CONTROLLER_PID).read_text())
     except FileNotFoundError:

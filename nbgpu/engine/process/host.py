@@ -56,7 +56,8 @@ _stays_when_signalled = False
 
 
 def main() -> None:
-    """Dial in, and serve until the cluster is over."""
+    """Connect to the cluster's controller, launch the fork server of this host, and serve until the cluster
+    has ended."""
     global _here, _folder, _fork_server, _stays_when_signalled
     # Read the join file, and find a way to the controller.
     file = Path(sys.argv.pop(1)).absolute()
@@ -96,6 +97,8 @@ def main() -> None:
 
 
 def _join_file(file: Path) -> JoinFile:
+    """Read the join file, which has the controller's addresses and keys; exit with a message if it cannot be
+    read."""
     try:
         return JoinFile.read(file)
     except (OSError, ValueError, TypeError) as error:
@@ -106,8 +109,8 @@ def _join_file(file: Path) -> JoinFile:
 
 
 def _reach(join: JoinFile) -> tuple[str, str]:
-    """Return the interface, and its address, through which this host reaches the controller; exit with a
-    message if it does not."""
+    """Find the network interface and the address through which this host reaches the controller, and try to
+    connect; exit with a message if that fails."""
     connection = join.engine_connection
     url = urlsplit(f"{connection['interface']}:{connection['registration']}")
     assert url.hostname is not None
@@ -171,11 +174,12 @@ def _end_with_fork_server() -> None:
         f"the process that forks the ranks has ended with {code}, and so does this host's part of the cluster. "
         f"{_here.log_tail()}"
     )
-    # The launcher that has started this host reads its log, and removes it.
+    # The launcher that has started this host reads the log, and removes the log.
     _leave(keeps_log=True)
 
 
 def _end_by(number: signal.Signals) -> None:
+    """End this host's part of the cluster because of a signal, after a line about it in the log."""
     host_calls.say(f"{number.name} ends this host's part of the cluster")
     _leave(keeps_log=_stays_when_signalled, tells=True)
 
@@ -186,8 +190,15 @@ def end() -> None:
 
 
 def _leave(keeps_log: bool = False, tells: bool = False) -> None:
-    """End the fork server and the ranks, remove what was made for them, and end this process. Returns only
-    within another call on the same thread, which goes on."""
+    """End the fork server and the ranks, remove their folders, and end this process.
+
+    The first call does this work. Another thread that calls meanwhile waits for the end of the process; a
+    signal handler that interrupts the first call on its own thread returns, so that the work goes on.
+
+    Args:
+        keeps_log: leave the launcher's folder with this process's log in place.
+        tells: unregister the ranks and this host at the hub first.
+    """
     global _leaver
     if not _leaving.acquire(blocking=False):
         if _leaver is not threading.current_thread():
@@ -201,6 +212,7 @@ def _leave(keeps_log: bool = False, tells: bool = False) -> None:
     if tells:
         _tell_all()
     _remove_folders([_folder, *([] if keeps_log else _to_remove)])
+    # An ordinary exit would wait for ipyparallel's threads.
     os._exit(0)
 
 
@@ -210,7 +222,8 @@ def _remove_folders(folders: Iterable[Path]) -> None:
 
 
 def _tell_all() -> None:
-    """Tell the hub that the ranks of this host have ended, and so does this host: else it waits for them."""
+    """Unregister the ranks of this host, and the host itself, at ipyparallel's hub: the client waits for
+    engines until the hub reports their end."""
     from ipyparallel.engine.app import IPEngine
 
     if IPEngine.initialized() and IPEngine.instance().id is not None:
@@ -220,12 +233,13 @@ def _tell_all() -> None:
 
 
 def end_soon() -> None:
-    """End this host's part of the cluster once this is answered."""
+    """End this host's part of the cluster, on a thread, so that the client's call is answered first."""
     host_calls.say("the cluster was stopped")
     threading.Thread(target=_tell_and_end, name="nbgpu-end", daemon=True).start()
 
 
 def _tell_and_end() -> None:
+    """Unregister this host at the hub a moment after the call is answered, and end it."""
     from ipyparallel.engine.app import IPEngine
 
     # ipyparallel's client prints an answer that comes after the news of the end.

@@ -1,4 +1,4 @@
-"""What the client asks of a host of its cluster, on the host's engine (host.py)."""
+"""The functions that the client calls on a host of its cluster, in the host's own engine (host.py)."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def serve(here: ThisHost, folder: Path, address: tuple[str, str]) -> None:
 
 
 def say(words: str) -> None:
-    """Write a line for the person or the launcher that has started this host. ipykernel sends what is printed
-    elsewhere."""
+    """Write a line to this process's own standard error, for the person or the launcher that has started this
+    host: ipykernel sends the text of `print` to the client."""
     print(f"{platform.node()}: {words}", file=sys.__stderr__, flush=True)
 
 
@@ -98,6 +98,7 @@ def describe(gpus: str, ranks: int | None, backends: Sequence[str]) -> dict[str,
 
 
 def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
+    """Return this host's devices for the ranks; with gpus="auto" the free GPUs."""
     if not gpus_setting.takes_free(gpus):
         return devices.choose(gpus, ranks)
     with closing(GpuChooser()) as chooser:
@@ -105,12 +106,12 @@ def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
 
 
 def clock_s() -> float:
-    """The time by this host's clock, in seconds since the epoch."""
+    """Return the time of this host's clock, in seconds since the epoch."""
     return time.time()
 
 
 def content_of(file: str) -> str | None:
-    """The text of a small file as this host sees it; None if it sees none."""
+    """Return the text of a small file as this host sees it; None if the file cannot be read."""
     try:
         return Path(file).read_text()
     except OSError:
@@ -118,11 +119,11 @@ def content_of(file: str) -> str | None:
 
 
 def new_lines(files: dict[str, int], max_bytes: int) -> dict[str, bytes]:
-    """The whole lines of files from these offsets on, by file, without those that have none.
+    """Return the complete lines that were appended to files, by file; files without a new line are left out.
 
     Args:
-        files: the offset in bytes of each file.
-        max_bytes: the most to return of each.
+        files: for each file the offset in bytes from which lines are new.
+        max_bytes: the most bytes to return of each file.
     """
     lines = {}
     for file, offset_bytes in files.items():
@@ -156,13 +157,15 @@ def _tell_end(number: int, pid: int) -> None:
 
 
 def unregister(number: int) -> None:
-    """Tell the hub that an engine has ended, or is about to."""
+    """Tell ipyparallel's hub that an engine has ended, or is about to end. Call on any thread."""
     import zmq
     from ipyparallel import util
     from ipyparallel.engine.app import IPEngine
 
     app = IPEngine.instance()
+    # A socket of its own, because those of ipyparallel's engine belong to the thread of its event loop.
     registrar: Any = zmq.Context.instance().socket(zmq.DEALER)
+    # The socket is closed at once; ZeroMQ goes on sending for at most 3 s.
     registrar.linger = 3000
     with registrar:
         keys = {key: getattr(app, key) for key in ("curve_serverkey", "curve_publickey", "curve_secretkey")}
@@ -186,8 +189,12 @@ def _stacks_for(asker: str) -> Stacks:
 
 
 def questions(method: str, *args: Any) -> Any:
-    """Call a method of the object that takes the questions of the ranks here: 'look', 'answer', 'refuse' or
-    'close'. 'open' makes it, and ends the questions that a notebook which is gone has left unanswered."""
+    """Call a method of the `Listener` to which the ranks of this host send their questions (`input()`):
+    'look', 'answer', 'refuse' or 'close'; 'open' makes one.
+
+    Opening ends the questions that an earlier notebook has left unanswered. The result of 'look' is a dict of
+    questions; that of other methods is None.
+    """
     global _listener
     if method == "open":
         if _listener is not None:
@@ -203,16 +210,16 @@ def questions(method: str, *args: Any) -> Any:
 
 
 def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
-    """Ask ranks where they are.
+    """Ask ranks what their main threads are doing.
 
     Args:
         pids: the ranks' processes.
-        patience_s: for how long their answers are waited for.
-        asker: the name of the one for whom they are asked, also in later calls.
+        patience_s: the time to wait for their answers.
+        asker: the name of the asker, the same in all its calls.
 
     Returns:
-        By pid, the fields of the answer (None if it owes one), then whether it computes, whether it waits in
-        the system, and why it stands still.
+        By pid: the fields of the rank's MainThreadState (None if it has not answered), whether it uses its
+        processor, whether it waits in the operating system, and the reason why its process stands still.
     """
     stacks = _stacks_for(asker)
     stacks.ask(pids)
@@ -220,6 +227,7 @@ def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
     states = {}
     for pid in pids:
         answer = answers.get(pid)
+        # Only a rank that has not answered is looked up in /proc, because that takes time.
         owes = answer is None and stacks.silent_s(pid) > 0
         states[pid] = (
             None if answer is None else asdict(answer),
@@ -231,7 +239,7 @@ def look(pids: Sequence[int], patience_s: float, asker: str) -> dict[int, Any]:
 
 
 def cell_line(pid: int) -> int | None:
-    """The line of the cell that a rank is at."""
+    """Return the line of the running cell at which a rank is; None if the line is not known."""
     return _here.stacks().cell_line(pid)
 
 
@@ -252,15 +260,23 @@ def remove_copies(keep: Sequence[str]) -> None:
 
 
 def put_in_copy(folder: str, pieces: Sequence[Piece]) -> list[int]:
-    """Write pieces of files into a copy; return the bytes that the file of each has then."""
+    """Write pieces of files into the copy of a folder; return for each piece the size in bytes of its file
+    afterwards."""
     return [_served[folder].put(Piece(*piece)) for piece in pieces]
 
 
 def sizes_in_copy(folder: str, inside: str) -> dict[str, int]:
-    """The sizes of the files in a folder of a copy, by name."""
+    """Return the sizes in bytes of the files in a folder of a copy, by name."""
     return _served[folder].sizes(inside)
 
 
 def changes_in_copy(folder: str, max_bytes: int, have: dict[str, int]) -> Changes:
-    """What the ranks have written into a copy since the last call; see `ServedFolder.changes`."""
+    """Return what ranks on this host have written into the copy of a folder since the last call, at most
+    `max_bytes`.
+
+    Args:
+        folder: the folder, as the notebook's host calls it.
+        max_bytes: the most bytes to return.
+        have: the files, with their sizes, that the notebook's host has.
+    """
     return _served[folder].changes(max_bytes, have)

@@ -58,6 +58,7 @@ def _limit_memory(spec: RankSpec, _: Any) -> None:
 
 
 def _name_what_the_rank_has(spec: RankSpec, shell: Any) -> None:
+    """Define the variables that each rank's cells find, such as `rank` and `device`."""
     names = {
         "rank": spec.rank,
         "local_rank": spec.local_rank,

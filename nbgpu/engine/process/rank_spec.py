@@ -21,11 +21,11 @@ class RankSpec:
     local_world_size: int
     """The number of ranks on its host."""
     host_number: int
-    """The number of its host among those that have ranks, from 0 on."""
+    """The number of the rank's host among the hosts that have ranks, from 0 on."""
     num_hosts: int
     """The number of hosts that have ranks."""
     interface: str
-    """The interface over which it talks to ranks of other hosts; empty where all are on one."""
+    """The network interface to ranks of other hosts; empty if all are on one host."""
     backend: str
     transport: str
     """The name of the cluster's transport, as in `nbgpu.machine.transports`."""
@@ -42,7 +42,7 @@ class RankSpec:
     store_keys: str
     """The file with the keys of that server, a `protocol.meeting.MeetingPlace`."""
     binding: Binding
-    """The cores to which it is bound."""
+    """The cores to which the rank's process is bound."""
     threads: int
     """CPU threads for torch's operators on this rank."""
     collective_timeout_s: float
@@ -53,8 +53,8 @@ class RankSpec:
     link: Mapping[str, Any] | None
     """The fields of the simulated `machine.links.Link`; None for the link that is there."""
     clock_ahead_s: float
-    """How far its host's clock is ahead of that of the notebook's host."""
+    """How far the clock of the rank's host is ahead of that of the notebook's host, in seconds."""
     slow_factor: float
-    """How many times as long this rank works, to be a slow one; 1 for a rank like the others."""
+    """The factor by which this rank's work is slowed down; 1 for a rank like the others."""
     simulated: str
     """The simulated link and slow ranks of the cluster in words; empty for none."""

@@ -31,7 +31,8 @@ _own: dict[str, str] = {}
 
 
 def install(shell: Any) -> None:
-    """Keep the variables from the children of this rank, whatever sets them again.
+    """Keep the variables out of the environment of this rank's child processes, even if other code sets them
+    again.
 
     accelerate assigns the values that it has read to `os.environ`, and `unittest.mock.patch.dict` restores
     them by assignment: both put them into the environment of children. The cure comes before each cell, and
@@ -57,7 +58,7 @@ def set_for(spec: RankSpec) -> None:
             "ROLE_NAME": "default",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            # What torchrun says where it was given no identity. A name would be taken for that of a job.
+            # torchrun's value for a run without an identity. A name would be taken for that of a job.
             "TORCHELASTIC_RUN_ID": "none",
             # Nobody listens at MASTER_PORT: rank 0 opens a store there for whoever asks for one.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -69,8 +70,8 @@ def set_for(spec: RankSpec) -> None:
 
 
 def publish_master(spec: RankSpec, store: Store) -> None:
-    """Have rank 0 say at which address and port of its host a store of the person's may be. Call before the
-    group is formed."""
+    """Write into the store the address and a free port of rank 0's host, where a store that the person's code
+    makes may listen. Call before the group is formed; only rank 0 writes."""
     if spec.rank:
         return
     address = interfaces.address_of(spec.interface)[1] if spec.interface else interfaces.LOOPBACK
@@ -78,23 +79,22 @@ def publish_master(spec: RankSpec, store: Store) -> None:
 
 
 def set_master(store: Store) -> None:
-    """Set MASTER_ADDR and MASTER_PORT to what rank 0 has said. Call after the group was formed."""
+    """Set MASTER_ADDR and MASTER_PORT to the values that rank 0 has written. Call after the group was
+    formed."""
     address, port = json.loads(store.get(_STORE_KEY))
     _set({"MASTER_ADDR": address, "MASTER_PORT": str(port)})
 
 
 def hide_from_children() -> None:
-    """Take the variables out of the environment that children inherit, unless the person has changed one.
-
-    Who changes one of them prepares the environment of a child.
-    """
+    """Take the variables out of the environment that child processes inherit, unless the person has changed
+    one of them: such code prepares the environment of a child."""
     if all(os.environ.get(name) == value for name, value in _own.items()):
         for name in _own:
             os.unsetenv(name)
 
 
 def _set(variables: dict[str, str]) -> None:
-    """Set variables, but for those that the person has changed since they were set here."""
+    """Set variables, except those that the person has changed since they were set here."""
     for name, value in variables.items():
         if name in _own and os.environ.get(name) != _own[name]:
             continue
@@ -103,6 +103,7 @@ def _set(variables: dict[str, str]) -> None:
 
 
 def _free_port(address: str) -> int:
+    """Return a TCP port that no process uses now on this address."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -49,7 +49,7 @@ _REMADE_ARGUMENTS = ("device_ids", "output_device")
 
 
 class NotSaved(unpicklable.Explained):
-    """A value, or a part of it, has no description; the message says why."""
+    """A value, or a part of one, cannot be described; the message says why."""
 
 
 class Block:
@@ -68,13 +68,13 @@ class Block:
         self._source = source
 
     def outline(self) -> Tensor:
-        """A tensor without memory that has the type and the shape of the one in the file."""
+        """Return a tensor on torch's device 'meta' with the dtype and the shape of the tensor in the file."""
         if self.form is None:
             return torch.empty(self._size_bytes, dtype=torch.uint8, device="meta")
         return torch.empty(self.form.shape, dtype=getattr(torch, self.form.dtype), device="meta")
 
     def content(self) -> Tensor:
-        """The bytes as a tensor on the CPU."""
+        """Return the bytes as a tensor (size_bytes,) of uint8 on the CPU."""
         source = self._source
         if not isinstance(source, memoryview):
             room = bytearray(self._size_bytes)
@@ -105,8 +105,11 @@ class Describer:
         """The objects of these ids, so that no other object gets one of them."""
 
     def add(self, name: str, value: Any) -> list[str]:
-        """Describe a variable. Returns a line for each part that has no description; of such a variable
-        nothing stays."""
+        """Describe a variable.
+
+        Returns:
+            A line for each part that cannot be described; then the whole variable is left out.
+        """
         before = [
             len(each) for each in (self.nodes, self.definitions, self.pickles, self._tensors, self.notes)
         ]
@@ -130,13 +133,16 @@ class Describer:
         return self.described(state, "random")
 
     def blocks(self) -> dict[str, Block]:
-        """The tensors' bytes by the names that the file has, and give every node the form of its tensor.
+        """Return the bytes of all tensors by their names in the file, and put the form of its tensor into
+        every node: shape, strides, and the block that holds its bytes. Call it once, after everything was
+        added.
 
-        Call it once, after everything was added.
+        Tensors that share a storage share a block, so that they still do after loading.
         """
         forms, sources_of = tensors.take_apart([tensor for _, tensor in self._tensors], 0)
         users: dict[int, list[int]] = {}
         for number, form in enumerate(forms):
+            # A tensor without elements has no block.
             if form.block >= 0:
                 users.setdefault(form.block, []).append(number)
         named: dict[str, Block] = {}
@@ -154,14 +160,15 @@ class Describer:
         return named
 
     def described(self, value: Any, path: str) -> Any:
-        """A value as JSON, which may be a reference to a node.
+        """Return a value as JSON, which may be a reference to a node.
 
         Args:
             value: the value.
-            path: the expression that leads to it, which gives tensors their names in the file.
+            path: the expression that leads to the value, such as 'model.conv.weight', after which tensors are
+                named in the file.
 
         Raises:
-            NotSaved: it has no description.
+            NotSaved: the value cannot be described.
         """
         if (
             value is None
@@ -171,6 +178,7 @@ class Describer:
             return value
         if id(value) in self._known:
             return {"#": self._known[id(value)]}
+        # The number is given before the content is described, because a value may refer to itself.
         number = len(self.nodes)
         self.nodes.append({})
         self._known[id(value)] = number
@@ -179,7 +187,7 @@ class Describer:
         return {"#": number}
 
     def has_description(self, value: Any) -> bool:
-        """Whether an object within a pickle is a node of its own."""
+        """Return whether an object within a pickle becomes a node of its own."""
         return (
             (isinstance(value, Tensor) and tensors.is_plain(value))
             or (isinstance(value, np.ndarray) and _is_plain_array(value))
@@ -190,6 +198,8 @@ class Describer:
         )
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
+        """Return the node of a value, by the first kind of description that fits; the last resort is a
+        pickle."""
         kind = type(value)
         if isinstance(value, Tensor) and getattr(value, "_is_flat_param", False):
             raise NotSaved(
@@ -208,6 +218,7 @@ class Describer:
         if isinstance(value, DistributedDataParallel):
             return self._describe_ddp(value, path)
         try:
+            # Before the description by attributes, which would take a model under FSDP for an ordinary one.
             spread = shards.described(self, value, path)
         except shards.Cannot as error:
             raise NotSaved(str(error), error.about) from None
@@ -224,6 +235,8 @@ class Describer:
         return {"is": "pickle", "pickle": self._pickled(value, path)}
 
     def _describe_plain_value(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        """Return the node of a number, of bytes, a range, a dtype, a device, a path or a scalar of NumPy;
+        None for others."""
         if kind is float:
             return {"is": "float", "text": repr(value)}
         if kind is complex:
@@ -247,6 +260,8 @@ class Describer:
         return None
 
     def _describe_container(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        """Return the node of a list, tuple, set, size or dict; None for others, and for objects of their
+        subclasses."""
         if kind in _SEQUENCES:
             items = [self.described(item, f"{path}[{index}]") for index, item in enumerate(value)]
             return {"is": _SEQUENCES[kind], "items": items}
@@ -263,6 +278,7 @@ class Describer:
         return None
 
     def _describe_array(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        """Return the node of a tensor, an array of NumPy or a generator of torch; None for others."""
         if isinstance(value, Tensor) and tensors.is_plain(value):
             node = {
                 "is": "tensor",
@@ -288,12 +304,15 @@ class Describer:
         return None
 
     def _describe_code(self, value: Any, kind: type, path: str) -> dict[str, Any] | None:
+        """Return the node of a module, a function or a class; None for others. Code of the notebook is saved
+        as source, other code by its module and name."""
         if isinstance(value, ModuleType):
             return {"is": "module", "name": value.__name__}
         if not isinstance(value, FunctionType | BuiltinFunctionType | type | _CACHED):
             return None
         module, name = getattr(value, "__module__", None) or "builtins", value.__qualname__
         if module != "__main__":
+            # Loading looks the name up: it has to lead to the same object.
             if found_in(sys.modules.get(module), name) is not value:
                 raise NotSaved(f"{module} has no {name}, by which it would be found")
             return {"is": "imported", "module": module, "name": name}
@@ -305,6 +324,8 @@ class Describer:
         return {"is": "definition", "definition": len(self.definitions) - 1}
 
     def _describe_ddp(self, value: DistributedDataParallel, path: str) -> dict[str, Any]:
+        """Return the node of a DDP object: its module, the arguments of its constructor, and the order of its
+        buckets."""
         arguments = dict(ddp_objects.all_made()[value][1])
         if arguments.get("process_group") is not None or arguments.get("device_mesh") is not None:
             raise NotSaved("it is on a group of your own. Make it again after loading")
@@ -329,6 +350,8 @@ class Describer:
         }
 
     def _describe_object(self, value: Any, kind: type, path: str) -> dict[str, Any]:
+        """Return the node of an object by its class and attributes, or by a pickle if its state is no
+        dict."""
         try:
             state = value.__getstate__()
         except Exception as error:
@@ -346,6 +369,8 @@ class Describer:
         ]
 
     def _attribute(self, owner: Any, name: str, part: Any, path: str) -> Any:
+        """Describe an attribute of an object; parameters, buffers and submodules of a module get the names of
+        state_dict()."""
         if isinstance(owner, nn.Module) and name in ("_parameters", "_buffers", "_modules"):
             # Named as in state_dict(): model.conv.weight.
             named = {key: self.described(each, f"{path}.{key}") for key, each in part.items()}
@@ -357,6 +382,7 @@ class Describer:
         return self.described(part, f"{path}.{name}")
 
     def _pickled(self, value: Any, path: str) -> int:
+        """Pickle an object; return the pickle's number. Objects in it that can be described become nodes."""
         stream = io.BytesIO()
         try:
             _NodePickler(stream, self, path).dump(value)
@@ -377,17 +403,17 @@ class Describer:
         return OWN_DEVICE if is_own else str(device)
 
     def _refusal(self, value: Any) -> Exception | None:
-        """The reason why a value cannot be saved; None where it can."""
+        """Return the reason why a value cannot be saved; None if it can."""
         scratch = Describer(self._device)
         try:
             scratch.described(value, "it")
         except (NotSaved, RecursionError) as error:
-            # What pickle or the object itself says is known to the descriptions of what cannot travel.
+            # `unpicklable` has explanations for the errors of pickle and of objects themselves.
             return error.__cause__ if isinstance(error.__cause__, Exception) else error
         return None
 
     def _forget(self, lengths: list[int]) -> None:
-        """Go back to an earlier state, given by the lengths of the lists."""
+        """Go back to an earlier state, given by the lengths of the lists that have grown since."""
         lists: list[list[Any]] = [self.nodes, self.definitions, self.pickles, self._tensors, self.notes]
         for each, length in zip(lists, lengths, strict=True):
             del each[length:]
@@ -403,6 +429,8 @@ class _NodePickler(pickle.Pickler):
         self._path = path
 
     def persistent_id(self, value: Any) -> int | None:
+        """Return the number of the node that stands for an object in the pickle; None to pickle the object
+        itself."""
         if not self._describer.has_description(value):
             return None
         node: int = self._describer.described(value, self._path)["#"]
@@ -410,7 +438,7 @@ class _NodePickler(pickle.Pickler):
 
 
 def found_in(module: ModuleType | None, name: str) -> Any:
-    """What a module has under a qualified name; None where it has nothing."""
+    """Return the object with a qualified name in a module; None if there is none."""
     return functools.reduce(lambda found, inner: getattr(found, inner, None), name.split("."), module)
 
 
@@ -427,8 +455,8 @@ def references(node: Any) -> Iterator[dict[str, int]]:
 
 
 def _is_described_by_attributes(kind: type) -> bool:
-    """Whether objects of a class are described by the class and their attributes, as pickle does it for
-    classes that say nothing about it themselves."""
+    """Return whether objects of a class are described by the class and their attributes, as pickle does it
+    for classes without pickling methods of their own."""
     if (
         issubclass(kind, BaseException)
         or hasattr(kind, "__getnewargs__")
@@ -450,6 +478,7 @@ def _is_compiled(kind: type) -> bool:
 
 
 def _reason_not_saved(kind: type) -> str:
+    """Return the reason why objects of a class cannot be saved, and what to save instead."""
     if _is_compiled(kind):
         return "it is compiled. Save the module that was compiled: its _orig_mod"
     if kind.__name__ == "FullyShardedDataParallel":
@@ -458,12 +487,15 @@ def _reason_not_saved(kind: type) -> str:
 
 
 def _is_plain_array(value: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array holds numbers, dates or texts, and no Python objects."""
     return value.dtype.kind in "biufcmMSU" and not value.dtype.hasobject and type(value) is np.ndarray
 
 
 def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
-    """The bytes of an array as a tensor, typed where torch has the type."""
+    """Return the bytes of an array as a flat tensor, with the array's dtype if torch has it, else as
+    uint8."""
     flat = np.ascontiguousarray(array.reshape(-1, order=order))
+    # torch warns about memory that it must not write to.
     if not flat.flags.writeable:
         flat = flat.copy()
     if flat.dtype.isnative and isinstance(getattr(torch, flat.dtype.name, None), torch.dtype):
@@ -476,7 +508,8 @@ def _as_tensor(array: np.ndarray[Any, Any], order: Any) -> Tensor:
 
 
 def _fills(form: TensorForm, size_bytes: int) -> bool:
-    """Whether a tensor has all bytes of its block in order, with a type that the file's format knows."""
+    """Return whether a tensor has all bytes of its block in order, with a dtype that safetensors knows: then
+    the file has this tensor, with its shape, and otherwise uint8."""
     dtype = getattr(torch, form.dtype)
     outline = torch.empty(form.shape, dtype=dtype, device="meta")
     return (
@@ -488,6 +521,7 @@ def _fills(form: TensorForm, size_bytes: int) -> bool:
 
 
 def _free_name(path: str, taken: Mapping[str, Any]) -> str:
+    """Return a name for a tensor in the file that no other tensor has."""
     name, number = path, 2
     while name in taken:
         name, number = f"{path} ({number})", number + 1

@@ -21,7 +21,7 @@ from nbgpu.saved_folder import PICKLED, TENSORS, VALUES, SavedFile
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of a rank's files. Tensors are read when they are asked for."""
+    """The content of a rank's files; each tensor is read when it is looked up."""
 
     variables: Mapping[str, Any]
     random: Any
@@ -49,6 +49,7 @@ def write(
     outlines = tensor_files.in_order({name: block.outline() for name, block in blocks.items()})
     digests: dict[str, str] = {}
     files = {TENSORS: _write(folder / TENSORS, _pieces(outlines, blocks, digests))}
+    # A cell with several definitions is stored once, and they refer to it by its position.
     cells = list(dict.fromkeys(definition.cell for definition in describer.definitions))
     fields = {
         "variables": describer.variables,
@@ -109,6 +110,7 @@ def _pieces(
 
 
 def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> SavedFile:
+    """Write a new file through to the disk; return its size and digest."""
     size_bytes, digest = 0, hashlib.sha256()
     with path.open("xb") as file:
         for piece in pieces:
@@ -121,13 +123,15 @@ def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> SavedFile:
 
 
 class _Fingerprints:
-    """Digests of described values that do not depend on the numbers of nodes or on the names of tensors."""
+    """Digests of described values for the comparison between ranks. The numbers of nodes and the names of
+    tensors do not enter, because they depend on the variables that were described before."""
 
     def __init__(self, describer: Describer, digests: Mapping[str, str]) -> None:
         self._describer = describer
         self._digests = digests
 
     def of(self, described: Any) -> str:
+        """Return the digest of a described value and of all nodes that it refers to, directly or not."""
         digest = hashlib.sha256()
         order: dict[int, int] = {}
         waiting = [described]
@@ -137,8 +141,14 @@ class _Fingerprints:
         return digest.hexdigest()
 
     def _plain(self, part: Any, order: dict[int, int], waiting: list[Any]) -> Any:
-        """A part of a description with the numbers of nodes in the order in which they are met. The nodes
-        that are new are added to `waiting`."""
+        """Return a part of a description with nodes numbered in the order in which they are met, and digests
+        in place of the bytes of tensors and pickles.
+
+        Args:
+            part: the part.
+            order: the new number of each node that was met; extended here.
+            waiting: nodes that were met and are not in the digest yet; extended here.
+        """
         if isinstance(part, list):
             return [self._plain(each, order, waiting) for each in part]
         if not isinstance(part, dict):
@@ -153,6 +163,7 @@ class _Fingerprints:
             for key, each in part.items()
             if key not in ("form", "path")
         }
+        # Buffers that DDP copies from rank 0, and shards, differ between the ranks by design.
         if "form" in part and not part.get("of_rank_0") and not part.get("is_part"):
             block = part["form"]["block"]
             plain["form"] = {**part["form"], "block": None if block is None else self._digests[block]}

@@ -45,7 +45,7 @@ _OF_PARTS: Mapping[str, Callable[..., Any]] = {"range": range, "slice": slice, "
 
 
 class NeedsTrust(Exception):
-    """A value cannot be rebuilt without running code; the message says which."""
+    """A value cannot be rebuilt without running code of the folder; the message names the code."""
 
 
 class NotRebuilt(Exception):
@@ -82,11 +82,14 @@ class Rebuilder:
         self._storages: dict[tuple[str, torch.device], torch.UntypedStorage] = {}
 
     def value(self, described: Any) -> Any:
-        """The value of a description.
+        """Return the value of a description.
+
+        Args:
+            described: a plain JSON value, or a reference to a node.
 
         Raises:
-            NeedsTrust: it cannot be rebuilt without running code, and there is no trust.
-            NotRebuilt: it cannot be rebuilt here.
+            NeedsTrust: the value cannot be rebuilt without running code of the folder, and there is no trust.
+            NotRebuilt: the value cannot be rebuilt here.
         """
         if not isinstance(described, dict):
             return described
@@ -101,6 +104,7 @@ class Rebuilder:
         return self._built[number]
 
     def _build(self, number: int) -> None:
+        """Rebuild the value of a node, and keep it by the node's number."""
         node = self._stored.nodes[number]
         # A container is known before its contents are, because they may refer to it.
         empty = {"list": list, "dict": dict, "OrderedDict": OrderedDict, "set": set}.get(node["is"])
@@ -123,6 +127,7 @@ class Rebuilder:
                 raise NotRebuilt(str(error)) from None
 
     def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
+        """Put the content into a container that was built empty."""
         if node["is"] == "list":
             container.extend(self.value(item) for item in node["items"])
         elif node["is"] == "set":
@@ -132,6 +137,7 @@ class Rebuilder:
                 container[self.value(key)] = self.value(item)
 
     def _rebuild(self, node: Mapping[str, Any]) -> Any:
+        """Return the value of a node that does not refer to itself, by the node's kind."""
         kind = node["is"]
         if kind in _SEQUENCES:
             return _SEQUENCES[kind]([self.value(item) for item in node["items"]])
@@ -167,7 +173,7 @@ class Rebuilder:
         return defaultdict(self.value(node["factory"]), pairs)
 
     def _device_of(self, name: str) -> torch.device:
-        """A device by its name in the description; this rank's own where it has no such GPU."""
+        """Return a device by its name in the description; this rank's own device if there is no such GPU."""
         if name == OWN_DEVICE:
             return self._device
         device = torch.device(name)
@@ -175,6 +181,7 @@ class Rebuilder:
         return device if is_there else self._device
 
     def _tensor(self, node: Mapping[str, Any]) -> Tensor:
+        """Return a tensor with its gradient and the attributes that a person has set on it."""
         device = self._device_of(node["device"])
         tensor = self._in_storage(node["form"], device)
         if node["grad"] is not None:
@@ -188,19 +195,23 @@ class Rebuilder:
         return flat.view(np.dtype(node["dtype"])).reshape(node["shape"], order=node["order"])
 
     def _in_storage(self, form: Mapping[str, Any], device: torch.device) -> Tensor:
+        """Return the tensor of a form, a view of the storage of its block."""
         block = form["block"]
         shape, stride = tuple(form["shape"]), tuple(form["stride"])
         rebuilt = TensorForm(**{**form, "block": 0, "shape": shape, "stride": stride})
         return tensors.in_storage(rebuilt, None if block is None else self._storage(block, device), device)
 
     def _storage(self, block: str, device: torch.device) -> torch.UntypedStorage:
-        """The bytes of a block on a device, once for all tensors that share them."""
+        """Return the bytes of a block on a device. Tensors that shared a storage when they were saved get the
+        same one."""
         if (block, device) not in self._storages:
             content = self._stored.tensors[block].reshape(-1).view(torch.uint8).to(device)
             self._storages[block, device] = content.untyped_storage()
         return self._storages[block, device]
 
     def _dtensor(self, node: Mapping[str, Any]) -> Any:
+        """Return a DTensor from this rank's own part, or on another number of ranks from pieces of all ranks'
+        parts."""
         mesh = self.value(node["mesh"])
         if self._of_all_ranks is None:
             local = self.value(node["local"])
@@ -209,10 +220,11 @@ class Rebuilder:
         return shards.rebuilt_dtensor(node, local, mesh, self.value(node["grad"]))
 
     def _saved_by(self) -> int:
-        """The number of ranks that have saved."""
+        """Return the number of ranks that have saved the variables."""
         return dist.get_world_size() if self._of_all_ranks is None else len(self._parts_of_all().of_path)
 
     def _parts_of_all(self) -> shards.Parts:
+        """Return access to the parts of DTensors in all ranks' files."""
         if self._parts is None:
             assert self._of_all_ranks is not None
             self._parts = shards.Parts(
@@ -224,6 +236,7 @@ class Rebuilder:
         return self._parts
 
     def _shard(self, module: Any, node: Mapping[str, Any]) -> None:
+        """Apply `fully_shard` to a rebuilt model as it was when it was saved."""
         parameters = {name: self.value(part) for name, part in node["parameters"]}
         mesh = self.value(node["mesh"])
         try:
@@ -237,6 +250,8 @@ class Rebuilder:
         return generator
 
     def _imported(self, node: Mapping[str, Any]) -> Any:
+        """Return a function or class by its module and name. Without trust, functions of `builtins` and
+        `posix`, such as eval and system, are refused."""
         module, name = node["module"], node["name"]
         found = found_in(self._imported_module(module), name)
         if found is None:
@@ -246,6 +261,8 @@ class Rebuilder:
         return found
 
     def _imported_module(self, name: str) -> ModuleType:
+        """Import a module by its name; without trust only one that this rank has imported, or one of
+        `_LIBRARIES`: an import runs the module's code."""
         if name not in sys.modules and not self._trust and name.partition(".")[0] not in _LIBRARIES:
             raise NeedsTrust(f"import {name}")
         try:
@@ -254,6 +271,8 @@ class Rebuilder:
             raise NotRebuilt(f"{name} cannot be imported here: {error}") from error
 
     def _definition(self, node: Mapping[str, Any]) -> Any:
+        """Return a function or class of the notebook: with trust from its source, otherwise the one that the
+        rank has under this name."""
         definition = self._stored.definitions[node["definition"]]
         if not self._trust:
             there = self._variables.get(definition.name, self._variables.get(definition.defines))
@@ -263,8 +282,10 @@ class Rebuilder:
         return self._defined(definition)
 
     def _defined(self, definition: Definition) -> Any:
-        """What a definition defines. The rank's variables are afterwards as they were."""
+        """Run a definition and return the function or class. The variables that it needs are there meanwhile,
+        and the rank's own variables are restored afterwards."""
         saved = self._stored.variables
+        # Base classes, decorators and defaults are looked up while the definition runs.
         needed = {
             name: self.value(saved[name]) for name in definitions.needed_at_once(definition) if name in saved
         }
@@ -287,6 +308,7 @@ class Rebuilder:
                     self._variables[name] = value
 
     def _restore_state(self, made: Any, node: Mapping[str, Any]) -> None:
+        """Give an object its attributes, by its own `__setstate__` if it has one."""
         state = {self.value(name): self.value(part) for name, part in node["state"]}
         if hasattr(made, "__setstate__"):
             made.__setstate__(state)
@@ -294,6 +316,8 @@ class Rebuilder:
             vars(made).update(state)
 
     def _ddp(self, node: Mapping[str, Any]) -> DistributedDataParallel:
+        """Return a DDP object around the rebuilt module, with the buckets in their saved order and without a
+        collective."""
         module = self.value(node["module"])
         arguments = self.value(node["arguments"])
         if node["has_device_ids"] and self._device.type == "cuda":
@@ -305,6 +329,7 @@ class Rebuilder:
         return ddp
 
     def _pickle(self, node: Mapping[str, Any]) -> Any:
+        """Return the value of a pickle; NeedsTrust without trust, because unpickling can run any code."""
         if not self._trust:
             raise NeedsTrust("a pickle")
         try:
@@ -318,7 +343,8 @@ class Rebuilder:
 def _dtensor_part_reader(
     stored: Stored, variables: dict[str, Any], device: torch.device
 ) -> Callable[[str], Tensor | None]:
-    """Return a function from a DTensor's path in the description to the rank's part of it, or None."""
+    """Return a function that reads one rank's part of a DTensor by its path in the description; None if that
+    rank has none."""
     parts = {node["path"]: node["local"] for node in stored.nodes if node.get("is") == "dtensor"}
 
     def part(path: str) -> Tensor | None:
@@ -332,6 +358,8 @@ def _dtensor_part_reader(
 
 
 class _NodeUnpickler(pickle.Unpickler):
+    """Opens a pickle, and takes the values of the nodes that it refers to from `value`."""
+
     def __init__(self, file: Any, value: Callable[[Any], Any]) -> None:
         super().__init__(file)
         self._value = value
@@ -341,7 +369,7 @@ class _NodeUnpickler(pickle.Unpickler):
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Let the generators that cells draw from go on where they were."""
+    """Set the generators that cells draw from to a saved state."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -38,12 +38,12 @@ _staged = Staged()
 
 @torch_settings.as_at_the_beginning()
 def save(folder: str, data: str, names: Sequence[str]) -> RankSaved:
-    """Write this rank's variables into its folder. What cannot be saved is left out and named.
+    """Write this rank's variables into its folder. Variables that cannot be saved are left out and named.
 
     Args:
         folder: the folder of the saved variables.
         data: the name of the ranks' folder in it.
-        names: the variables; all of them if none is named.
+        names: the variables; empty for all.
 
     Raises:
         TransferError: there is no variable of a name.
@@ -73,7 +73,8 @@ def stage(
     """Rebuild variables, and keep them until `take` or `drop`. No variable of the person changes.
 
     Args:
-        folder, data: as for `save`.
+        folder: the folder of the saved variables.
+        data: the name of the ranks' folder in it.
         saved_by: the rank whose files are read.
         saved: what each rank has written.
         names: the variables.
@@ -100,6 +101,7 @@ def stage(
     def all_stored() -> list[Stored]:
         return [stored if rank == saved_by else whole(rank) for rank in range(len(saved))]
 
+    # On the number of ranks that saved, each rank's files have its parts of all DTensors.
     rebuilder = Rebuilder(
         stored,
         shell.current().user_ns,
@@ -121,7 +123,8 @@ def stage(
 
 
 def take(names: Sequence[str], with_random_state: bool) -> None:
-    """Make staged values the person's variables, and let random numbers go on where they were."""
+    """Make staged values the person's variables, and set the random number generators to their saved state if
+    wanted."""
     variables = shell.current().user_ns
     values, state = _staged.values, _staged.random_state
     drop()
@@ -131,13 +134,14 @@ def take(names: Sequence[str], with_random_state: bool) -> None:
 
 
 def drop() -> None:
-    """Forget what is staged."""
+    """Release the staged values."""
     global _staged
     _staged = Staged()
 
 
 def _own_variables() -> list[str]:
-    """The person's variables, and the modules, functions and classes that they have imported."""
+    """Return the names of the person's variables, and of the modules, functions and classes that they have
+    imported."""
     current = shell.current()
     hidden: Mapping[str, Any] = current.user_ns_hidden
     absent = object()

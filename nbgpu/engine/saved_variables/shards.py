@@ -34,7 +34,7 @@ _SETTINGS = {
     "unshard_in_backward": True,
     "force_sum_reduction_for_comms": False,
 }
-"""What the methods `set_...` of a model under FSDP change, with the values that it has at first."""
+"""The settings that the methods `set_...` of a model under FSDP change, with their initial values."""
 
 
 class Describing(Protocol):
@@ -44,7 +44,7 @@ class Describing(Protocol):
     notes: list[str]
 
     def described(self, value: Any, path: str) -> Any:
-        """A value as JSON."""
+        """Return a value as JSON."""
 
 
 class Cannot(unpicklable.Explained):
@@ -52,15 +52,15 @@ class Cannot(unpicklable.Explained):
 
 
 def has_description(value: Any) -> bool:
-    """Whether a value is of a kind that is described here."""
+    """Return whether a value is a DTensor, a DeviceMesh or a model under `fully_shard`."""
     return _is_dtensor(value) or _is_mesh(value) or _is_fsdp(value)
 
 
 def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | None:
-    """The node of a value that is spread over the ranks; None for all others.
+    """Return the node of a DTensor, a mesh or a model under FSDP; None for other values.
 
     Raises:
-        Cannot: it has no description.
+        Cannot: the value cannot be described.
     """
     if _is_mesh(value):
         return _describe_mesh(value)
@@ -78,7 +78,8 @@ def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | 
 
 
 def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The attributes of an object without what `fully_shard` has added to it, and adds to it again."""
+    """Return the attributes of an object without those that `fully_shard` has added: it adds them again after
+    loading."""
     if not isinstance(value, nn.Module) or "torch.distributed.fsdp" not in sys.modules:
         return dict(attributes)
     added = set(_hooks_of(value, _OF_FSDP))
@@ -93,6 +94,7 @@ def own_attributes(value: Any, attributes: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _describe_mesh(mesh: Any) -> dict[str, Any]:
+    """Return the node of a mesh over all ranks in their order; Cannot for other meshes."""
     if mesh.mesh.flatten().tolist() != list(range(dist.get_world_size())):
         raise Cannot(
             "it does not span all ranks in their order. Make it again after loading, with the cell that made it",
@@ -108,6 +110,8 @@ def _describe_mesh(mesh: Any) -> dict[str, Any]:
 
 
 def _describe_dtensor(describer: Describing, value: Any, path: str) -> dict[str, Any]:
+    """Return the node of a DTensor: this rank's part, the mesh, the placements, and shape and strides of the
+    whole."""
     local = value.detach().to_local()
     if local.device.type != value.device_mesh.device_type:
         raise Cannot(
@@ -133,6 +137,7 @@ def _describe_dtensor(describer: Describing, value: Any, path: str) -> dict[str,
 
 
 def _placement(placement: Any, owner: Any) -> list[Any]:
+    """Return a placement as JSON: how a DTensor lies on the ranks along one dimension of the mesh."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if type(placement) is Shard:
@@ -145,6 +150,8 @@ def _placement(placement: Any, owner: Any) -> list[Any]:
 
 
 def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, Any]:
+    """Return the node of a model under `fully_shard`: its class before, its attributes, and the settings of
+    FSDP."""
     sharding = torch_private.sharding_of(module)
     if sharding is None:
         raise Cannot(
@@ -180,7 +187,8 @@ def _describe_fsdp(describer: Describing, module: Any, path: str) -> dict[str, A
 
 
 def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
-    """The mesh of a description: over as many ranks as there are now.
+    """Return the mesh of a description. A mesh of one dimension spans as many ranks as there are now; one of
+    several needs the number of ranks that saved it.
 
     Args:
         node: the description.
@@ -200,7 +208,7 @@ def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
 
 
 def rebuilt_dtensor(node: Mapping[str, Any], local: Tensor, mesh: Any, grad: Any) -> Any:
-    """The DTensor of a description.
+    """Return the DTensor of a description. No collective.
 
     Args:
         node: the description.
@@ -230,20 +238,26 @@ def rebuilt_dtensor(node: Mapping[str, Any], local: Tensor, mesh: Any, grad: Any
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of DTensors that as many ranks saved as there were.
+    """The parts of DTensors in the files of all ranks that have saved.
 
     Args:
         of_path: for each of these ranks, a function that returns its part of the DTensor with a path, or None
-            where it has no such one.
+            if the rank has no such DTensor.
     """
 
     of_path: Sequence[Callable[[str], Tensor | None]]
 
     def of(self, node: Mapping[str, Any], rank: int, world_size: int) -> Tensor:
-        """The part that a rank has of a DTensor on another number of ranks, which is cut as torch cuts it.
+        """Return the part of a DTensor that belongs to a rank on another number of ranks, put together from
+        the overlapping pieces of the saved parts.
+
+        Args:
+            node: the DTensor's description.
+            rank: the rank.
+            world_size: the number of ranks now.
 
         Raises:
-            Cannot: it is not known how to cut it.
+            Cannot: the DTensor is sharded in a way that does not fit another number of ranks.
         """
         if node["placements"] == [["replicate"]]:
             part = self.of_path[0](node["path"])
@@ -286,10 +300,10 @@ def shard_again(
     mesh: Any,
     mp_policy: Mapping[str, Any],
 ) -> None:
-    """Put a rebuilt module under FSDP, with the very DTensors that are its parameters.
+    """Apply `fully_shard` to a rebuilt module, with the rebuilt DTensors as its parameters.
 
     Args:
-        module: the module, as it was before `fully_shard`, whose modules below are ready.
+        module: the module as it was before `fully_shard`; its submodules are sharded already.
         parameters: the DTensors of the parameters that FSDP manages, by name.
         node: the description.
         mesh: the mesh.
@@ -330,6 +344,7 @@ def shard_again(
     }
     if ignored := {parameter for parameter in module.parameters() if parameter not in dimensions}:
         arguments["ignored_params"] = ignored
+    # Older versions of torch have fewer arguments.
     accepted = inspect.signature(fully_shard).parameters
     fully_shard(module, **{name: value for name, value in arguments.items() if name in accepted})
     # The module's own load_state_dict may be the person's.
@@ -337,7 +352,8 @@ def shard_again(
 
 
 def _range(length: int, rank: int, world_size: int) -> tuple[int, int]:
-    """(first, last + 1) of the indices that a rank has along a sharded dimension, as torch.chunk cuts it."""
+    """Return (first, last + 1) of the indices that a rank has along a sharded dimension of this length, as
+    torch.chunk divides it."""
     size = ceil(length / world_size)
     return min(rank * size, length), min((rank + 1) * size, length)
 
@@ -350,7 +366,7 @@ def _hooks_of(module: nn.Module, library: str) -> Iterator[int]:
 
 
 def _made_in(hook: Any) -> str:
-    """The module in which a hook is defined."""
+    """Return the name of the module in which a hook is defined, below the wrappers around it."""
     while True:
         if isinstance(hook, partial):
             hook = hook.func

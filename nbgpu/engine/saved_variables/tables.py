@@ -11,8 +11,8 @@ from typing import Any
 
 
 def described(value: Any) -> dict[str, Any] | None:
-    """The parts of a frame or a series, as arrays and lists; None for anything else, and where a part has no
-    description."""
+    """Return the parts of a DataFrame or Series, as arrays and lists; None for any other value, and if a part
+    has a kind that is not described here."""
     pandas = sys.modules.get("pandas")
     if pandas is None or type(value) not in (pandas.DataFrame, pandas.Series):
         return None
@@ -30,13 +30,14 @@ def described(value: Any) -> dict[str, Any] | None:
 
 
 def rebuilt(table: dict[str, Any]) -> Any:
-    """The frame or the series of a description."""
+    """Return the DataFrame or Series of a description."""
     import pandas as pd
 
     index = _index(pd, table["index"])
     if table["kind"] == "series":
         return _series(pd, table["column"], index).rename(table["name"])
     names = _index(pd, table["names"])
+    # By number at first, because two columns may have the same name.
     columns = {number: _series(pd, column, index) for number, column in enumerate(table["columns"])}
     frame = pd.DataFrame(columns, index=index)
     frame.columns = names
@@ -44,6 +45,8 @@ def rebuilt(table: dict[str, Any]) -> Any:
 
 
 def _column(series: Any) -> dict[str, Any] | None:
+    """Return the values of a column as an array, or as a list if they are texts or objects; None for other
+    dtypes."""
     dtype = series.dtype
     if getattr(dtype, "kind", "") in "biufcmM" and hasattr(dtype, "itemsize") and not hasattr(dtype, "tz"):
         array = series.to_numpy()
@@ -60,6 +63,7 @@ def _series(pandas: Any, column: dict[str, Any], index: Any) -> Any:
 
 
 def _labels(pandas: Any, index: Any) -> dict[str, Any] | None:
+    """Return the labels of an index of one level; None for other kinds of index."""
     if type(index) is pandas.RangeIndex:
         return {"range": [index.start, index.stop, index.step], "name": index.name}
     if type(index) is not pandas.Index:
@@ -69,6 +73,7 @@ def _labels(pandas: Any, index: Any) -> dict[str, Any] | None:
 
 
 def _index(pandas: Any, labels: dict[str, Any]) -> Any:
+    """Return the index of its description."""
     if "range" in labels:
         start, stop, step = labels["range"]
         return pandas.RangeIndex(start, stop, step, name=labels["name"])

@@ -46,6 +46,8 @@ _FAKE = "fake"
 
 @dataclass(slots=True)
 class _Collective:
+    """The record of one collective: when this rank began it, waited for it, and had its result."""
+
     operation: str
     group: str
     number: int
@@ -61,7 +63,11 @@ class _Collective:
 
 
 class _Notes:
-    """What one cell does."""
+    """The records of one cell: its parts (forward, backward, optimizer and the rest) and its collectives.
+
+    Args:
+        device: the rank's device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -90,7 +96,7 @@ class _Notes:
             self._mark(part)
 
     def leave(self, part: str) -> None:
-        """End a part, and those inside it that were not ended because they failed."""
+        """End a part of the cell, and the parts inside it that an error has ended without `leave`."""
         if _is_main() and part in self._parts[1:]:
             while self._parts.pop() != part:
                 pass
@@ -116,7 +122,8 @@ class _Notes:
         return noted
 
     def follow(self, noted: _Collective, work: Any) -> None:
-        """Note the end of a collective that was begun as `work`, without holding on to its tensors."""
+        """Record the end of a collective, by a callback of its Work object, without keeping its tensors
+        alive."""
         if work is None:
             return
         with self._lock:
@@ -144,6 +151,7 @@ class _Notes:
             noted.until = Moment(self._device)
 
     def begun_as(self, work: Any) -> _Collective | None:
+        """Return the record of the collective that was begun as this Work object, once; None for others."""
         with self._lock:
             noted = self._record_by_work_id.pop(id(work), None)
             if noted is not None:
@@ -154,7 +162,8 @@ class _Notes:
         self._ended = Moment(self._device)
 
     def read(self) -> dict[str, Any]:
-        """Return everything in seconds of the host's monotonic clock."""
+        """Wait until the device has done the cell's work; return all records, with times in seconds of the
+        host's monotonic clock."""
         assert self._ended is not None, "the cell has ended"
         self._ended.wait()
 
@@ -190,7 +199,7 @@ _last: _Notes | None = None
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Note what the cell does that runs in the context."""
+    """Record the collectives, waits and passes of the cell that runs in the context."""
     global _now, _last
     with _wrapped():
         _now = notes = _Notes(group.membership().device)
@@ -202,7 +211,7 @@ def noted() -> Iterator[None]:
 
 
 def take() -> dict[str, Any] | None:
-    """Return what the last noted cell did, and forget it; None if there is none."""
+    """Return the records of the last cell that was recorded, once; None if there are none."""
     global _last
     taken, _last = _last, None
     return None if taken is None else taken.read()
@@ -218,10 +227,11 @@ def _noting() -> _Notes | None:
 
 @contextmanager
 def _wrapped() -> Iterator[None]:
-    """Have torch call what notes, inside the context."""
+    """Wrap the methods of torch that begin or wait for collectives, and its passes, inside the context."""
     originals: list[tuple[Any, str, Any]] = []
 
     def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *args: Any) -> None:
+        """Replace a method by a wrapper of it, and remember the original."""
         original = getattr(owner, name)
         # A method of C++ is found in its class as another object than the class gives.
         originals.append((owner, name, vars(owner)[name]))
@@ -263,7 +273,16 @@ def _leave(part: str) -> None:
 
 
 def _noting_collective(method: Callable[..., Any], operation: str, argument: int) -> Callable[..., Any]:
+    """Wrap a method of ProcessGroup that begins a collective or a message, to record when it begins and ends.
+
+    Args:
+        method: the method.
+        operation: the kind of collective.
+        argument: the position of the tensors whose bytes count; -1 for none.
+    """
+
     def begin(of_group: Any, *args: Any, **kwargs: Any) -> Any:
+        """Begin a collective and record it."""
         notes = _noting()
         if notes is None:
             return method(of_group, *args, **kwargs)
@@ -277,6 +296,8 @@ def _noting_collective(method: Callable[..., Any], operation: str, argument: int
 
 
 def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Work.wait`, to record when the rank waits for a collective."""
+
     def wait_and_note(work: Any, *args: Any, **kwargs: Any) -> Any:
         notes = _noting()
         if notes is None:
@@ -302,7 +323,11 @@ def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap DDP's forward pass, to record its time, and to have the buckets travel through a hook in
+    Python."""
+
     def forward_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        """Run DDP's forward pass and record its time."""
         notes = _noting()
         if notes is None:
             return forward(self, *args, **kwargs)
@@ -319,7 +344,10 @@ def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `torch.autograd.backward`, to record its time."""
+
     def backward_and_note(*args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass and record its time."""
         notes = _noting()
         if notes is None:
             return backward(*args, **kwargs)
@@ -333,7 +361,8 @@ def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Replaceable:
-    """A communication hook that averages as DDP does by itself, until `replace` sets another one.
+    """A communication hook that averages gradients as DDP does without a hook, until `replace` sets another
+    one: DDP takes only one hook, and the person may register theirs later.
 
     Args:
         group: the process group of the DDP object.
@@ -381,7 +410,8 @@ def attach_replaceable_hook(ddp: DistributedDataParallel) -> bool:
 
 
 def _allow_replacement() -> None:
-    """Patch DDP's methods that register hooks, so that they replace a hook attached here."""
+    """Wrap DDP's methods that register hooks, so that a person's hook replaces the one that was attached
+    here."""
     global _is_installed
     if _is_installed:
         return
@@ -390,8 +420,7 @@ def _allow_replacement() -> None:
 
     @functools.wraps(register)
     def register_or_replace(self: DistributedDataParallel, state: Any, hook: Hook) -> None:
-        """Register a hook or, where `attach` has put one on the object already, put it in the place of
-        that."""
+        """Register a hook, or put it into the replaceable hook that the object has."""
         attached = _hooks.pop(self, None)
         # A DDP object that starts over on another group has lost its hook.
         if attached is None or not torch_private.has_comm_hook(self):
@@ -413,15 +442,16 @@ def _allow_replacement() -> None:
 
 
 def measure_step(num_warm_ups: int, num_steps: int) -> dict[str, Any]:
-    """Call `step()` again and again. A collective.
+    """Time calls of the function `step()` that the person has defined in a cell. A collective.
 
     Args:
         num_warm_ups: calls before those that count.
         num_steps: calls that count.
 
     Returns:
-        `step_s`: the time of each call, until the device has done its work; `samples`: what the last call
-        returned if that was a number, the samples that this rank has worked on, otherwise None.
+        `step_s`: the time of each call in seconds, until the device has done its work; `samples`: the number
+        that the last call returned, which is the number of samples that this rank has worked on; None if it
+        was no number.
 
     Raises:
         NameError: the rank has no function `step`.

@@ -26,7 +26,7 @@ _SIZES_OF_PAIRS_BYTES = (1024, 1024**2, 16 * 1024**2)
 _SMALLEST_AT_ONCE_BYTES = 256 * 1024
 """Where smaller messages go two at a time, only their latency is seen."""
 _NUM_PASSES = 2
-"""What differs between two passes comes from other work on the machine, and not from the link."""
+"""Differences between two passes come from other work on the machine, and not from the link."""
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 25
 _MIN_SIZES = 2
 """A line goes through two points at least."""
@@ -104,7 +104,7 @@ class _Buffers:
         )
 
     def ones(self, num_items: int) -> tuple[Tensor, Tensor]:
-        """The first items of both tensors, filled with ones."""
+        """Return the first `num_items` elements of both tensors, filled with ones."""
         return self._first[:num_items].fill_(1), self._second[:num_items].fill_(1)
 
     def clear(self) -> None:
@@ -114,11 +114,14 @@ class _Buffers:
 
 
 def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
+    """Yield the collectives to time, each with the tensors that it sends and the values that must arrive."""
+
     def all_reduce(num_bytes: int) -> tuple[Send, Tensor, int]:
         tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
         return lambda: dist.all_reduce(tensor), tensor, world_size
 
     def two_at_once(num_bytes: int) -> tuple[Send, Tensor, int]:
+        """Prepare two all_reduce that travel at the same time, as DDP's buckets do."""
         first, second = buffers.ones(num_bytes // _ITEM_BYTES)
 
         def send() -> None:
@@ -138,7 +141,7 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
         whole, part = buffers.ones(num_items * world_size)
         return lambda: dist.reduce_scatter_tensor(part[:num_items], whole), part[:num_items], world_size
 
-    # A smaller tensor would leave some ranks without a part of it.
+    # In a smaller tensor some ranks would have no element.
     sizes = [size for size in _SIZES_BYTES if size >= _ITEM_BYTES * world_size]
     large = [size for size in sizes if size >= _SMALLEST_AT_ONCE_BYTES]
     yield _Operation("all_reduce", sizes, 0.4, all_reduce)
@@ -148,6 +151,7 @@ def _collectives(buffers: _Buffers, world_size: int) -> Iterator[_Operation]:
 
 
 def _pairs(world_size: int) -> Sequence[tuple[int, int]]:
+    """Return the pairs of ranks to time: all of a small group, neighbours in a ring of a larger one."""
     if world_size <= _ALL_PAIRS_UP_TO:
         return list(combinations(range(world_size), 2))
     return [*((rank, rank + 1) for rank in range(world_size - 1)), (0, world_size - 1)]
@@ -156,8 +160,15 @@ def _pairs(world_size: int) -> Sequence[tuple[int, int]]:
 def _there_and_back(
     buffers: _Buffers, member: group.Membership, pairs: Sequence[tuple[int, int]]
 ) -> Iterator[_Operation]:
+    """Yield for each pair of ranks a message that goes to the second rank and comes back. Other ranks do
+    nothing."""
+
     def messages(pair: tuple[int, int]) -> Callable[[int], tuple[Send, Tensor | None, int]]:
+        """Return the function that prepares messages of a pair for one size."""
+
         def prepare(num_bytes: int) -> tuple[Send, Tensor | None, int]:
+            """Return this rank's part in a message there and back: the first rank of the pair begins, the
+            second one answers."""
             tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
 
             def begin() -> None:
@@ -180,7 +191,14 @@ def _there_and_back(
 
 
 class _Timing:
-    """The measurement of one operation."""
+    """The measurement of one operation: the first messages find out which sizes and how many repetitions fit
+    into the time.
+
+    Args:
+        operation: the operation.
+        member: this rank's place in the group.
+        budget_s: about how long all passes together may take.
+    """
 
     def __init__(self, operation: _Operation, member: group.Membership, budget_s: float) -> None:
         self._device = member.device
@@ -207,6 +225,7 @@ class _Timing:
                 self.result["why"] = str(error).splitlines()[0]
                 return
             num_wrong = 0 if received is None else int((received != expected).sum())
+            # This message was not the first one, which sets up connections.
             message_s = self._slowest_s(self._timed(send, 1))
             num_repeats = max(1, min(_MAX_REPEATS, int(_SAMPLE_S / max(message_s, 1e-6))))
             round_s += message_s * num_repeats
@@ -248,6 +267,8 @@ class _Timing:
             torch.cuda.synchronize(self._device)
 
     def _slowest_s(self, seconds: float) -> float:
+        """Return the largest of the ranks' times, the same on every rank, so that all make the same
+        decisions. A collective."""
         slowest = torch.tensor(seconds, dtype=torch.float64, device=self._device)
         with simulated_link.not_simulated():
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -255,13 +276,15 @@ class _Timing:
 
 
 def nccl_seconds(gpu: str, ranks_per_node: int, has_nvlink: bool) -> dict[str, dict[int, list[float]]]:
-    """Return the times of NCCL's collectives by torch's own model, which needs no GPU: seconds by operation
-    and number of ranks for the sizes of `nbgpu.performance.costs`.
+    """Return the times of NCCL's collectives by torch's own model, which needs no GPU.
 
     Args:
         gpu: 'V100', 'A100', 'H100' or 'B200'. Each has the InfiniBand that torch knows with it.
         ranks_per_node: GPUs on each node.
         has_nvlink: whether NVLink joins the GPUs of a node, else PCIe.
+
+    Returns:
+        Seconds by operation and number of ranks, for the sizes of `nbgpu.performance.costs`.
 
     Raises:
         RunError: this version of torch has no such model.

@@ -63,6 +63,17 @@ def measure(settings: dict[str, Any], num_steps: int) -> dict[str, list[dict[str
 
 
 def _steps(config: TrainConfig, device: torch.device, num_steps: int, exchange: bool) -> list[dict[str, Any]]:
+    """Time steps of a new model.
+
+    Args:
+        config: the settings.
+        device: the rank's device.
+        num_steps: the number of timed steps.
+        exchange: whether gradients are exchanged, as the settings say; otherwise DDP only fills its buckets.
+
+    Returns:
+        The times of each step, as `_TimedSteps.take` returns them.
+    """
     recipe: Recipe = by_name.load(config)
     if Discriminator.of(config, recipe, device) is not None:
         raise RunError("a step with a discriminator cannot be timed: set adversarial_weight=0")
@@ -98,7 +109,8 @@ class _ReadyBuckets:
         """The moment at which each bucket of the last step was ready, and its bytes."""
 
     def note(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """Send nothing: a hook of DDP."""
+        """Record that a bucket is ready, and return it unchanged: a communication hook of DDP that sends
+        nothing."""
         self.buckets.append((Moment(self._device), bucket.buffer().nbytes))
         kept: torch.futures.Future[Tensor] = torch.futures.Future()
         kept.set_result(bucket.buffer())
@@ -106,7 +118,17 @@ class _ReadyBuckets:
 
 
 class _TimedSteps:
-    """Optimizer steps of one model on one generated batch."""
+    """Optimizer steps of one model on one generated batch.
+
+    Args:
+        config: the settings.
+        recipe: computes the loss.
+        model: the model.
+        ddp: the strategy that distributes the model.
+        device: the rank's device.
+        ready: the buckets' times, where gradients are not exchanged.
+        blocks: the parts of the model that are timed.
+    """
 
     def __init__(
         self,
@@ -141,6 +163,8 @@ class _TimedSteps:
         for micro_batch in range(config.accumulate):
             with self._ddp.exchange(micro_batch == config.accumulate - 1):
                 before = Moment(self._device)
+                # With `checkpoint_activations` blocks are computed once more in the backward pass, which does
+                # not count.
                 self._blocks.is_forward = True
                 with precision.autocast(config, self._device):
                     loss = self._recipe.loss(self._ddp.replica, self._batch)["loss"]
@@ -214,7 +238,7 @@ class _TimedBlocks:
             passes.clear()
 
     def found(self, micro_batches: int) -> list[tuple[int, float]]:
-        """Return the bytes of each block and its seconds in one forward pass of the model."""
+        """Return for each block (the bytes of its weights, its seconds in one forward pass of the model)."""
         return [
             (num_bytes, sum(begun.seconds_until(ended) for begun, ended in passes) / micro_batches)
             for num_bytes, passes in zip(self._num_bytes, self._passes, strict=True)

@@ -25,11 +25,14 @@ _steps: Callable[[], int] | None = None
 
 @contextmanager
 def listening(step: Callable[[], int]) -> Iterator[None]:
-    """Take SIGTERM and SIGUSR1 as requests to stop from now on; after the block they have no effect on a rank
-    that ends within `_GRACE_S`. Call on the main thread.
+    """Take SIGTERM and SIGUSR1 as requests to stop, so that the run ends with a checkpoint. Call on the main
+    thread.
+
+    The handlers stay installed. After the block a signal is no request any more: a SIGTERM ends the process
+    only if it still runs `_GRACE_S` later.
 
     Args:
-        step: returns the number of steps done, by which a rank that is stuck is told from one that works.
+        step: returns the number of steps done, which distinguishes a rank that is stuck from one that works.
     """
     global _steps
     _steps = step
@@ -42,12 +45,12 @@ def listening(step: Callable[[], int]) -> Iterator[None]:
 
 
 def received() -> signal.Signals | None:
-    """The signal that this process was sent; None if none was."""
+    """Return the signal that this process was sent; None if none was."""
     return _received
 
 
 def in_words() -> str:
-    """Why this rank stops, as a sentence; empty if no signal was sent."""
+    """Return why this rank stops, as a sentence; empty if no signal was sent."""
     if _received is signal.SIGUSR1:
         return "the job's time is nearly up (SIGUSR1): stopped after this step, with a checkpoint"
     if _received is signal.SIGTERM:
@@ -56,6 +59,7 @@ def in_words() -> str:
 
 
 def _take(number: int, _: FrameType | None) -> None:
+    """Record a signal, and on the first SIGTERM start the thread that ends this process if it is stuck."""
     global _received
     is_first_term = number == signal.SIGTERM and _received is not signal.SIGTERM
     # SIGTERM is the more urgent one, and decides about the exit code.
@@ -66,9 +70,11 @@ def _take(number: int, _: FrameType | None) -> None:
 
 
 def _end_if_stuck() -> None:
-    """End this process if it takes no further step: it waits for a peer that is gone."""
+    """End this process if it takes no step for `_GRACE_S`: then it waits for a peer that has ended."""
     steps = _steps
     before = steps() if steps is not None else 0
     time.sleep(_GRACE_S)
+    # os._exit, because an ordinary exit would wait for the main thread. The code is the shell's for a process
+    # that SIGTERM has ended.
     if steps is None or steps() == before:
         os._exit(128 + signal.SIGTERM)

@@ -47,7 +47,7 @@ class Gathered:
     """The positions of all ranks, known to each of them alike."""
 
     positions: Sequence[Mapping[str, Any]]
-    """What each rank reported of itself, in order of rank."""
+    """The report of each rank about itself, in order of rank: `gather`'s `own`."""
     source: int | None
     """The rank that had got furthest; None if no rank has a state."""
     checkpoint: Path | None
@@ -63,7 +63,8 @@ class Gathered:
 
     @property
     def bucket_order(self) -> Sequence[int]:
-        """Return the order in which those steps had the parameters in DDP's buckets."""
+        """Return the order of the parameters in DDP's buckets with which these steps were done: another order
+        would add up the gradients in another sequence, and so change the last bits."""
         return cast(Sequence[int], self._state.get("bucket_order", ()))
 
     @property
@@ -74,7 +75,8 @@ class Gathered:
 
 
 def gather(own: Mapping[str, Any], saves: Saves) -> Gathered:
-    """Exchange the positions of all ranks, and settle which state they all begin with. A collective.
+    """Exchange the positions of all ranks, and choose the state that all of them begin with: that of the rank
+    that has done most steps, else the newest intact checkpoint. A collective.
 
     Args:
         own: this rank's position, as JSON: `ready`, whether this rank has the state of its `step`, and other
@@ -105,7 +107,7 @@ class RunContext:
     goes_on: bool = False
     """Whether the run goes on in a folder where earlier processes have followed the commands so far."""
     settings_since_s: float = 0.0
-    """The time, in seconds since the epoch, before which the settings that were asked for are in `config`."""
+    """In seconds since the epoch: settings that were requested before this moment are already in `config`."""
 
 
 class Loop(ABC):
@@ -163,6 +165,8 @@ class Loop(ABC):
                 step before.
         """
         where = (self.folder, cluster_folder(), self._goes_on, self._settings_since_s)
+        # Only rank 0 reads the person's commands; the other ranks get them with each step's consensus
+        # message.
         commands = CommandWatch(*where) if self.rank == 0 else None
         self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
@@ -175,6 +179,8 @@ class Loop(ABC):
             self._run_steps()
         finally:
             self._train_s += time.perf_counter() - started_s
+        # The clocks drift during a run, so their offsets are measured at its start (`_gather`) and at its
+        # end.
         self._compare_clocks()
         if self.command == "stop":
             if why := ending.in_words() or (commands.why_stop if commands is not None else ""):
@@ -229,7 +235,7 @@ class Loop(ABC):
     # ---- between the ranks ----
 
     def _gather(self, is_ready: bool, **more: Any) -> Gathered:
-        """Settle which state all ranks begin with, and take its step and its settings. A collective.
+        """Agree on the state that all ranks begin with, and take its step and its settings. A collective.
 
         Args:
             is_ready: whether this rank has the state of `step`.
@@ -256,7 +262,8 @@ class Loop(ABC):
         return gathered
 
     def _compare_clocks(self) -> None:
-        """Record how far the clocks of the ranks' hosts are apart. A collective if they are several."""
+        """Record the offsets between the monotonic clocks of the ranks' hosts. A collective if there are
+        several hosts."""
         if self._has_one_clock:
             return
         found = exchange.clock_offsets()
@@ -270,10 +277,11 @@ class Loop(ABC):
             )
 
     def _copy_state(self, own: StateParts, source: int) -> None:
-        """Copy the state of one rank to all ranks, over the process group.
+        """Copy the state of one rank to all ranks, over the process group: tensors as tensors, the rest as
+        JSON.
 
         Args:
-            own: this rank's state, which counts on the rank `source` only.
+            own: this rank's state, which is read on the rank `source` only.
             source: the rank whose state all ranks take.
         """
         tensors, about = own
@@ -283,7 +291,7 @@ class Loop(ABC):
             self.load_state(received, about)
 
     def _hear(self) -> None:
-        """Complete the consensus message that is in progress."""
+        """Wait for the consensus message of this step, and take the command that it carries."""
         self.command = self._consensus.finish() or self.command
 
     def _pause(self) -> None:
@@ -339,10 +347,12 @@ class Loop(ABC):
     # ---- records ----
 
     def _enter(self, state: RunState) -> None:
+        """Record that this rank is in another state of the run, such as 'training' or 'paused'."""
         if self.recorder is not None:
             self.recorder.state(state, self.step)
 
     def _event(self, kind: str, text: str, **detail: Any) -> None:
+        """Record an event of the present step."""
         if self.recorder is not None:
             self.recorder.event(kind, text, self.step, **detail)
 
@@ -370,7 +380,8 @@ class Loop(ABC):
 
 
 class Steering:
-    """The settings that were requested, and how many times settings have changed since the run began."""
+    """The settings that the person has requested during a run, and the number of changes made on all
+    ranks."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
@@ -413,6 +424,7 @@ class Steering:
             positions: the positions of all ranks, in order of rank.
         """
         newest = max(positions, key=lambda position: position["num_changes"])
+        # A rank that has made the same number of changes has the same settings.
         missed: dict[str, Any] = newest["settings"] if self._num_changes < newest["num_changes"] else {}
         self.asked, self._num_changes = newest["asked"], newest["num_changes"]
         return missed

@@ -56,7 +56,7 @@ class Minimiser(Loop):
         self._stage = 0
         self._steps_in_stage = 0
         self._lbfgs: Lbfgs | None = None
-        """The search of the stage and its memory, if it is spread over the ranks."""
+        """The L-BFGS search of the stage and its pairs, if they are spread over the ranks; else None."""
         self._mesh: DeviceMesh | None = None
         """All ranks of the group, over which the search's memory is spread."""
         self._loss = math.nan
@@ -68,10 +68,13 @@ class Minimiser(Loop):
         """Whether a consensus message is in progress."""
 
     def interrupted(self) -> None:
-        """Forget the memory of the search: a part of it may be lost with another rank."""
+        """Drop the L-BFGS pairs and the mesh: each rank has a part of the pairs only, and the mesh belongs to
+        the group that has ended."""
         self._lbfgs, self._mesh = None, None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """Return the error that explains why this rank ran out of memory, with the settings that would lower
+        its need."""
         usage = memory.Usage.of(self.device)
         return OutOfMemoryError(
             f"rank {self.rank} ran out of memory after step {self.step}: {error}\n"
@@ -82,6 +85,9 @@ class Minimiser(Loop):
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
+        """Load the problem, and bring every rank to the same tensor and step: those of the rank that has done
+        most steps, of a checkpoint, or the problem's first tensor. A collective."""
+        # A consensus message of the group that has ended never arrives.
         self._is_asking = False
         gathered = self._gather(self._tensor is not None)
         if not self._loaded:
@@ -91,6 +97,8 @@ class Minimiser(Loop):
         source = gathered.source
         if source is not None:
             self._lbfgs = None
+            # Only the source has a state to send; the other ranks pass an empty one, which `_copy_state`
+            # ignores.
             self._copy_state(self._position() if self.rank == source else ({}, {}), source)
         else:
             self._note(*gathered.notes)
@@ -108,6 +116,8 @@ class Minimiser(Loop):
             self._loaded = True
 
     def _write_info(self) -> None:
+        """Write `run_info.json` on rank 0. All steps count as one epoch, because the problem has no data
+        set."""
         if self.rank == 0:
             total_steps = steps_per_epoch = sum(self.problem.num_steps)
             steps = (total_steps, steps_per_epoch)
@@ -117,6 +127,7 @@ class Minimiser(Loop):
                 )
 
     def _begin(self, found: Path | None) -> None:
+        """Begin with the checkpoint `found`, or with the problem's first tensor if it is None."""
         if found is None:
             self._tensor = self.problem.begin(0, None).to(self.device)
             return
@@ -140,10 +151,17 @@ class Minimiser(Loop):
         return tensors, about
 
     def _sharded(self, part: Tensor) -> DTensor:
-        """Return this rank's part of a vector as a part of the whole: the slices of all ranks."""
+        """Wrap this rank's slices of an L-BFGS vector in a DTensor that stands for the slices of all ranks.
+
+        The checkpoint code gathers DTensors, so that the file has the whole vector and fits another number of
+        ranks. `part` has one row for each slice of this rank, and the result one for each slice of the
+        tensor.
+        """
         if self._mesh is None:
             self._mesh = init_device_mesh(self.device.type, (self.member.world_size,))
         shape = torch.Size((self._found.shape[1], part.shape[1]))
+        # Shape and stride are given, because the last ranks may have fewer slices: by default torch takes the
+        # rows of this rank times the number of ranks.
         return DTensor.from_local(
             part, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(shape[1], 1)
         )
@@ -161,6 +179,8 @@ class Minimiser(Loop):
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Continue from the result of `state`, with whole tensors; the L-BFGS pairs are taken over if the
+        stage of the state spreads its search over the ranks."""
         self._tensor = tensors["model.field"].to(self.device)
         self.step = about["step"]
         self._stage, self._steps_in_stage = about["stage"], about["steps_in_stage"]
@@ -200,6 +220,8 @@ class Minimiser(Loop):
                 self._note(f"{where} ended after {self._steps_in_stage} steps: {ended}")
                 if self._stage == num_stages - 1:
                     return
+                # Computed first, because it may take long; the stage, its tensor and its count of steps
+                # change together.
                 following = self.problem.begin(self._stage + 1, self._found.cpu()).to(self.device)
                 with uninterrupted():
                     self._tensor, self._stage, self._steps_in_stage = following, self._stage + 1, 0
@@ -236,12 +258,16 @@ class Minimiser(Loop):
         )
 
     def _evaluate_part(self, tensor: Tensor, shards: Shards) -> tuple[float, Tensor]:
+        """Return the loss of the whole tensor and this rank's part of its gradient; the norm of the whole
+        gradient is kept for the step's record. A collective."""
         loss, gradient = self.problem.evaluate_part(tensor, self._stage, self.step, shards)
         self._num_evaluations += 1
         self._grad_norm = math.sqrt(shards.sums(gradient.square().sum(dim=1, keepdim=True))[0])
         return loss, gradient
 
     def _evaluate(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and its gradient, with the shape of `tensor`; every rank gets the same. The norm of
+        the gradient is kept for the step's record."""
         loss, gradient = self.problem.evaluate(
             tensor, self._stage, self.step, self.rank, self.member.world_size
         )
@@ -250,6 +276,9 @@ class Minimiser(Loop):
         return loss, gradient
 
     def _after_step(self, tensor: Tensor, loss: float) -> None:
+        """Take over the result of a step, record it, complete the step's consensus message, and validate if
+        it is time."""
+        # Tensor and step number change together: an interrupt between them would leave a state of no step.
         with uninterrupted():
             self._tensor = tensor
             self.step += 1
@@ -288,6 +317,8 @@ class Minimiser(Loop):
         return every > 0 and self.step > 0 and self.step % every == 0
 
     def _record(self, loss: float) -> None:
+        """Record the loss, the time and the number of evaluations of every `log_every`-th step, and of the
+        last step of a stage."""
         if self.recorder is None or (self.step % self.config.log_every and self._num_left):
             return
         step_s = time.perf_counter() - self._step_began_s
@@ -342,6 +373,8 @@ class Minimiser(Loop):
             together(lambda: self._report_end(failure))
 
     def _report_end(self, failure: RunError | None) -> None:
+        """Compute the result on rank 0 and record it; raise `failure`, the error of the last checkpoint,
+        afterwards, because the result is worth having without the checkpoint."""
         self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0:
             with torch.no_grad(), activity.during("working out the result"):

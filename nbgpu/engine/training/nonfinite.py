@@ -106,12 +106,16 @@ class Guard:
         Returns:
             0 or NaN by the name of an input, for `judge`.
         """
+        # No value is read on the host here: each decision is a bool tensor on the device. Once more steps in
+        # a row were left out than are allowed, the run is to stop, and all later steps are left out too. With
+        # fp16 the device cannot distinguish a bad loss from an overflow of the scaled gradient.
         leave_out = ~torch.isfinite(grad_norm)
         if not self._scales_loss:
             leave_out = leave_out | (self._num_left_out > self._allowed)
         self._num_left_out = torch.where(leave_out, self._num_left_out + 1, 0.0)
         for optimizer in stepped:
             optimizers.step_unless(optimizer, leave_out)
+        # The forward pass has already changed the running statistics of BatchNorm.
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(torch.where(leave_out, old, buffer))
         inputs, self._inputs = self._inputs, {}
@@ -168,6 +172,7 @@ class Guard:
                 "inputs": [name for name, found in inputs.values().items() if not math.isfinite(found)],
             }
         )
+        # JSON has no NaN and no Infinity, so the values travel as text.
         bad = {name for theirs in by_rank for name in theirs["terms"]}
         # A bad loss of the model makes its discriminator's loss bad too.
         loss = "loss" if "loss" in bad else DISCRIMINATOR_LOSS

@@ -78,7 +78,8 @@ class BestMetricTracker:
         )
 
     def weights_in_words(self, step: int) -> str:
-        """Return which weights a result belongs to that is computed with the weights of this step."""
+        """Describe the weights of this step, from which a result is computed: the number of the step, and
+        whether it has the best validation."""
         weights = f"{'averaged, ' if self._config.ema_decay else ''}of step {step}"
         if self.best is None:
             return weights
@@ -98,7 +99,8 @@ class BestMetricTracker:
         }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from the result of `state`; start over if that followed another value, or is None."""
+        """Continue from the result of `state`; start over if it followed another metric or mode, or is
+        None."""
         config = self._config
         self.best, self._to_beat, self._num_worse = None, None, 0
         if state is None or (state["metric"], state["mode"]) != (config.best_metric, config.best_mode):

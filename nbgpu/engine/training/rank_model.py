@@ -88,6 +88,7 @@ class AdversarialStep(PlainStep):
     """A step of the model and of its discriminator. Either both learn from it, or neither does.
 
     Args:
+        config, recipe, state, strategy, device: as for `PlainStep`.
         discriminator: learns from the model's newest output.
     """
 
@@ -104,13 +105,18 @@ class AdversarialStep(PlainStep):
         self._discriminator = discriminator
 
     def auxiliary_step(self) -> Mapping[str, Tensor]:
+        """Add the discriminator's gradient on the last micro-batch; return its loss."""
         return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
 
     def gradient_norms(self) -> dict[str, Tensor]:
+        """Clip the gradients of the model and of the discriminator; return their norms before clipping. A
+        collective."""
         norms = super().gradient_norms()
         norms["discriminator_grad_norm"] = self._discriminator.exchange(
             self._state.scaler, self._strategy.transfers
         )
+        # 0 times NaN is NaN: a bad gradient of the discriminator makes the norm of the step bad, so that both
+        # networks leave the step out.
         norms["grad_norm"] = norms["grad_norm"] + 0 * norms["discriminator_grad_norm"]
         return norms
 
@@ -120,6 +126,8 @@ class AdversarialStep(PlainStep):
 
     def set_lr(self, lr: float) -> None:
         super().set_lr(lr)
+        # The discriminator has a learning rate of its own, and takes the factor of schedule and warm-up from
+        # the model's.
         self._discriminator.set_lr(lr / self._config.lr)
 
     def zero_grad(self) -> None:
@@ -156,7 +164,8 @@ class RankModel:
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
         self.bucket_order: Sequence[int] = ()
-        """The strategy's, as the last step left it, for the strategy of another group or process."""
+        """The order of the parameters in DDP's buckets after the last step, for the DDP object that the next
+        group, or a process in this one's place, makes."""
         self.num_parameters = 0
         """The numbers in the parameters of the whole model; 0 before it is built."""
         self._before_bytes: int | None = None
@@ -201,8 +210,16 @@ class RankModel:
         learning_rate: LearningRate,
         bucket_order: Sequence[int],
     ) -> None:
-        """Distribute the networks over the ranks, each of which has the result of `networks`, with the
-        `bucket_order` of the state that they begin with. A collective."""
+        """Distribute the networks over the ranks of the group by DDP or FSDP. A collective.
+
+        Args:
+            config: the settings.
+            recipe: names the blocks that FSDP gathers one at a time.
+            networks: the result of `networks` on this rank.
+            learning_rate: its warm-up decides when PowerSGD begins.
+            bucket_order: the order of the parameters in DDP's buckets in the state that the networks begin
+                with.
+        """
         self.bucket_order = bucket_order
         model = networks.model
         self._strategy = spread(
@@ -217,7 +234,8 @@ class RankModel:
     def prepare(
         self, config: TrainConfig, recipe: Recipe, networks: Networks, learning_rate: LearningRate
     ) -> None:
-        """Make the state of the networks that were spread, unless there is one. No collective: a recipe's own
+        """Make the optimizer and the rest of the state for the networks that were spread, unless there is a
+        state. It comes after `spread`, because FSDP replaces the parameters. No collective: a recipe's own
         optimizer may fail on one rank alone."""
         if self._state is None:
             self._state = State(
@@ -234,7 +252,16 @@ class RankModel:
     # ---- a step ----
 
     def begin_step(self, config: TrainConfig, recipe: Recipe, step: int, steps_per_epoch: int) -> PlainStep:
-        """Return the work of the step after `step`, with the discriminator once its first step is reached."""
+        """Return the work of the next step; from the discriminator's first step on, the discriminator takes
+        part.
+
+        Args:
+            config, recipe: the present settings, and the recipe built from them.
+            step: the number of steps done.
+            steps_per_epoch: the optimizer steps of one pass over the data.
+        """
+        # The forward pass changes the running statistics of BatchNorm; the copies are put back if the step is
+        # left out or cut off.
         self._buffers_before_step = [buffer.clone() for buffer in self.state.model.buffers()]
         parts = (config, recipe, self.state, self.strategy, self._device)
         discriminator = self.state.discriminator
@@ -272,19 +299,21 @@ class RankModel:
         """Revert the changes of a step that was cut off."""
         if self._state is None:
             return
+        # A validation that was cut off has left the averaged weights in the model.
         if self._state.average is not None:
             self._state.average.out_of_the_model()
         # The gradients are views into DDP's buckets, which may hold half of a sum.
         self._state.model.zero_grad(set_to_none=True)
         if self._state.discriminator is not None:
             self._state.discriminator.zero_grad()
+        # Between two steps there are no copies, and nothing to put back.
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
 
     # ---- its end ----
 
     def leave_group(self) -> None:
-        """Release what belongs to the process group."""
+        """Release DDP's or FSDP's objects, which belong to a process group that is about to end."""
         if self._strategy is not None:
             self._strategy.close()
             self._strategy = None

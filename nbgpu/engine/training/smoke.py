@@ -87,6 +87,8 @@ class SmokeTest:
         return [line for well, line in findings if well], [line for well, line in findings if not well]
 
     def _check_batches(self) -> tuple[bool, str]:
+        """Check that batches are finite, alike on all ranks in shape and dtype, and of `batch_size` samples.
+        A collective."""
         described = {
             name: f"{tuple(values.shape)} {str(values.dtype).removeprefix('torch.')}"
             for name, values in self._batches[0].items()
@@ -107,6 +109,7 @@ class SmokeTest:
         return True, f"batches are {shapes} on every rank, with no NaN or Inf"
 
     def _check_validation(self) -> tuple[bool, str]:
+        """Check that the values of the last validation are finite; no validation is no failure."""
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.validation.items())
         if not self.validation:
             return True, "there was no validation, because val_every=0 or no sample is held out"
@@ -114,8 +117,11 @@ class SmokeTest:
         return well, f"validation gives {values}" if well else f"validation gives NaN or Inf: {values}"
 
     def _check_movement(self, model: nn.Module) -> tuple[bool, str]:
-        """Check that the steps moved the parameters; parameters that no loss depends on are no failure,
-        because some networks have them."""
+        """Check whether the steps moved each parameter. A collective.
+
+        Parameters that no loss depends on are named in a note and are no failure, because some networks have
+        them.
+        """
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # A rank may have no part of a small parameter that is sharded.
         moved = exchange.gather(
@@ -131,6 +137,8 @@ class SmokeTest:
         )
 
     def _check_weights(self, model: nn.Module) -> tuple[bool, str]:
+        """Check that the parameters are equal on all ranks, bit for bit. A collective, in which the ranks
+        compare SHA-256 digests and send no weights."""
         if self._config.strategy == "fsdp":
             return True, "weights are shared out over the ranks: there is nothing to compare"
         by_rank = exchange.gather({name: _fingerprint(p) for name, p in model.named_parameters()})
@@ -145,6 +153,17 @@ class SmokeTest:
 def _check_checkpoint(
     loaded: Mapping[str, Tensor], state: Mapping[str, Tensor], checkpoint: str
 ) -> tuple[bool, str]:
+    """Check that each tensor that was read from the checkpoint is equal to the one that was saved. A
+    collective.
+
+    Args:
+        loaded: the tensors from the checkpoint, whole, by name.
+        state: the tensors that were saved, with fsdp this rank's shards.
+        checkpoint: the checkpoint's name, for the text.
+
+    Returns:
+        Whether all are equal on all ranks, and a text about the result.
+    """
     wrong = sorted({*loaded} ^ {*state})
     wrong += [n for n in sorted({*loaded} & {*state}) if not _are_equal(loaded[n], state[n].detach())]
     ranks = [rank for rank, theirs in enumerate(exchange.gather(wrong)) if theirs]
@@ -155,11 +174,12 @@ def _check_checkpoint(
 
 
 def _are_equal(loaded: Tensor, held: Tensor) -> bool:
-    """Compare a whole tensor with this rank's part of one."""
+    """Compare this rank's shard of `loaded`, a whole tensor, with `held`, which may be sharded."""
     return torch.equal(own_part(shared_out(loaded, held)).cpu(), own_part(held).cpu())
 
 
 def _fingerprint(tensor: Tensor) -> str:
+    """Return the SHA-256 digest of a tensor's bytes; numpy has no bfloat16, so it gets the bytes as uint8."""
     return hashlib.sha256(
         tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     ).hexdigest()
@@ -174,6 +194,7 @@ class _Again:
         self._num_batches = config.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of the first step again and again."""
         if not self._kept:
             self._kept += islice(self._source, self._num_batches)
         while True:

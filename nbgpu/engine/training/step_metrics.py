@@ -35,12 +35,13 @@ _STATISTICS = {"forward_s": "forward_statistics_s", "backward_s": "backward_stat
 
 
 class StepClock:
-    """Notes the moments at which the parts of one step begin, for the step's record and for the profiler.
+    """Records the moments at which the parts of one step begin, for the step's record and for the profiler.
 
     Args:
         profiler: marks the same parts in its trace.
         anchors: connect the device's clock with the host's; None if the step is not recorded.
-        transfers: of the gradients; None where they do not travel, or cannot be told from the computation.
+        transfers: of the gradients; None where they do not travel, or cannot be separated from the
+            computation.
     """
 
     def __init__(self, profiler: Profiler, anchors: Anchors | None, transfers: Transfers | None) -> None:
@@ -93,6 +94,8 @@ class StepClock:
         return {"marks": marks, "sent": sent}
 
     def _moments(self) -> tuple[list[tuple[Part, float]], list[tuple[float, float, int]]]:
+        """Return the marks and the transfers with their times in seconds of the host's monotonic clock; the
+        device has passed all of them."""
         marks = [(part, moment.at_s(self._anchor)) for part, moment in self._marks]
         sent = [
             (t.ready.at_s(self._anchor), t.arrived.at_s(self._anchor), t.num_bytes)
@@ -103,9 +106,10 @@ class StepClock:
 
 
 def is_detailed(step: int) -> bool:
-    """Whether every moment of a step is recorded: of three steps in a row, each time that three times as many
-    are done, so that a long run records little of it."""
+    """Return whether every moment of a step is recorded: for the three steps from 1, 3, 10, 30, 100, … on,
+    except the first two steps of all, so that the records of a long run stay small."""
     first = 10 ** (len(str(step)) - 1)
+    # The first steps allocate memory and choose kernels, and so are not typical.
     return step > 2 and any(begin <= step < begin + 3 for begin in (first, 3 * first))
 
 
@@ -114,15 +118,13 @@ def parts_of(
     sent: Sequence[timeline.Interval],
     waits: Sequence[timeline.Interval] = (),
 ) -> dict[str, float]:
-    """Return the parts of a step.
+    """Return the seconds of each part of a step, as `forward_s`, `exposed_s` and the other columns that
+    `StepClock.seconds` lists.
 
     Args:
         marks: the parts in order with the times at which they begin, in seconds; the last one is the end.
         sent: for each transfer the times at which it was ready and at which it had arrived.
         waits: when the rank waited for BatchNorm's statistics.
-
-    Returns:
-        As `StepClock.seconds`.
     """
     seconds = dict.fromkeys(_COLUMNS.values(), 0.0)
     exposed: timeline.Intervals = []
@@ -131,6 +133,7 @@ def parts_of(
         column = _COLUMNS.get(part)
         if column is None:
             continue
+        # The transfers that began in this part; DDP sends buckets during the backward pass.
         own = [(ready, arrived) for ready, arrived in sent if begin_s <= ready < end_s]
         waited_s = sum(end - begin for begin, end in waits if begin_s <= begin < end_s)
         if waited_s and column in _STATISTICS:
@@ -144,6 +147,8 @@ def parts_of(
             seconds[column] += ready_at_s - begin_s
             exposed.append((ready_at_s, max(arrived for _, arrived in own)))
         else:
+            # Here the rank waits for each transfer, such as that of a discriminator's gradient, so that none
+            # of it is hidden behind computation.
             waited = timeline.union(own)
             seconds[column] += end_s - begin_s - timeline.total(waited)
             exposed += waited
@@ -175,6 +180,8 @@ class Readings:
         stacked = torch.stack(scalars) if scalars else torch.empty(0, dtype=torch.float64, device="cpu")
         self._copied: torch.cuda.Event | None = None
         self._on_host = stacked
+        # A copy into pinned memory runs on the stream and does not block the host; the event says when it has
+        # ended.
         if stacked.is_cuda:
             self._on_host = torch.empty(len(stacked), dtype=torch.float64, device="cpu", pin_memory=True)
             self._on_host.copy_(stacked, non_blocking=True)
@@ -182,7 +189,7 @@ class Readings:
             self._copied.record()
 
     def values(self) -> dict[str, float]:
-        """Return the numbers; wait until they have been computed."""
+        """Return the numbers by name, on a GPU once the copy to the host has ended."""
         if self._copied is not None:
             self._copied.synchronize()
         return dict(zip(self._names, self._on_host.tolist(), strict=True))

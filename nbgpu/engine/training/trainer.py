@@ -66,7 +66,8 @@ class Trainer(Loop):
         """Whether model and optimizer are those of `step`: initialised, or taken from a checkpoint or another
         rank."""
         self._lost_step = 0
-        """The step that training had reached when the state was lost, with a rank that had a part of it."""
+        """The step that training had reached when the state was lost together with a rank's shards; 0 if none
+        was."""
         self._guard = Guard(config, self.device)
         self._rank_model = RankModel(self._guard, self.device)
         self._smoke = SmokeTest(config) if config.smoke_test else None
@@ -76,6 +77,10 @@ class Trainer(Loop):
         """The last step, if it is not yet recorded."""
 
     def interrupted(self) -> None:
+        """Leave the group that has ended, and go back to the end of the last whole step.
+
+        With fsdp the shards of a rank that is gone are lost for all, so the whole state is dropped.
+        """
         survives = self._rank_model.survives
         self._rank_model.leave_group()
         # The last step may not have been judged, which takes all ranks: if the run is to stop, they repeat
@@ -90,8 +95,8 @@ class Trainer(Loop):
             self._step_back()
 
     def _forget_state(self) -> None:
-        """Forget the state as if this rank were new: each rank has a part of the state only, and one of them
-        is gone."""
+        """Drop the whole state as if this rank were new: each rank has a shard of the state only, and the
+        shard of a lost rank is gone."""
         self._lost_step = max(self._lost_step, self.step)
         self._rank_model.forget()
         self._begun = False
@@ -103,6 +108,8 @@ class Trainer(Loop):
             self._step_batches = None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemoryError:
+        """Return the error that explains why this rank ran out of memory, with a batch size that would have
+        fitted."""
         batch = self._step_batches.in_hand() if self._step_batches is not None else {}
         shapes = {name: tuple(values.shape) for name, values in batch.items()}
         # Once steps were done, what a step needs is measured and not estimated.
@@ -119,6 +126,12 @@ class Trainer(Loop):
     # ---- getting ready ----
 
     def _gather_ranks(self) -> None:
+        """Load the data, build and distribute the model, and bring every rank to the same step: that of the
+        rank that has done most steps, of a checkpoint, or the first. A collective.
+
+        The steps that may fail on one rank alone run in `together`, so that all ranks raise; the others are
+        collectives themselves.
+        """
         began = self._data.began if self._step_batches is not None else (0, 0)
         gathered = self._gather(
             self._begun, lost=self._lost_step, data_began=began, bucket_order=self._rank_model.bucket_order
@@ -128,6 +141,7 @@ class Trainer(Loop):
         if not self._rank_model.is_built:
             self._enter("loading")
         together(self._load)
+        # The state of another rank belongs to the batches that its data gave from this step and epoch on.
         self._require_the_same_data()
         if source is not None:
             self._start_data(*gathered.positions[source]["data_began"])
@@ -159,6 +173,8 @@ class Trainer(Loop):
         self.command = self._consensus.newest_command()
 
     def _load(self) -> None:
+        """Build the recipe's loaders for this rank, unless it has some. No collective: it runs in
+        `together`."""
         if self._step_batches is None:
             with activity.during("loading the data"):
                 loaders = self.recipe.build_loaders(self.rank, self.member.world_size, self.device)
@@ -172,7 +188,8 @@ class Trainer(Loop):
 
     def _require_a_schedule(self) -> None:
         """Raise ConfigError if the run would end before its learning rate has risen, or if the recipe's own
-        schedule gives no rates. How many steps `epochs` has is only known now."""
+        schedule gives no rates. The check comes after the data are loaded, when the number of steps of
+        `epochs` is known."""
         learning_rate = self._learning_rate()
         learning_rate.try_out()
         # A run that only works out its result has no step to do.
@@ -191,6 +208,8 @@ class Trainer(Loop):
         self.total_steps = self._data.total_steps(self.config)
 
     def _write_info(self) -> None:
+        """Write `run_info.json` on rank 0: settings, devices, number of steps, data and number of
+        parameters."""
         if self.rank == 0:
             loaders = self._data.loaders
             steps = (self.total_steps, loaders.steps_per_epoch)
@@ -202,13 +221,15 @@ class Trainer(Loop):
                 )
 
     def _learning_rate(self) -> LearningRate:
+        """Return the schedule of the learning rate for the present number of ranks and steps."""
         steps_per_epoch = self._data.loaders.steps_per_epoch
         return LearningRate(
             self.config, self.member.world_size, self.total_steps, steps_per_epoch, self.recipe
         )
 
     def state(self) -> StateParts:
-        """Return the state as every Loop does, with the tensors of `State.parts`."""
+        """Return the state of the last whole step: the tensors of `State.parts`, with fsdp sharded, and as
+        JSON the step, the position in the data, the validations so far and the order of DDP's buckets."""
         assert self._unrecorded is None, "the last step was looked at (_flush) before its state counts"
         tensors, about = self._built.parts()
         return tensors, about | {
@@ -222,6 +243,8 @@ class Trainer(Loop):
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Continue from the result of `state` on this or another rank, with whole tensors. The position in
+        the data is left to the caller, because a checkpoint may come from a run with other data."""
         self._built.load(tensors, about)
         self._guard.restore(about["left_out"])
         self._progress.load_state(about["progress"])
@@ -230,6 +253,8 @@ class Trainer(Loop):
         self._train_s = about["train_s"]
 
     def _load_checkpoint(self, path: Path) -> None:
+        """Load a checkpoint, and begin the data after its step; RunError if its tensors do not fit the
+        model."""
         tensors, about = checkpoint.load(path)
         try:
             if self.rank == 0 and about["world_size"] != self.member.world_size:
@@ -243,12 +268,14 @@ class Trainer(Loop):
         except (RuntimeError, ValueError) as error:
             raise RunError(f"{path} does not fit the model: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            # Its sha256 is right, but it may have been written by hand.
+            # The sha256 of the file is right, but a person may have written the file.
             raise RunError(f"{path / checkpoint_files.STATE} is not what nbgpu writes: {error!r}") from error
         if (gone := self._saves.point_to_earlier_best(path, self._progress.best)) is not None:
             self._event("note", gone)
 
     def _describe_continuation(self) -> str:
+        """Return a sentence about the step from which training goes on; with fsdp, whose state was lost, also
+        about the steps that are lost."""
         if not self._lost_step:
             return f"Training goes on after step {self.step}."
         lost, self._lost_step = self._lost_step, 0
@@ -301,7 +328,7 @@ class Trainer(Loop):
 
     def _steer(self) -> None:
         """Apply the settings that the person requested, at the same step on all ranks; settings of the data
-        apply from the next epoch."""
+        apply from the next epoch. A collective if there are any."""
         self._steering.asked |= self._consensus.new_settings()
         if not self._steering.asked:
             return
@@ -309,6 +336,7 @@ class Trainer(Loop):
         now = self._steering.take_due(self.config, begins_epoch=steps_into_epoch == 0)
         if not now:
             return
+        # First record the last step under the settings with which it was computed.
         self._flush()
         before = self._apply_settings(now)
         if self._steering.changes_data(now, self.config):
@@ -325,6 +353,8 @@ class Trainer(Loop):
         self._note_settings(before, now)
 
     def _apply_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Continue under other settings, with a recipe that is built again from them; return the previous
+        values."""
         before = super()._apply_settings(settings)
         if before != settings:
             self.recipe = type(self.recipe)(self.config)
@@ -332,8 +362,10 @@ class Trainer(Loop):
         return before
 
     def _train_step(self) -> None:
-        """Do one optimizer step over `accumulate` micro-batches."""
+        """Do one optimizer step over `accumulate` micro-batches, and read its losses one step later. A
+        collective."""
         started_s = time.perf_counter()
+        # On a GPU each mark of the clock is a CUDA event, so only steps that are recorded get a clock.
         is_timed = self.recorder is not None and (
             self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
         )
@@ -342,6 +374,7 @@ class Trainer(Loop):
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
         clock.enter("agreement")
+        # This small all_reduce travels while the forward and backward passes are computed.
         self._consensus.begin(failure)
         randomness.seed_step(self.config.seed, self.rank, self.step, self.device)
         step = self._rank_model.begin_step(
@@ -354,6 +387,7 @@ class Trainer(Loop):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
             with self._spread.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
+                # A recipe may ask for this place, to draw numbers that belong to samples of several ranks.
                 with randomness.at(self._place_of(index)):
                     terms = step.forward(batch)
                 straggler.catch_up()
@@ -374,10 +408,13 @@ class Trainer(Loop):
         norms = step.gradient_norms()
         if self.log_writer is not None:
             self.log_writer.look_at(self.step + 1, self._model)
+        # SIGINT here would leave weights of one step with the number of another.
         with uninterrupted():
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
             self.step += 1
             self._data.done()
+        # An optimizer makes its state in its first step, so that only now a state that no checkpoint can hold
+        # is found.
         self._built.grouped.require_saveable()
         straggler.catch_up()
         clock.end()
@@ -396,16 +433,21 @@ class Trainer(Loop):
         self._record(means | norms, numbers, clock, inputs)
 
     def _place_of(self, micro_batch: int) -> randomness.Place:
+        """Return the position of a micro-batch among the samples of this step, which are counted over all
+        micro-batches of rank 0, then of rank 1, and so on."""
         before = (self.rank * self.config.accumulate + micro_batch) * self.config.batch_size
         return randomness.Place((self.config.seed, self.step), before)
 
     def _is_time_to_validate(self) -> bool:
+        """Return whether a validation is due after the last step."""
         if self.config.val_every_epochs:
             is_the_end = self.step > 0 and self.step == self.total_steps
             return is_the_end or self._ends_an_epoch(self.config.val_every_epochs)
         return self._due(self.config.val_every)
 
     def _is_worth_a_checkpoint(self) -> bool:
+        """Return whether a checkpoint is due after the last step, by epochs, by steps, or because its
+        validation is the best."""
         epoch_is_due = self._ends_an_epoch(self.config.checkpoint_every_epochs)
         return epoch_is_due or self._due(self.config.checkpoint_every) or self._progress.is_best(self.step)
 
@@ -415,10 +457,12 @@ class Trainer(Loop):
         return every > 0 and self.step > 0 and steps_into_epoch == 0 and epoch % every == 0
 
     def _due(self, every: int) -> bool:
+        """Return whether the last step is an `every`-th one, or the last of the run; 0 for never."""
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:
         """Average the recipe's held-out values over the samples of all ranks."""
+        # Judge the last step first: after a bad one the run may end here.
         self._flush()
         self._enter("validating")
         shows = self._shows_pictures(is_last=self.step == self.total_steps)
@@ -456,7 +500,8 @@ class Trainer(Loop):
         self._saves.begin(self.step, self._state_to_save(), self._score())
 
     def _conclude(self) -> None:
-        """Write the last checkpoint, and evaluate the trained model. Rank 0 does both."""
+        """Write the last checkpoint, and evaluate the trained model. Rank 0 writes the checkpoint and reports
+        the result; with a recipe that shares its evaluation out, all ranks compute it."""
         self._flush()
         if self._progress.is_over and self.command != "stop" and self.step < self.total_steps:
             self._note(self._progress.end_in_words(self.step))
@@ -472,8 +517,8 @@ class Trainer(Loop):
             self._check_smoke_test(self._smoke)
 
     def _go_back_to_best(self) -> None:
-        """Load the whole state with the best validation, so that a run that is healed meanwhile is
-        consistent."""
+        """Load the whole state with the best validation, and not only its weights: if a rank is replaced now,
+        all ranks take one state of one step."""
         path, why = self._saves.best(self.step, self._progress.best)
         if path is not None:
             together(lambda: self.load_state(*checkpoint.load(path)))
@@ -500,6 +545,14 @@ class Trainer(Loop):
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
+        """Compute the result on rank 0 and record it, then raise `failure`, the error of the last checkpoint,
+        if there is one.
+
+        Args:
+            failure: the error of the last checkpoint.
+            evaluated: the recipe's `evaluate` for each sample of the result, where the recipe shares that
+                out.
+        """
         # The result is worth having even if the checkpoint could not be written.
         if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
@@ -545,7 +598,8 @@ class Trainer(Loop):
             self.recorder.at(self.step)
 
     def _flush(self) -> None:
-        """Record the step that is not recorded yet, and act on it if its loss or gradient was not finite.
+        """Record the last step, which is recorded one step late, and act on it if its loss or gradient was
+        not finite.
 
         Raises:
             RunError: the run must not continue; every rank raises it, in the same state, that of `self.step`.
@@ -569,6 +623,8 @@ class Trainer(Loop):
             self.recorder.event("nonfinite", verdict.text, last.step)
 
     def _record_numbers(self) -> None:
+        """Write the losses, times and other numbers of the last step into the rank's records, where they are
+        due. Waits until the device has computed them."""
         last = self._unrecorded
         if last is None or self.recorder is None:
             return
@@ -586,6 +642,6 @@ class Trainer(Loop):
         return step % self.config.log_every == 0 or step == self.total_steps
 
     def _step_back(self) -> None:
-        """Go back to the step that the weights belong to, if the steps after it were left out."""
+        """Set `self.step` to the step of the weights, if the steps after it were left out."""
         self.step -= self._guard.num_left_out
         self._guard.restore(0)

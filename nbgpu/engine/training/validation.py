@@ -42,8 +42,12 @@ def evaluating(state: State, strategy: Strategy) -> Iterator[None]:
 
 
 def each_alone(strategy: Strategy, work: Callable[[], Result]) -> Result:
-    """Do this rank's share of some work with the model, as often as it likes, and raise on every rank if a
-    share failed on any, as `together` does. A collective, inside `evaluating`."""
+    """Call `work` on every rank, in which the rank may call the model as often as it likes; raise on every
+    rank if it failed on any (`consensus.together`). A collective, inside `evaluating`.
+
+    Ranks have different numbers of samples, and with fsdp each forward pass is a collective of all ranks:
+    `strategy.each_alone` has the other ranks take part.
+    """
     return together(lambda: strategy.each_alone(work))
 
 
@@ -56,13 +60,18 @@ def validate(
     device: torch.device,
     show: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[str, float]:
-    """Return the means of the values of the recipe's `validate`, by name, or the result of its `judge`; the
-    same on every rank. A collective.
+    """Return the means of the recipe's `validate` over the held-out samples of all ranks, by name, or the
+    result of the recipe's `judge`; the same on every rank. A collective.
 
-    The result is empty if no rank has a held-out sample. Raises on every rank if a share failed on any, as
-    `together` does.
+    The result is empty if no rank has a held-out sample. If the recipe raises on one rank, every rank raises.
 
     Args:
+        recipe: computes the values of a batch.
+        state: has the model, and the averaged weights if there are any.
+        strategy: how the model is distributed over the ranks.
+        step_batches: has the rank's held-out samples.
+        config: the settings.
+        device: the rank's device.
         show: on the rank that shows them, receives the pictures of a recipe that has some.
     """
     with evaluating(state, strategy):
@@ -125,13 +134,18 @@ def _local_values(
 def _batches(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the recipe's values for each of this rank's held-out batches: by name a tensor with one value for
+    each sample."""
     for batch in step_batches.loaders.val:
         with precision.autocast(config, device):
             values = recipe.validate(state.model, step_batches.to_device(batch))
+        # Outside of autocast, which would otherwise stay on in the caller until the next batch.
         yield values
 
 
 def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
+    """Gather the values of all samples on every rank, in order of rank, and return the recipe's judgement of
+    them, such as an AUC, which is no mean over samples. A collective."""
     everyone: list[dict[str, list[float]]] = exchange.gather(own)
     names = dict.fromkeys(name for values in everyone for name in values)
     gathered = {name: [value for values in everyone for value in values.get(name, [])] for name in names}
@@ -147,9 +161,10 @@ def evaluate(
     chunk_size: int,
     tell: Callable[[int, int], None],
 ) -> list[Any]:
-    """Return what the recipe's `evaluate` gives for every sample of the result, in order, on every rank.
+    """Call the recipe's `evaluate` for every sample of the result, where rank r takes the samples r, r +
+    world_size, …; return the results in the order of the samples, on every rank.
 
-    A collective, inside `evaluating`. Raises on every rank if a share failed on any, as `together` does.
+    A collective, inside `evaluating`. If the recipe raises on one rank, every rank raises.
 
     Args:
         recipe: names the samples and evaluates them.
@@ -158,12 +173,13 @@ def evaluate(
         device: the rank's device.
         member: the rank's place in the group.
         chunk_size: the number of samples that are evaluated at a time.
-        tell: receives now and then how many samples of how many this rank has evaluated.
+        tell: receives from time to time (the samples that this rank has evaluated, all of its samples).
     """
     samples = recipe.samples_of_result()
     own = samples[member.rank :: member.world_size]
     share = each_alone(strategy, lambda: _share(recipe, model, device, own, chunk_size, tell))
     shares: list[list[Any]] = exchange.gather(share)
+    # Rank r has evaluated the samples r, r + world_size, …: the slices put the results back in that order.
     evaluated: list[Any] = [None] * len(samples)
     for rank, of_rank in enumerate(shares):
         evaluated[rank :: member.world_size] = of_rank
@@ -178,6 +194,12 @@ def _share(
     chunk_size: int,
     tell: Callable[[int, int], None],
 ) -> list[Any]:
+    """Return what the recipe's `evaluate` gives for this rank's samples, computed `chunk_size` samples at a
+    time.
+
+    `tell` gets the progress at most every `_EVALUATED_PERIOD_S`, because each call is a record in the run's
+    file.
+    """
     found: list[Any] = []
     told_s = -_EVALUATED_PERIOD_S
     with activity.during("working out the result"):

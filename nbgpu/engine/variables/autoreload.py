@@ -27,16 +27,16 @@ _known: set[str] = set()
 
 
 def check() -> dict[str, str]:
-    """Reload the modules whose files have changed since they were loaded.
+    """Reload the person's modules whose files have changed since they were loaded.
 
-    The first call begins to watch them, and also finds modules that were edited before it.
+    The first call begins to watch the modules, and also finds those that were edited before it.
 
     Returns:
-        For each changed module '', or the error that kept the old one in use.
+        For each changed module '', or the error of its new code, after which the old module stays in use.
     """
     global _reloader, _is_watching
     if _reloader is None:
-        # From IPython 8 on it is made for a shell.
+        # From IPython 8 on the reloader takes the shell.
         takes_shell = "shell" in inspect.signature(ModuleReloader).parameters
         _reloader = ModuleReloader(*([shell.current()] if takes_shell else []))
         if hasattr(_reloader, "deduper_reloader"):
@@ -47,6 +47,7 @@ def check() -> dict[str, str]:
         shell.current().events.register("post_run_cell", note_new)
         note_new()
     before = dict(_reloader.modules_mtimes)
+    # IPython prints the errors of modules and does not return them.
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         _reloader.check(check_all=True)
@@ -65,8 +66,9 @@ def stop() -> None:
 
 
 def note_new(_: Any = None) -> None:
-    """Record when the modules that a cell has imported were last changed; they may change again before the
-    next cell."""
+    """Record the modification times of modules that the last cell has imported, and exclude those of
+    libraries: without a recorded time, autoreload would take a file that is edited before the next cell for
+    an unchanged one."""
     if _reloader is None:
         return
     for name in set(sys.modules) - _known:
@@ -91,7 +93,7 @@ def _failure(module: str, printed: str) -> str:
 
 
 def run_imports(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Run import statements in the person's namespace.
+    """Run the notebook's import statements in the person's namespace.
 
     Args:
         statements: import statements of one name each.
@@ -105,6 +107,8 @@ def run_imports(statements: Sequence[str], folders: Sequence[str]) -> tuple[dict
     variables, hidden = shell.current().user_ns, shell.current().user_ns_hidden
     errors = {}
     for statement in statements:
+        # A dict of its own for the result, so that no name that the ranks have from nbgpu or IPython is
+        # replaced.
         made: dict[str, Any] = {}
         try:
             exec(statement, {"__name__": variables["__name__"]}, made)

@@ -15,7 +15,7 @@ _log = logging.getLogger("nbgpu.engine")
 
 
 def complete(code: str, cursor: int) -> Mapping[str, Any] | None:
-    """Return a kernel's reply to a complete_request; None if IPython fails."""
+    """Return the content of Jupyter's complete_reply for code of the notebook; None if IPython fails."""
     kernel = shell.current().kernel
     return _answer(lambda: kernel.do_complete(code, cursor))
 
@@ -23,18 +23,19 @@ def complete(code: str, cursor: int) -> Mapping[str, Any] | None:
 def inspect(
     code: str, cursor: int, detail_level: int, omit_sections: Collection[str]
 ) -> Mapping[str, Any] | None:
-    """Return a kernel's reply to an inspect_request; None if IPython fails."""
+    """Return the content of Jupyter's inspect_reply for code of the notebook; None if IPython fails."""
     kernel = shell.current().kernel
     return _answer(lambda: kernel.do_inspect(code, cursor, detail_level, set(omit_sections)))
 
 
 def there(names: Sequence[str]) -> dict[str, bool]:
-    """Return those of the names that this rank has, and whether each is a module."""
+    """Return which of these names are variables of this rank, each with whether it is a module."""
     variables = shell.current().user_ns
     return {name: isinstance(variables[name], ModuleType) for name in names if name in variables}
 
 
 def _answer(ask: Any) -> Mapping[str, Any] | None:
+    """Ask IPython, with the variables of this very call hidden; None if it raises."""
     try:
         with _without_the_names_of_this_call():
             reply: Mapping[str, Any] = ask()

@@ -16,8 +16,8 @@ from nbgpu.protocol.records import Definition
 
 
 def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
-    """Return (definition, name) for each missing name that a definition needs at once: a base class,
-    decorator, default."""
+    """Return (definition, name) for each name that is missing on this rank and is looked up while the
+    definition runs: a base class, a decorator or a default. Names that are sent together count as present."""
     coming = {name for d in definitions for name in (d.name, d.defines)}
     return [
         (definition.name, name)
@@ -45,7 +45,13 @@ def define(definitions: Sequence[Definition]) -> None:
 
 
 def lacking(definitions: Sequence[Definition], closures: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (function or class, name) for each missing name that they use when they are called."""
+    """Return (function or class, name) for each missing global name that the function, or a method, looks up
+    when it is called.
+
+    Args:
+        definitions: functions and classes that were sent as source.
+        closures: the names of functions that were sent as code objects.
+    """
     variables = shell.current().user_ns
     uses = {d.name: set(_used_later(_code(d, "<definition>"))) for d in definitions}
     uses |= {name: set(_globals_in(variables[name].__code__)) for name in closures}
@@ -58,8 +64,8 @@ def remember_source(filename: str, text: str) -> None:
 
 
 def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
-    """Yield the definitions, first those that others need at once; where they need each other, as they
-    come."""
+    """Yield the definitions so that each comes after those that it needs while it runs. In a circle of
+    definitions the first one comes first."""
     left = list(definitions)
     while left:
         names = {d.defines for d in left} | {d.name for d in left}
@@ -72,7 +78,8 @@ def _in_order(definitions: Sequence[Definition]) -> Iterator[Definition]:
 
 
 def _code(definition: Definition, filename: str) -> CodeType:
-    """Compile the definition's statement with the line numbers that it has in the cell."""
+    """Compile the definition's statement alone, with the line numbers that it has in its cell, so that
+    tracebacks show the right lines."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: Any = compile(definition.cell, filename, "exec", flags, dont_inherit=True)
     (statement,) = [s for s in tree.body if _first_line(s) == definition.line]
@@ -82,6 +89,7 @@ def _code(definition: Definition, filename: str) -> CodeType:
 
 
 def _first_line(statement: ast.stmt) -> int:
+    """Return the line at which a statement begins: its first decorator's, if it has some."""
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
@@ -92,6 +100,7 @@ def _needed_at_once(code: CodeType) -> set[str]:
     made = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_NAME", "STORE_GLOBAL")}
     needed = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")} - made
     for inner in _codes_in(code):
+        # The body of a class runs at once, that of a function later: only functions have optimised locals.
         if not inner.co_flags & inspect.CO_OPTIMIZED:
             needed |= _needed_at_once(inner) - made
     return needed - {"__name__", "__module__", "__qualname__"}
@@ -107,6 +116,7 @@ def _used_later(code: CodeType) -> Iterator[str]:
 
 
 def _globals_in(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function, or one inside it, looks up when it is called."""
     instructions = list(dis.get_instructions(code))
     # A global that the function itself assigns exists once the function has run.
     assigned = {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}

@@ -22,6 +22,7 @@ def note() -> None:
     path_stats = SourceFileLoader.path_stats
 
     def path_stats_noted(self: SourceFileLoader, path: str) -> Any:
+        """Return the size and modification time of a source file, and record the time."""
         stats = path_stats(self, path)
         if not is_library(path):
             _changed_s[path] = stats["mtime"]

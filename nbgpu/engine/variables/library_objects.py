@@ -23,7 +23,7 @@ _CLASSES = (
 """Module, class, and the call that makes an object again."""
 
 _noted: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Objects of which was said that they are alone."""
+"""Lightning's objects that were already reported to take this rank for the only one."""
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
@@ -39,14 +39,14 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
 
 
 def install(shell: Any) -> None:
-    """Look at the variables after each cell."""
+    """Check the person's variables after each cell for objects that train on this rank alone."""
     shell.events.register("post_run_cell", lambda _: _say_which_are_alone(shell.user_ns))
 
 
 def _say_which_are_alone(variables: Mapping[str, Any]) -> None:
-    """Say at the end of a cell which of Lightning's objects take this rank for the only one.
+    """Print, once for each, which of Lightning's objects take this rank for the only one.
 
-    Without a number of devices Lightning takes one process on the CPU, and its numbers are then those of one
+    Without a number of devices Lightning takes one process on the CPU, and its metrics are then those of one
     rank.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -62,7 +62,8 @@ def _say_which_are_alone(variables: Mapping[str, Any]) -> None:
 
 
 def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Name, value and call of each object of these classes."""
+    """Yield (name, value, call that makes it again) for each variable that is an object of one of
+    `_CLASSES`."""
     for module, kind, call in _CLASSES:
         # Looked up without loading it: transformers loads a class when it is asked for.
         its_class = vars(sys.modules[module]).get(kind) if module in sys.modules else None

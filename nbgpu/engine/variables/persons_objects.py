@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 _T = TypeVar("_T")
 
-# As in interrupts.py: the functions of `signal` are slow.
+# The functions of `signal` turn each number and handler into an Enum, which takes ten times as long as the C
+# functions.
 _signal = import_module("_signal")
 
 _PATIENCE_S = 10.0
@@ -29,7 +30,7 @@ _SIGNAL = signal.SIGRTMIN + 9
 """A signal reaches code that sleeps or waits for a lock. No program sends this one by itself."""
 
 _give_up_s: float | None = None
-"""When the question that is being asked has taken too long."""
+"""The monotonic time at which the question that is being asked is ended; None if no question is asked."""
 _never_ending: dict[int, ref[Any]] = {}
 """Objects whose code did not end, by id: they are not asked a second time."""
 
@@ -39,20 +40,22 @@ class _OverdueError(BaseException):
 
 
 def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S) -> tuple[_T | None, str]:
-    """Run a person's code, for which the other ranks wait. Call on the main thread.
+    """Run a person's code, for which the other ranks wait, and end it after a while. Call on the main thread.
 
-    C code that hears no signal is not ended.
+    The code is ended by an error that a signal handler raises; C code that does not return to Python is not
+    ended.
 
     Args:
-        about: the object that is asked; None for several.
+        about: the object whose code runs; None for several objects.
         question: calls the object's code; takes part in no collective.
-        patience_s: how long the code may take.
+        patience_s: the time that the code may take.
 
     Returns:
-        The answer, None where there is none, and why there is none; '' where there is one.
+        (the answer, ''), or (None, the reason why there is no answer).
     """
     global _give_up_s
     too_long = f"its code had not ended after {patience_s:g} s"
+    # The id of an object that has ended may be that of another one now, so the object itself is compared.
     if about is not None and _never_ending.get(id(about), lambda: None)() is about:
         return None, too_long
     ended = threading.Event()
@@ -62,6 +65,7 @@ def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S)
         name="nbgpu-patience",
         daemon=True,
     )
+    # Set each time, because a cell may have replaced the handler or blocked the signal.
     _signal.signal(_SIGNAL, _raise_if_overdue)
     _signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGNAL,))
     watch.start()
@@ -85,6 +89,8 @@ def ask(about: Any, question: Callable[[], _T], patience_s: float = _PATIENCE_S)
 
 
 def _interrupt_until(ended: threading.Event, asking_thread: int, patience_s: float) -> None:
+    """Send the signal to the asking thread, first after `patience_s` and then in short intervals, until the
+    question is answered."""
     if ended.wait(patience_s):
         return
     while True:
@@ -94,21 +100,23 @@ def _interrupt_until(ended: threading.Event, asking_thread: int, patience_s: flo
 
 
 def _raise_if_overdue(_: int, __: FrameType | None) -> None:
+    """Raise _OverdueError in the code that takes too long. Runs as the handler of `_SIGNAL` on the main
+    thread."""
     # The signal may come when the question has just been answered.
     if _give_up_s is not None and time.monotonic() >= _give_up_s:
         raise _OverdueError
 
 
 def allow(seconds: float) -> None:
-    """Let the question that is being asked take so much longer."""
+    """Give the question that is being asked this many more seconds, such as for sums over large tensors."""
     global _give_up_s
     if _give_up_s is not None:
         _give_up_s += seconds
 
 
 def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether an object is of a class. isinstance would also ask it for a `__class__` of its own, as proxies
-    have that make their object only when it is asked for."""
+    """Return whether an object is of a class. isinstance would also ask the object for its `__class__`, which
+    proxies such as lazy modules compute by their own code."""
     return issubclass(type(value), kind)
 
 
@@ -122,8 +130,8 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def walk_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield a module and all below it, each once. One whose `__init__` did not call that of torch has
-    none."""
+    """Yield a module and its submodules, each once, without their own methods. A module whose `__init__` did
+    not call that of nn.Module has no submodules."""
     pending, seen = [module], {id(module)}
     while pending:
         yield (current := pending.pop())
@@ -134,12 +142,12 @@ def walk_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def walk_parameters(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters of a module and of all below it."""
+    """Yield the parameters of a module and of its submodules."""
     return _walk_kinds(module, ("_parameters",))
 
 
 def walk_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the parameters and buffers of a module and of all below it."""
+    """Yield the parameters and buffers of a module and of its submodules."""
     return _walk_kinds(module, ("_parameters", "_buffers"))
 
 

@@ -18,10 +18,11 @@ _DEPTH = 3
 
 
 def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Put the second object of each pair wherever the first one is.
+    """Replace the first object of each pair by the second one in all Python objects that refer to it: in
+    variables, attributes, containers and closures.
 
-    Left alone are the variables of functions that still run, what only C++ keeps, and what was there before
-    this process was forked.
+    Local variables of functions that still run, references held in C++ alone, and objects that were there
+    before this process was forked are left alone.
     """
     pending = [(old, new) for old, new in pairs if old is not None and old is not new]
     for _ in range(_DEPTH):
@@ -36,6 +37,7 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
             if id(holder) in ours or is_a(holder, FrameType):
                 continue
             if type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
+                # `__new__` of tuple itself: a namedtuple's own takes one argument for each field.
                 again = tuple.__new__(type(holder), (new_of.get(id(item), item) for item in holder))
                 tuples.append((holder, again))
             else:
@@ -45,11 +47,13 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
-    """Yield the objects that refer to one of these objects."""
+    """Yield the objects that refer to one of these objects, also those that the garbage collector does not
+    track."""
     yield from gc.get_referrers(*objects)
     # The collector does not track dicts and tuples that cannot be part of a reference cycle.
     wanted = set(map(id, objects))
     seen = set()
+    # They are found from the tracked objects that refer to them.
     for thing in gc.get_referents(*gc.get_objects()):
         if (
             (type(thing) is dict or type(thing) is tuple)
@@ -63,7 +67,8 @@ def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
 
 
 def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
-    """Replace objects in one that refers to them, by the kind of place in which it keeps them.
+    """Replace objects in an object that refers to them: in its items, its attributes and slots, a closure's
+    cell, or the default arguments of a function.
 
     Args:
         holder: the object that refers to them.
@@ -96,7 +101,9 @@ def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
 
 
 def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
+    """Replace objects among the keys and values of a dict."""
     owner = _class_of_attributes(holder)
+    # By dict's own methods, because a subclass of the person's may do other things.
     for key, value in list(dict.items(holder)):
         if id(value) in new_of:
             if owner is None:
@@ -108,8 +115,8 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
 
 
 def _class_of_attributes(holder: dict[Any, Any]) -> type | None:
-    """Return the class whose attributes a dict has: Python looks them up in a cache, which only `setattr`
-    renews."""
+    """Return the class whose attributes this dict has; None for other dicts. Attributes of a class must be
+    set by `setattr`, because Python keeps them in a cache that only `setattr` renews."""
     if "__module__" not in holder:
         return None
     return next((owner for owner in gc.get_referrers(holder) if is_a(owner, type)), None)

@@ -52,7 +52,8 @@ class _CannotMoveError(Exception):
 
 
 def report_again() -> None:
-    """Report objects that some ranks lack once more: the group has other ranks now."""
+    """Forget which missing objects were reported, so that they are reported once more: the group has other
+    ranks now."""
     _reported.clear()
 
 
@@ -188,8 +189,11 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
 def _initialise_again(
     ddp: DistributedDataParallel, arguments: Mapping[str, Any], order: Sequence[int]
 ) -> tuple[str, Attachments]:
-    """Initialise an object on the group that there is now, with its buckets in the given order. Returns (why
-    that failed, empty if it did not; what the person had put on the object)."""
+    """Initialise a DDP object on the present group, in place and with its buckets in the given order.
+
+    Returns:
+        (the error, empty if there was none; the hooks and settings that the person had put on the object).
+    """
     attachments = collect(ddp)
 
     def initialise() -> None:
@@ -203,8 +207,7 @@ def _initialise_again(
 
 
 def _drop_debugger_objects() -> None:
-    """Forget the DDP objects that only the frames kept for the debugger refer to: nobody will train with
-    them."""
+    """Drop the DDP objects to which only the frames kept for `%debug` refer: nobody will train with them."""
     frames = {id(frame) for frame in kept_failure.kept_frames()}
     for ddp_ref in ddp_objects.references() if frames else ():
         ddp = ddp_ref()
@@ -213,39 +216,43 @@ def _drop_debugger_objects() -> None:
 
 
 def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int]) -> bool:
+    """Return whether only these frames, given by their ids, refer to a DDP object."""
     holders = gc.get_referrers(ddp)
     for holder in holders:
         if id(holder) in frames:
             continue
         # A frame whose f_locals was read has its variables a second time, in a dict.
         others = gc.get_referrers(holder) if isinstance(holder, dict) else [None]
+        # The list `holders` of this function refers to the dict as well.
         if not all(other is holders or id(other) in frames for other in others):
             return False
     return bool(holders)
 
 
 def _by_key(variables: Mapping[str, Any]) -> dict[str, DistributedDataParallel]:
-    """Return the DDP objects of this process by key, in the order in which they were made."""
+    """Return the DDP objects of this process by the name of their variable, or by their number if they have
+    none, in the order in which they were made."""
     names = {id(v): name for name, v in reversed(list(variables.items())) if is_a(v, DistributedDataParallel)}
     made = ddp_objects.all_made()
     return {names.get(id(ddp), f"DDP object {number}"): ddp for ddp, (number, _) in made.items()}
 
 
 def _agree_on_the_next_number() -> None:
-    """Make a new rank count from the others' number, so that its numbers never refer to their objects."""
+    """Set the number of the next DDP object to the largest count of all ranks, so that no object of a new
+    rank gets the number of an object that only the other ranks have. A collective."""
     ddp_objects.go_on_from(max(exchange.gather(ddp_objects.next_number())))
 
 
 def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[str], list[str]]:
-    """Find out which keys all ranks have. A collective.
+    """Return which keys all ranks have. A collective.
 
     Args:
         mine: the keys of this rank.
         source: the rank whose order counts.
-        what: what a key stands for, for messages.
+        what: the kind of object that the keys stand for, for messages.
 
     Returns:
-        The keys that all have, in order, and a line for each key that only some have.
+        The keys that all ranks have, in order, and a line for each key that only some have.
     """
     theirs = exchange.gather(list(mine))
     everywhere = [key for key in theirs[source] if all(key in keys for keys in theirs)]
@@ -260,12 +267,13 @@ def _on_every_rank(mine: Iterable[str], source: int, what: str) -> tuple[list[st
 
 
 def _parameters_and_sums(ddp: DistributedDataParallel) -> tuple[list[Tensor], list[Any]]:
-    """Return an object's parameters, and what is compared of them over the ranks."""
+    """Return an object's parameters, and their shapes and sums, which are compared over the ranks."""
     parameters = list(ddp.module.parameters())
     return parameters, _shapes_and_sums(parameters)
 
 
 def _shapes_and_sums(tensors: Sequence[Tensor]) -> list[Any]:
+    """Return the shape, and the sum and the norm, of each tensor, as JSON."""
     _allow_time(tensors)
     return [[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]]
 
@@ -296,11 +304,16 @@ def _fingerprint(tensor: Tensor) -> tuple[float, float]:
 
 
 def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:
-    """Return (the state of an optimizer; what is compared of it over the ranks; why it cannot be sent, '' if
-    it can)."""
+    """Return an optimizer's state, and what the ranks compare of it.
+
+    Returns:
+        (the state; names, settings, shapes and sums as JSON; the reason why the state cannot be sent, '' if
+        it can).
+    """
     nothing = OptimizerState({}, {}, [])
 
     def read() -> tuple[OptimizerState, list[Any], str]:
+        """Read the state through the optimizer's own code, and compute the sums of its tensors."""
         try:
             state = optimizers.state_of(optimizer)
         except ConfigError as error:
@@ -323,7 +336,8 @@ def _settings(state: OptimizerState) -> list[dict[str, Any]]:
 
 
 def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return the parameters of each optimizer by name, and a line for each that does not give them."""
+    """Return the parameters of each optimizer by the name of its variable, and a line for each whose
+    parameters cannot be read."""
     parameters, lines = {}, []
     for name, value in variables.items():
         # One that knows the group has a part of the state on each rank, as ZeroRedundancyOptimizer has.
@@ -340,7 +354,17 @@ def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[An
 def _share_optimizers(
     variables: Mapping[str, Any], moved: Sequence[DistributedDataParallel], source: int
 ) -> list[str]:
-    """Give the optimizers of moved objects the same state on all ranks; leave other optimizers alone."""
+    """Give the optimizers of moved DDP objects the same state on all ranks; leave other optimizers alone. A
+    collective.
+
+    Args:
+        variables: the person's variables, by name.
+        moved: the DDP objects that have moved to the new default group.
+        source: the rank whose state all get where the ranks differ.
+
+    Returns:
+        A line for each optimizer whose state differed, or could not be made equal.
+    """
     # Only an optimizer whose parameters are all those of moved objects can have one state on all ranks.
     shared = {id(parameter) for ddp in moved for parameter in walk_parameters(ddp)}
     parameters_by_name, lines = _parameters_of_each(variables)
@@ -367,6 +391,8 @@ def _share_optimizers(
         theirs, values = exchange.broadcast([_settings(state), state.values], source)
         problem = ""
         if dist.get_rank() != source:
+            # The parameters stay this rank's own; only settings such as the learning rate come from the other
+            # rank.
             groups = [before | settings for before, settings in zip(state.groups, theirs, strict=True)]
             new = OptimizerState(tensors, values, groups)
             _, problem = ask(mine[name], functools.partial(_load_state, mine[name], new))
@@ -382,7 +408,7 @@ def _share_optimizers(
 
 @dataclass(frozen=True)
 class Attachments:
-    """What was put on an object."""
+    """The hooks, switches and communication hook that the person had put on a DDP object."""
 
     attributes: dict[str, Any]
     hook: tuple[Any, Any] | None
@@ -390,7 +416,7 @@ class Attachments:
 
     @property
     def name_of_hook(self) -> str:
-        """The hook's name; empty where there is none."""
+        """Return the hook's name; empty if there is no hook."""
         if self.hook is None:
             return ""
         _, hook = self.hook
@@ -399,27 +425,29 @@ class Attachments:
 
 
 def collect(ddp: DistributedDataParallel) -> Attachments:
-    """Return what the person has put on an object, to be put back once the object is initialised again."""
+    """Return the hooks, switches and communication hook of a DDP object, to be put back once it is
+    initialised again."""
     attributes = {name: vars(ddp)[name] for name in (*_OF_EVERY_MODULE, *_SWITCHES)}
     return Attachments(attributes, ddp_objects.hook_of(ddp))
 
 
 def put_back(ddp: DistributedDataParallel, attachments: Attachments) -> None:
-    """Put on an object what was on it before, except the communication hook."""
+    """Put the hooks and switches back on a DDP object that was initialised again; the communication hook is
+    registered later."""
     # The very dicts of before: the handles with which a hook is removed refer to them.
     vars(ddp).update(attachments.attributes)
 
 
 def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before: Any) -> str:
-    """Register the communication hook of before.
+    """Register a DDP object's communication hook again, on the new group.
 
     Args:
-        ddp: the object, on the new group.
-        attachments: what was on it.
+        ddp: the object.
+        attachments: the hook and its state before.
         before: the default group that has ended.
 
     Returns:
-        A sentence for the person; empty if all is as before.
+        A sentence for the person; empty if nothing has changed for them.
     """
     if attachments.hook is None:
         return ""
@@ -436,8 +464,8 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
 
 
 def on_new_group(thing: Any, before: Any) -> Any:
-    """Put the new default group in place of the one that has ended, if an object is it or has it as an
-    attribute; return the object, or the group."""
+    """Replace the default group that has ended by the new one, where an object is that group or has it as an
+    attribute; return the object, or the new group."""
     if before is None:
         return thing
     if thing is before:
@@ -448,19 +476,20 @@ def on_new_group(thing: Any, before: Any) -> Any:
 
 
 def has_group(thing: Any) -> bool:
-    """Whether an object holds a process group."""
+    """Return whether an object is a process group, or has one as an attribute."""
     return any(True for _ in _groups_of(thing))
 
 
 def _groups_of(thing: Any) -> Iterator[dist.ProcessGroup]:
+    """Yield the object if it is a process group, and the process groups among its attributes."""
     for value in [thing, *persons_objects.attributes(thing).values()]:
         if is_a(value, dist.ProcessGroup):
             yield value
 
 
 def _begin_compression_again(state: Any) -> bool:
-    """Empty PowerSGD's memories, which belong to buckets that DDP has to find again; return whether there
-    were any."""
+    """Clear PowerSGD's error feedback and its low-rank matrices, which belong to buckets that the new DDP
+    object has not built yet; return whether there were any."""
     power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
     if power_sgd is None or not is_a(state, power_sgd.PowerSGDState):
         return False
@@ -468,5 +497,6 @@ def _begin_compression_again(state: Any) -> bool:
     had_any = any(memories)
     for memory in memories:
         memory.clear()
+    # PowerSGD must not start before DDP has built its final buckets.
     state.iter = min(state.iter, state.start_powerSGD_iter - _STEPS_TO_SETTLE)
     return had_any

@@ -15,12 +15,13 @@ from nbgpu.engine.variables.persons_objects import ask, is_a, walk_parameters
 from nbgpu.engine.variables.user_groups import Owned
 
 _reported: dict[str, list[int]] = {}
-"""By name: by how many changes each rank was ahead when its parts were last compared."""
+"""By the name of a variable: how many in-place changes each rank was ahead of the last one, at the last
+comparison."""
 
 
 def reset() -> list[str]:
-    """Have every model forget the step that was cut short, and free the weights that it gathered; have
-    DTensors forget the meshes of groups that have ended.
+    """Reset every model that `fully_shard` has sharded: drop the step that was cut short, and free the
+    gathered weights. Have DTensors forget the meshes of groups that have ended.
 
     Returns:
         A line for each model that could not be reset.
@@ -37,6 +38,7 @@ def reset() -> list[str]:
 
 
 def _models() -> Iterator[Any]:
+    """Yield the models of this process, and their parts, that `fully_shard` has sharded."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     # fully_shard makes a class for each class of module.
     classes = [] if fsdp is None else fsdp.FSDPModule.__subclasses__()
@@ -46,9 +48,11 @@ def _models() -> Iterator[Any]:
 
 
 def unequal(moved: list[Owned]) -> list[str]:
-    """Return a line for each variable whose parts were changed on some ranks and not on others. A collective.
+    """Return a line for each sharded variable that was changed in place a different number of times on
+    different ranks. A collective.
 
-    As no rank has another one's part, nothing can make them equal. Each difference is reported once.
+    No rank has a copy of another rank's shard, so nothing can make such shards equal. Each difference is
+    reported once.
     """
     changes = exchange.gather({thing.name: _num_changes(thing.value) for thing in moved})
     lines = []

@@ -56,6 +56,7 @@ def describe(pattern: str) -> list[Variable]:
 
 
 def _is_imported(value: Any) -> bool:
+    """Return whether a value is a module, or a function or class that was not defined in a cell."""
     kind = type(value)  # an attribute of the value itself may raise
     if issubclass(kind, FunctionType | BuiltinFunctionType | type):
         return bool(value.__module__ != "__main__")
@@ -63,6 +64,7 @@ def _is_imported(value: Any) -> bool:
 
 
 def _described(name: str, value: Any, deadline_s: float) -> Variable:
+    """Describe one variable, with a fingerprint if there is time left."""
     variable = Variable(name, type(value).__name__)
     try:
         variable = replace(variable, **_facts(value))
@@ -108,6 +110,7 @@ def _facts(value: Any) -> dict[str, Any]:
 
 
 def _facts_of_tensor(value: Tensor) -> dict[str, Any]:
+    """Return the fields of a `Variable` that describe a tensor; the bytes are those of this rank's part."""
     if is_lazy(value):
         return {"content": "no shape yet"}
     facts: dict[str, Any] = {
@@ -123,6 +126,8 @@ def _facts_of_tensor(value: Tensor) -> dict[str, Any]:
 
 
 def _facts_of_module(value: nn.Module) -> dict[str, Any]:
+    """Return the fields of a `Variable` that describe a module: the type of a DDP object names the module
+    inside."""
     parameters = list(value.parameters())
     if any(is_lazy(p) for p in parameters):
         return {"content": "no shapes yet"}
@@ -140,7 +145,8 @@ def _facts_of_module(value: nn.Module) -> dict[str, Any]:
 
 
 def _fingerprint(value: Any, deadline_s: float) -> str:
-    """Return a fingerprint of a value that is cheap to compare; empty for others, and after the deadline."""
+    """Return a short hash of a value, for comparison over the ranks; empty for other kinds of objects, and
+    after the deadline."""
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(value, str | bytes):
         ends = value[:_NUM_BYTES_COMPARED], value[-_NUM_BYTES_COMPARED:]
@@ -167,8 +173,8 @@ def _fingerprint(value: Any, deadline_s: float) -> str:
 
 
 def _add_code(digest: Any, code: CodeType) -> None:
-    """Add what the code does, without its file and lines, which differ between ranks that have run different
-    cells."""
+    """Add the bytecode, names and constants of a function to a digest, without its file and lines, which
+    differ between ranks that have run different cells."""
     digest.update(code.co_code + repr((code.co_names, code.co_varnames)).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -178,6 +184,8 @@ def _add_code(digest: Any, code: CodeType) -> None:
 
 
 def _is_short_and_plain(value: Any) -> bool:
+    """Return whether a value is a short list, tuple or dict of numbers: their `repr` is then cheap and
+    complete."""
     if not isinstance(value, list | tuple | dict) or len(value) > _MAX_ITEMS_COMPARED:
         return False
     items = value.values() if isinstance(value, dict) else value
@@ -185,6 +193,8 @@ def _is_short_and_plain(value: Any) -> bool:
 
 
 def _fingerprint_of_tensors(tensors: Iterable[Tensor], deadline_s: float) -> str:
+    """Return a hash of some elements of each tensor; empty if one of them has no elements that can be
+    compared, or after the deadline."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         if time.monotonic() > deadline_s:

@@ -15,13 +15,13 @@ _WHERE_TO_DEFINE = "Send it first, with %push and its name"
 
 
 def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
-    """Return variables of this rank, or values of expressions, for the notebook, which has opened memory for
-    them.
+    """Return variables of this rank, or values of expressions, to the notebook, which has opened shared
+    memory for them (`%pull`).
 
     Returns:
-        The parcel; its bytes, if they are few or this process cannot reach that memory; the names of
-        functions and classes that were defined in a cell; and these functions and classes one after the
-        other, so that ipyparallel sends each as code.
+        The parcel; its bytes, or None if they were written into that memory; the names of functions and
+        classes that were defined in a cell; and these functions and classes one after the other, so that
+        ipyparallel sends each as code.
 
     Raises:
         TransferError: a variable does not exist, an expression fails, or a value cannot be sent. The message
@@ -54,9 +54,14 @@ def send(names: Sequence[str], into: Address) -> tuple[Any, ...]:
 
 
 def receive(parcel: Parcel, source: Address | memoryview) -> bool:
-    """Store the notebook's values as variables, all or none.
+    """Store the notebook's values as variables of this rank, all or none (`%push`).
 
-    Return False if this rank cannot reach their memory.
+    Args:
+        parcel: the description of the values.
+        source: the shared memory that holds their bytes, or the bytes themselves.
+
+    Returns:
+        False if this rank cannot open that memory; the notebook then sends the bytes.
 
     Raises:
         TransferError: a value cannot be restored here.

@@ -26,7 +26,7 @@ _Line = tuple[str, Iterable[Any]]
 
 
 _NEVER_MOVED = ""
-"""Stands for the name of a group, for what does not go on with a group that is made again."""
+"""In place of a group's name, for a variable that cannot be used on a group that was made again."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ def owned(variables: Mapping[str, Any]) -> list[Owned]:
 
 
 def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
-    """Return the line that makes a variable again, for each whose groups are not all there again.
+    """Return the line that makes a variable again, for each variable with a group that was not made again,
+    and keep the line for messages about a later use.
 
     Args:
-        before: what belonged to the groups that have ended.
+        before: the variables that belonged to the groups that have ended.
         moved: the names of the groups that were made again.
     """
     gone = [thing for thing in before if not thing.groups <= set(moved)]
@@ -82,6 +83,7 @@ def lost(before: Iterable[Owned], moved: Collection[str]) -> list[str]:
 
 
 def _describe_group(name: str, value: Any) -> _Line | None:
+    """Return the line for a variable that is a process group; None for any other variable."""
     if not is_a(value, dist.ProcessGroup) or value not in torch_private.living_groups():
         return None
     if value is dist.group.WORLD:
@@ -90,6 +92,14 @@ def _describe_group(name: str, value: Any) -> _Line | None:
 
 
 def _describe_mesh(name: str, value: Any, meshes: Mapping[str, DeviceMesh], is_part: bool) -> _Line | None:
+    """Return the line for a DeviceMesh whose groups exist; None for any other variable.
+
+    Args:
+        name: the variable's name.
+        value: its value.
+        meshes: all variables that are meshes.
+        is_part: whether to describe meshes that were sliced from another one, or those that were not.
+    """
     if not is_a(value, DeviceMesh) or not (groups := _groups_of(value)):
         return None
     root = torch_private.root_of(value)
@@ -110,6 +120,7 @@ def _call(mesh: DeviceMesh) -> str:
 
 
 def _describe_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
+    """Return the line for a model that `fully_shard` has sharded; None for any other variable."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     if fsdp is None or not is_a(value, fsdp.FSDPModule):
         return None
@@ -124,6 +135,7 @@ def _describe_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMe
 
 
 def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
+    """Return the mesh over which a model is sharded; None if it has none."""
     for tensor in walk_tensors(model):
         if (mesh := _mesh_of(tensor)) is not None:
             return mesh
@@ -135,6 +147,7 @@ def _mesh_of_model(model: nn.Module) -> DeviceMesh | None:
 
 
 def _describe_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
+    """Return the line for a DTensor; None for any other variable."""
     mesh = _mesh_of(value)
     if mesh is None or not (groups := _groups_of(mesh)):
         return None
@@ -145,6 +158,7 @@ def _describe_tensor(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) ->
 
 
 def _describe_optimizer(name: str, value: Any) -> _Line | None:
+    """Return the line for an optimizer of DTensors; None for any other variable."""
     if not is_a(value, torch.optim.Optimizer):
         return None
     parameters, _ = ask(value, lambda: optimizer_parameters(value))
@@ -158,17 +172,19 @@ def _describe_optimizer(name: str, value: Any) -> _Line | None:
 
 
 def _needs_to_be_reset() -> list[None]:
-    """Return one more thing that a sharded model needs than its groups, where this torch does not have it."""
+    """Return a stand-in for a group that is never made again, where this version of torch cannot reset a
+    sharded model: the model then counts as lost."""
     return [] if torch_private.can_reset_sharded() else [None]
 
 
 def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer. It runs the optimizer's code."""
+    """Return the parameters of an optimizer. Call through `ask`, because a person's class may compute them by
+    its own code."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _mesh_of(value: Any) -> DeviceMesh | None:
-    """Return the mesh that a tensor is distributed over."""
+    """Return the mesh over which a DTensor is distributed; None for any other value."""
     tensors = sys.modules.get("torch.distributed.tensor")
     if tensors is None or not is_a(value, tensors.DTensor):
         return None
@@ -178,7 +194,7 @@ def _mesh_of(value: Any) -> DeviceMesh | None:
 
 
 def _groups_of(mesh: DeviceMesh) -> list[Any]:
-    """Return the groups of a mesh; none where they have ended."""
+    """Return the process groups of a mesh; none if one of them has ended."""
     try:
         groups = mesh.get_all_groups()
     except (RuntimeError, ValueError, KeyError):  # torch no longer has its groups

@@ -21,12 +21,12 @@ def load(config: TrainConfig, run_folder: Path | None = None, complete: bool = T
     Args:
         config: the settings.
         run_folder: the folder of the run, which has a copy of a person's own recipe from the beginning of the
-            run.
-        complete: whether the settings must be complete; False for a recipe that proposes those that are left
-            to the data.
+            run; None to take the original file.
+        complete: whether settings that are left to the data are refused; False for a recipe that proposes
+            them.
 
     Raises:
-        ConfigError: settings are left to the data, which nobody has chosen.
+        ConfigError: some settings are left to the data and were not chosen.
     """
     if complete and config.left_to_data:
         names = ", ".join(config.left_to_data)
@@ -36,6 +36,7 @@ def load(config: TrainConfig, run_folder: Path | None = None, complete: bool = T
     if isinstance(config, OwnConfig):
         original = Path(config.recipe)
         if run_folder is not None:
+            # The copy is code that is about to run, so it must belong to this user.
             for path in (run_folder, run_folder / original.name):
                 runs.require_own(path)
         own: Recipe = _class(config)(config, original if run_folder is None else run_folder / original.name)

@@ -45,7 +45,8 @@ class _AllStepsDone(Exception):
 
 
 def bounded(optimizer: str) -> bool:
-    """Whether the optimizer keeps to the bounds 0 and 1, to which the others are held only by the loss."""
+    """Return whether the optimizer keeps the tensor within 0 and 1; with the others only the loss can do
+    so."""
     return optimizer in (LBFGS, *_SCIPY)
 
 
@@ -83,6 +84,7 @@ def descend(
         return "no steps were left"
 
     def checked(tensor: Tensor) -> tuple[float, Tensor]:
+        """Evaluate loss and gradient; RunError if they are not finite."""
         # No optimizer recovers from NaN and infinity.
         loss, gradient = evaluate(tensor)
         value = float(loss)
@@ -118,6 +120,9 @@ def _with_scipy(
     num_pairs: int,
     tolerance: float,
 ) -> str:
+    """Minimise with one of scipy's optimizers, on the CPU, within the bounds 0 and 1; return the reason why
+    it ended."""
+
     def as_tensor(flat: np.ndarray) -> Tensor:
         return torch.from_numpy(flat.copy()).view(start.shape).to(start.device)
 
@@ -140,6 +145,7 @@ def _with_scipy(
         if num_done == num_steps:
             raise _AllStepsDone
 
+    # Only the tolerance of the loss ends the search: the other criteria are set to 0.
     options = {"lbfgsb": {"maxiter": num_steps, "ftol": tolerance, "gtol": 0.0, "maxcor": num_pairs}}.get(
         optimizer, {"ftol": tolerance, "gtol": 0.0, "xtol": 0.0}
     )
@@ -169,6 +175,7 @@ def _with_torch(
     lr: Callable[[], float],
     tolerance: float,
 ) -> str:
+    """Minimise with one of torch's optimizers; return the reason why it ended."""
     tensor = start.detach().clone().requires_grad_()
     steps = _TORCH[optimizer]([tensor], lr=lr())
     before = math.inf

@@ -62,7 +62,7 @@ _MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Held:
-    """What the tensors of a search take on the rank with the most slices, in bytes."""
+    """The memory of a search's tensors on the rank with the most slices, in bytes."""
 
     whole_bytes: int
     """The whole tensor: that of the last step and the one that is tried. Where the first axis is longer than
@@ -75,17 +75,17 @@ class Held:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all of them."""
+        """Return the sum of all parts, in bytes."""
         return self.whole_bytes + self.shared_bytes + self.working_bytes
 
 
 def held_bytes(shape: Sequence[int], num_pairs: int, world_size: int) -> Held:
-    """Return what the tensors of a search take on one of so many ranks, beside the evaluation of the loss; a
-    test measures it.
+    """Return the memory of a search's tensors on one rank, without the evaluation of the loss; a test
+    measures it.
 
     Args:
         shape: the shape of the tensor (C, L, ...).
-        num_pairs: how many pairs are remembered.
+        num_pairs: the number of pairs that are remembered.
         world_size: the number of ranks.
     """
     shards = Shards(shape, 0, world_size)
@@ -138,7 +138,7 @@ class Lbfgs:
         self._steps_by_changes = np.zeros((num_pairs, num_pairs))
         self._steps_by_steps = np.zeros((num_pairs, num_pairs))
         self._scale = 1.0
-        """The curvature in directions of which no pair knows anything."""
+        """The curvature in directions that no pair has a part of; theta in the paper."""
         self._is_first = True
         """Whether no step was done yet."""
 
@@ -150,16 +150,18 @@ class Lbfgs:
         after_step: AfterStep,
         tolerance: float,
     ) -> str:
-        """Minimise until a step reduces the loss by less than `tolerance`, or for `num_steps` steps.
+        """Minimise until a step reduces the loss by less than `tolerance`, or for `num_steps` steps. A
+        collective.
 
         A search that continues with the state of another one, from the tensor after its last step, takes the
         steps that the other one would have taken.
 
         Args:
-            evaluate: see `EvaluatePart`.
+            evaluate: returns the loss of a whole tensor, and this rank's part of its gradient.
             start: the initial tensor, whole. It is not changed; numbers out of bounds begin at the bound.
             num_steps: the largest number of steps.
-            after_step: see `AfterStep`.
+            after_step: is called with the tensor and its loss after each step, and may raise to end the
+                search.
             tolerance: a share of the loss, or of 1 if that is larger; 0 disables it.
 
         Returns:
@@ -173,7 +175,7 @@ class Lbfgs:
         shards = self._shards
         x = shards.part(start).clamp_(0, 1)
         loss, gradient, _ = self._evaluated(evaluate, start.clamp(0, 1), None)
-        # The caller may have kept it for this call alone.
+        # Freed now, because the caller may have made the tensor for this call alone.
         del start
         num_done = 0
         while num_done < num_steps:
@@ -201,8 +203,8 @@ class Lbfgs:
         return ALL_DONE
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the memory: this rank's parts of the pairs by name, the oldest first, and the rest as
-        JSON."""
+        """Return this rank's parts of the remembered pairs, by name and the oldest first, and the rest of the
+        state as JSON."""
         tensors = {}
         for number, place in enumerate(self._order):
             tensors[f"change.{number:03d}"] = self._pairs[:, place]
@@ -217,7 +219,7 @@ class Lbfgs:
         }
 
     def load_state(self, tensor: Callable[[str], Tensor], about: Mapping[str, Any]) -> None:
-        """Continue with the memory of another search, or with the newest of its pairs if this one remembers
+        """Continue with the state of another search, or with the newest of its pairs if this one remembers
         fewer.
 
         Args:
@@ -247,7 +249,7 @@ class Lbfgs:
 
     def _target(self, x: Tensor, gradient: Tensor) -> tuple[Tensor, float] | None:
         """Return (the point where the model of the loss is lowest within the bounds, the slope towards it);
-        None if the gradient is zero where it does not point out of the bounds."""
+        None if the projected gradient is zero. A collective."""
         model = _Model(
             self._order, self._num_pairs, self._steps_by_changes, self._steps_by_steps, self._scale
         )
@@ -259,7 +261,8 @@ class Lbfgs:
         slope = self._slope(gradient, x, point)
         if slope < 0:
             return point, slope
-        # The projection has turned the way uphill: it ends where it reaches the first bound.
+        # The projection has made the direction point uphill. The way from the Cauchy point is shortened
+        # instead, so that it ends at the first bound.
         start = _cauchy_point(x, gradient, step)
         room = torch.where(way > 0, 1 - start, start).div_(way.abs()).nan_to_num_(nan=math.inf)
         longest = min(1.0, self._shards.smallest(_least(room)))
@@ -273,6 +276,7 @@ class Lbfgs:
         numbers = x.new_zeros(len(x), 1 + pairs.shape[1])
         for piece in shards.pieces():
             direction = _projected(x[piece], gradient[piece])
+            # The products of each slice are summed over the slices of all ranks at once, in one exchange.
             numbers[piece, 0] = direction.square().sum(dim=1)
             numbers[piece, 1:] = _products(pairs[piece], direction)
         squared, *products = shards.sums(numbers)
@@ -302,14 +306,17 @@ class Lbfgs:
         return float(steps[int(np.argmin(losses))])
 
     def _way_from_cauchy_point(self, model: _Model, x: Tensor, gradient: Tensor, step: float) -> Tensor:
-        """Return the way from the Cauchy point to the model's lowest point, where numbers that are at a bound
-        stay there, and the bounds of the others do not count."""
+        """Return the vector from the Cauchy point to the model's lowest point in the subspace of the free
+        numbers: those at a bound stay there, and the bounds of the others do not count. A collective."""
         shards, pairs = self._shards, self._pairs
         num_rows = pairs.shape[1]
+        # The way v to the Cauchy point: the model's gradient there, g + B v, needs W^T v of all ranks.
         numbers = x.new_zeros(len(x), num_rows)
         for some in shards.pieces():
             numbers[some] = _products(pairs[some], _cauchy_point(x[some], gradient[some], step) - x[some])
         weights = x.new_tensor(model.weights(shards.sums(numbers)))
+        # The negative gradient of the model at the Cauchy point, for the free numbers, and the sums over them
+        # that the linear system in their subspace needs.
         way = torch.empty_like(x)
         numbers = x.new_zeros(len(x), num_rows * (1 + num_rows))
         for some in shards.pieces():
@@ -335,16 +342,21 @@ class Lbfgs:
     def _along(
         self, evaluate: EvaluatePart, x: Tensor, point: Tensor, slope: float, loss: float
     ) -> _Point | None:
-        """Search the line from x to the point and beyond for a place with a lower loss; None where there is
-        none.
+        """Search the line from x to the point and beyond for a step with a lower loss; None if there is none.
+        A collective.
 
         Args:
+            evaluate: returns the loss and this rank's part of the gradient.
+            x: this rank's part of the tensor.
+            point: its part of the point at the step 1.
             slope, loss: at x, along the line.
         """
         newest: _Point | None = None
 
         def try_step(step: float) -> Trial:
+            """Evaluate the loss at a step along the line. A collective."""
             nonlocal newest
+            # Freed before the next point is computed, because a point takes as much memory as the tensor.
             newest = None
             # A step of 1 ends at the point itself, whose numbers are at their bounds exactly.
             part = point if step == 1 else (point - x).mul_(step).add_(x).clamp_(0, 1)
@@ -359,7 +371,9 @@ class Lbfgs:
         return newest if found is not None else None
 
     def _longest(self, x: Tensor, point: Tensor) -> float:
-        """Return the longest step along the line within the bounds."""
+        """Return the longest step along the line within the bounds, at least 1. A collective after the first
+        step."""
+        # L-BFGS-B limits its first step in this way.
         if self._is_first:
             return 1.0
         least = x.new_full((len(x), 1), math.inf)
@@ -372,8 +386,19 @@ class Lbfgs:
     def _evaluated(
         self, evaluate: EvaluatePart, whole: Tensor, line: tuple[Tensor, Tensor] | None
     ) -> tuple[float, Tensor, float]:
-        """Return (loss, this rank's part of the gradient, slope along the line between two points); raise
-        RunError if they are not finite."""
+        """Evaluate the loss of a whole tensor. A collective.
+
+        Args:
+            evaluate: returns the loss and this rank's part of the gradient.
+            whole: the tensor.
+            line: this rank's parts of two points; None if no slope is needed.
+
+        Returns:
+            (loss, this rank's part of the gradient, slope along the line between the two points).
+
+        Raises:
+            RunError: loss or gradient are NaN or infinite.
+        """
         loss, gradient = evaluate(whole)
         numbers = gradient.new_zeros(len(gradient), 2)
         for some in self._shards.pieces():
@@ -386,13 +411,16 @@ class Lbfgs:
         return loss, gradient, float(slope)
 
     def _slope(self, gradient: Tensor, x: Tensor, point: Tensor) -> float:
+        """Return the slope of the loss from x towards a point: the product of gradient and way. A
+        collective."""
         numbers = gradient.new_zeros(len(gradient), 1)
         for some in self._shards.pieces():
             numbers[some, 0] = (gradient[some] * (point[some] - x[some])).sum(dim=1)
         return float(self._shards.sums(numbers)[0])
 
     def _remember(self, x: Tensor, x_now: Tensor, gradient: Tensor, gradient_now: Tensor) -> None:
-        """Remember a step and the change of the gradient, in place of the oldest pair if there is no room."""
+        """Keep a step and the change of the gradient as a pair, in place of the oldest pair if there is no
+        room. A pair without positive curvature is not kept. A collective."""
         shards, pairs, num_pairs = self._shards, self._pairs, self._num_pairs
         numbers = x.new_zeros(len(x), 4 + 2 * pairs.shape[1])
         for some in shards.pieces():
@@ -410,6 +438,7 @@ class Lbfgs:
             return
         of_step, of_change = found[4:].reshape(2, -1)
         is_full = len(self._order) == num_pairs
+        # The memory of the oldest pair is used again; `_order` says which place is how old.
         place = self._order[0] if is_full else len(self._order)
         self._steps_by_changes[:, place] = of_change[num_pairs:]
         self._steps_by_changes[place] = of_step[:num_pairs]
@@ -427,8 +456,15 @@ class _Model:
     """The quadratic model of the loss around a point: its matrix is B = scale * I - W M W^T (equation 3.2 of
     Byrd et al.), where W has the changes of the gradient and the scaled steps in its columns.
 
-    The products with W that it is given, and the weights that it gives, are those of the rows of
-    `Lbfgs._pairs`.
+    The products with W that its methods take, and the weights that they return, are in the order of the rows
+    of `Lbfgs._pairs`.
+
+    Args:
+        order: the places of the pairs that are remembered, the oldest first.
+        num_pairs: the number of places.
+        steps_by_changes: (place, place), the products of steps with changes of the gradient.
+        steps_by_steps: (place, place), the products of steps with one another.
+        scale: the curvature in directions that no pair has a part of.
     """
 
     def __init__(
@@ -496,12 +532,13 @@ def _solved(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _projected(x: Tensor, gradient: Tensor) -> Tensor:
-    """Return the way down the gradient, without the numbers that would leave their bounds."""
+    """Return the negative gradient, with 0 for the numbers that it would move out of their bounds."""
     leaves = ((x <= 0) & (gradient > 0)) | ((x >= 1) & (gradient < 0))
     return gradient.neg().masked_fill_(leaves, 0)
 
 
 def _cauchy_point(x: Tensor, gradient: Tensor, step: float) -> Tensor:
+    """Return the point at a step along the negative gradient, projected onto the bounds."""
     return torch.sub(x, gradient, alpha=step).clamp_(0, 1)
 
 
@@ -532,8 +569,9 @@ class Trial:
 
 
 def strong_wolfe(try_step: Callable[[float], Trial], start: Trial, longest: float) -> Trial | None:
-    """Find a step that lowers the loss enough and leaves little of the slope: first the step 1, then longer
-    ones until an interval holds such a step, then the minimiser of a cubic in that interval.
+    """Find a step that lowers the loss enough and leaves little of the slope (the strong Wolfe conditions):
+    first the step 1, then longer ones until an interval holds such a step, then the minimiser of a cubic in
+    that interval.
 
     After Nocedal and Wright, "Numerical Optimization" (2nd edition, algorithms 3.5 and 3.6).
 
@@ -543,17 +581,19 @@ def strong_wolfe(try_step: Callable[[float], Trial], start: Trial, longest: floa
         longest: the longest step allowed, at least 1. It is taken if the loss still falls there.
 
     Returns:
-        The trial that was evaluated last, or None if there was none that will do.
+        The trial that was evaluated last, or None if no step meets the conditions.
     """
     low, high = start, None
     step = 1.0
     for _ in range(_MAX_TRIALS):
         trial = try_step(step)
         promised = start.loss + _DECREASE * step * start.slope
+        # The loss has not fallen enough: an acceptable step lies between `low` and this one.
         if trial.loss > promised or (low is not start and trial.loss >= low.loss):
             high = trial
         elif abs(trial.slope) <= -_CURVATURE * start.slope:
             return trial
+        # The slope has changed its sign, so that the interval ends at the lower point before.
         elif trial.slope * (1.0 if high is None else high.step - low.step) >= 0:
             low, high = trial, low
         elif high is None and step >= longest:

@@ -34,12 +34,12 @@ class Problem(ABC):
     @property
     @abstractmethod
     def summary(self) -> tuple[str, ...]:
-        """The goal and its source, in a sentence each."""
+        """Return the goal and its source, in a sentence each."""
 
     @property
     @abstractmethod
     def num_steps(self) -> Sequence[int]:
-        """The largest number of steps of each stage."""
+        """Return the largest number of steps of each stage."""
 
     def stage_name(self, stage: int) -> str:
         """Return the name of a stage."""
@@ -62,10 +62,10 @@ class Problem(ABC):
         """
 
     def evaluate_part(self, tensor: Tensor, stage: int, step: int, shards: Shards) -> tuple[float, Tensor]:
-        """Return (loss, this rank's part of the gradient) as `evaluate` would; the loss is the same on every
-        rank.
+        """Return (loss, this rank's part of the gradient), with the same loss on every rank. A collective
+        with several ranks.
 
-        A collective with several ranks.
+        A problem overrides this method if it can compute its part of the gradient without the whole.
         """
         loss, gradient = self.evaluate(tensor, stage, step, shards.rank, shards.world_size)
         return float(loss), shards.part(gradient)
@@ -86,14 +86,16 @@ class Problem(ABC):
         rank: int,
         world_size: int,
     ) -> str:
-        """Minimise in one stage; return the reason why it ended. See `descent.descend`.
+        """Minimise in one stage until a step reduces the loss by less than `tolerance`, or until its steps
+        are done; return the reason why it ended.
 
         Args:
             tensor: the initial tensor.
+            stage: the stage.
             steps: the numbers of the steps within the stage.
             evaluate: returns the loss and gradient of this stage.
             after_step: is called after each step.
-            lr: the learning rate.
+            lr: returns the learning rate.
             rank, world_size: this rank, and the number of ranks.
         """
         return descend(

@@ -50,7 +50,7 @@ class Loaders:
     """The identities, which must be equal on all ranks, of the sets of samples that the ranks divide, by
     their names in messages."""
     cached_bytes: Callable[[], int] = int
-    """What the decoded volumes take that the rank keeps in host memory."""
+    """Returns the bytes of the decoded volumes that the rank keeps in host memory."""
 
 
 CPU = torch.device("cpu")
@@ -117,7 +117,7 @@ class ParameterGroup:
     """Its name where rates are shown."""
     parameters: Sequence[nn.Parameter]
     lr_factor: float = 1.0
-    """What the learning rate of each step is multiplied by."""
+    """The factor of the learning rate of each step."""
     weight_decay: float | None = None
     """The weight decay; None for that of the settings."""
 
@@ -143,8 +143,8 @@ class Optimizing(Protocol):
         """Return an optimizer over exactly these parameter groups of torch; None for that of the settings."""
 
     def schedule(self, step: int, num_steps: int) -> float | None:
-        """Return what the peak learning rate is multiplied by in a step, counted from 0; None for the
-        schedule of the settings."""
+        """Return the factor of the peak learning rate in a step, counted from 0; None for the schedule of the
+        settings."""
 
 
 @runtime_checkable
@@ -160,7 +160,7 @@ class Adversarial(Protocol):
 
     @property
     def discriminator_lr(self) -> float:
-        """The discriminator's learning rate, which follows the model's schedule."""
+        """Return the discriminator's learning rate, which follows the model's schedule."""
 
     def build_discriminator(self) -> nn.Module | None:
         """Return the discriminator on the CPU, in float32, without buffers; None if the settings ask for
@@ -197,19 +197,19 @@ class Evaluated(Protocol):
         here, and not read."""
 
     def evaluate(self, model: nn.Module, device: torch.device, samples: Sequence[Any]) -> list[Any]:
-        """Return as JSON what the result needs to know of each of these samples. It must not call a
+        """Return for each of these samples the values that the result needs, as JSON. It must not call a
         collective."""
 
     def result(
         self, model: nn.Module, device: torch.device, evaluated: Sequence[Any] | None = None
     ) -> dict[str, Any]:
-        """Return the result as `Recipe.result` does.
+        """Return results of the trained model as JSON, beside honest baselines.
 
         Args:
             model: the trained model.
-            device: where it is.
-            evaluated: what `evaluate` returned for each of the samples, in their order; None to evaluate all
-                of them here.
+            device: the model's device.
+            evaluated: the results of `evaluate` for all samples, in their order; None to evaluate all of them
+                here.
         """
 
 
@@ -232,7 +232,7 @@ class Proposal:
 
     values: Mapping[str, Any]
     why: str
-    """What the values follow from, in a few words."""
+    """The reason for the values, in a few words."""
 
 
 @runtime_checkable
@@ -254,14 +254,14 @@ class Proposing(Protocol):
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted for one sample."""
+    """The prediction for one sample."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """The sample's columns in the table, as JSON."""
     files: Sequence[Path] = ()
     """The files that were written."""
     aside: Mapping[str, Any] = field(default_factory=dict)
-    """What `Concluding.conclude` needs to know and the table does not show, as JSON."""
+    """Values for `Concluding.conclude` that the table does not show, as JSON."""
 
 
 @runtime_checkable
@@ -308,12 +308,13 @@ class Concluding(Predicting, Protocol):
 
 
 def file_stems(names: Sequence[str], suffixes: Sequence[str] = ()) -> list[str]:
-    """Return a file name for each sample, without ending, from its own name. Files of the same name get those
-    of their folders that differ in front, and names that are the same even so a number behind.
+    """Return a file name for each sample, without its suffix, from the sample's name. Files of the same name
+    in different folders get the differing parts of their paths in front; names that are equal even so get a
+    number at their end.
 
     Args:
         names: the samples' names, which may be paths.
-        suffixes: endings of files that are left out.
+        suffixes: suffixes of files that are left out, such as '.nii.gz'.
     """
     stems = [_stem(Path(name).name, suffixes) for name in names]
     folders = [Path(name).parent.parts for name in names]
@@ -339,7 +340,7 @@ def _stem(name: str, suffixes: Sequence[str]) -> str:
 
 
 def _groups_of_equal(stems: Sequence[str]) -> list[list[int]]:
-    """The places of each stem that occurs several times."""
+    """Return the positions of each stem that occurs several times."""
     places: dict[str, list[int]] = {}
     for index, stem in enumerate(stems):
         places.setdefault(stem, []).append(index)

@@ -30,7 +30,7 @@ def all_gather(received: Tensor, sent: Tensor) -> None:
 
 
 class Shards:
-    """The parts of a tensor (C, L, ...), of which each rank has the slices of its `share_of` L.
+    """The division of a tensor (C, L, ...) among the ranks: each has the slices along L of its `share_of`.
 
     A part is (number of the rank's slices, numbers of a slice), contiguous. With several ranks `whole`,
     `sums` and `smallest` are collectives.
@@ -64,12 +64,13 @@ class Shards:
         return part.view(len(self.share), self.shape[0], *self.shape[2:]).movedim(1, 0)
 
     def whole(self, part: Tensor) -> Tensor:
-        """Return the whole tensor, of which every rank gives its part."""
+        """Return the whole tensor (C, L, ...), gathered from the parts of all ranks. A collective."""
         if self.world_size == 1:
             joined = part.clone()
         else:
             padded = part
             if len(part) < self._largest:
+                # all_gather takes tensors of one size.
                 padded = part.new_zeros(self._largest, self.num_in_slice)
                 padded[: len(part)] = part
             sent = padded.cpu() if dist.get_backend() == "gloo" else padded
@@ -87,7 +88,7 @@ class Shards:
 
     @property
     def largest_piece(self) -> int:
-        """The largest number of slices that are worked on together."""
+        """Return the largest number of slices that are worked on together."""
         return max(1, _NUMBERS_AT_ONCE // self.num_in_slice)
 
     def sums(self, by_slice: Tensor) -> np.ndarray:
@@ -103,10 +104,15 @@ class Shards:
         return total
 
     def smallest(self, by_slice: Tensor) -> float:
-        """Return the smallest of all numbers of all ranks; `by_slice` as for `sums`."""
+        """Return the smallest of all numbers of all ranks. A collective.
+
+        Args:
+            by_slice: (number of this rank's slices, K), float64.
+        """
         return float(self._gather(by_slice).min())
 
     def _gather(self, by_slice: Tensor) -> np.ndarray:
+        """Return the rows of all ranks' slices, (L, K), in order. A collective."""
         own = by_slice.cpu()
         if self.world_size > 1:
             padded = own.new_zeros(self._largest, own.shape[1])
