@@ -26,7 +26,7 @@ LIMITS = {
     "variable why": 52,
     "variable said": 21,
     "variable told": 13,
-    "clause 'as far as', 'of which', 'beside which'": 63,
+    "clause 'as far as', 'of which', 'beside which'": 45,
 }
 _PREPOSITION = re.compile(r"_(about|after|at|before|beside|by|for|from|in|into|of|on|over|to|under|up|with)$")
 _CLAUSE = re.compile(r"\b(as far as|of which|beside which)\b")

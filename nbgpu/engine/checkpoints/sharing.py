@@ -75,6 +75,8 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
                 try:
                     if is_source and file is not None:
                         content = file.read(num_bytes)
+                        if len(content) < num_bytes:
+                            raise OSError(f"{place / name} has become shorter while it was sent")
                 except OSError as error:
                     failure = failure or error
                 # Also after an error on this rank. If rank 0 could not read, it sends zeros.
@@ -84,12 +86,14 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
                         file.write(received)
                 except OSError as error:
                     failure = failure or error
-    if writes and failure is None:
+    # A copy is whole only if rank 0 could read all of the checkpoint. If any rank failed, no host keeps one.
+    is_whole = not any(exchange.gather_numbers(int(failure is not None)))
+    if writes and is_whole:
         try:
             _give_name(unfinished, place)
         except OSError as error:
             failure = error
-    if writes and failure is not None:
+    if writes and not (is_whole and failure is None):
         shutil.rmtree(unfinished, ignore_errors=True)
     return failure
 

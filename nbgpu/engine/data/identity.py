@@ -89,7 +89,7 @@ def _lines(by_rank: Sequence[Mapping[str, Identity]]) -> list[str]:
             )
             lines.append(f"{what} differs in length: {numbers}")
             continue
-        for name in by_rank[0][what]["samples"]:
+        for name in by_rank[0][what]["samples"] if what in by_rank[0] else ():
             digests = [sets[what]["samples"].get(name, "") for sets in by_rank]
             if all(digests) and len(set(digests)) > 1:
                 other = named_ranks(rank for rank, found in enumerate(digests) if found != digests[0])

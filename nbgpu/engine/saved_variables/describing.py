@@ -194,7 +194,7 @@ class Describer:
             or (isinstance(value, FunctionType | type | _CACHED) and value.__module__ == "__main__")
             or isinstance(value, torch.Generator)
             or shards.has_description(value)
-            or _is_described_by_attributes(type(value))
+            or is_described_by_attributes(type(value))
         )
 
     def _node(self, value: Any, path: str) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Describer:
             return spread
         if unpicklable.must_stay(value) or _is_compiled(kind):
             raise NotSaved(_reason_not_saved(kind))
-        if _is_described_by_attributes(kind):
+        if is_described_by_attributes(kind):
             return self._describe_object(value, kind, path)
         if (table := tables.described(value)) is not None:
             return {"is": "table", "table": self.described(table, path)}
@@ -454,7 +454,7 @@ def references(node: Any) -> Iterator[dict[str, int]]:
             yield from references(part)
 
 
-def _is_described_by_attributes(kind: type) -> bool:
+def is_described_by_attributes(kind: type) -> bool:
     """Return whether objects of a class are described by the class and their attributes, as pickle does it
     for classes without pickling methods of their own."""
     if (

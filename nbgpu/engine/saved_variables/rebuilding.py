@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbgpu.engine.group import torch_private
 from nbgpu.engine.saved_variables import shards, tables
-from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in
+from nbgpu.engine.saved_variables.describing import OWN_DEVICE, found_in, is_described_by_attributes
 from nbgpu.engine.saved_variables.rank_files import Stored
 from nbgpu.engine.variables import definitions
 from nbgpu.protocol.records import Definition
@@ -112,12 +112,10 @@ class Rebuilder:
             self._built[number] = empty()
             self._fill(self._built[number], node)
         elif node["is"] == "object":
-            kind = self.value(node["class"])
-            self._built[number] = kind.__new__(kind)
+            self._built[number] = self._make_empty(node)
             self._restore_state(self._built[number], node)
         elif node["is"] == "fsdp":
-            kind = self.value(node["class"])
-            self._built[number] = kind.__new__(kind)
+            self._built[number] = self._make_empty(node)
             self._restore_state(self._built[number], node)
             self._shard(self._built[number], node)
         else:
@@ -125,6 +123,15 @@ class Rebuilder:
                 self._built[number] = self._rebuild(node)
             except shards.Cannot as error:
                 raise NotRebuilt(str(error)) from None
+
+    def _make_empty(self, node: Mapping[str, Any]) -> Any:
+        """Make an object without its attributes; NeedsTrust without trust for a class whose objects are never
+        saved by their attributes. A folder could name any class that is imported, such as one that removes a
+        file, given by an attribute, when its object ends."""
+        kind = self.value(node["class"])
+        if not (self._trust or is_described_by_attributes(kind)):
+            raise NeedsTrust(f"an object of {kind.__module__}.{kind.__qualname__}")
+        return kind.__new__(kind)
 
     def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
         """Put the content into a container that was built empty."""

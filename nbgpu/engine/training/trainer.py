@@ -393,7 +393,7 @@ class Trainer(Loop):
                 straggler.catch_up()
                 if index == 0:
                     own_s = time.perf_counter() - started_s
-                    self._guard.look_at(batch)
+                self._guard.look_at(batch)
                 clock.enter("backward")
                 step.backward(terms["loss"], self._guard.start_of_backward(terms["loss"]))
             if self._built.discriminator is not None:

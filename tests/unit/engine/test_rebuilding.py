@@ -1,0 +1,37 @@
+"""Saved variables of a folder that nobody has trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nbgpu.engine.saved_variables.rank_files import Stored
+from nbgpu.engine.saved_variables.rebuilding import NeedsTrust, Rebuilder
+
+
+def rebuilder(nodes: list[dict[str, Any]], trust: bool = False) -> Rebuilder:
+    stored = Stored({}, None, nodes, [], [], {})
+    return Rebuilder(stored, {}, torch.device("cpu"), trust)
+
+
+def test_an_imported_class_gets_no_attributes_from_the_folder(tmp_path: Path) -> None:
+    """This one removes the file of its name when its object ends."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    made_of = {"is": "imported", "module": "tempfile", "name": "_TemporaryFileCloser"}
+    state = [["name", str(victim)], ["delete", True], ["close_called", False], ["file", 1]]
+    nodes: list[dict[str, Any]] = [{"is": "object", "class": {"#": 1}, "state": state}, made_of]
+    with pytest.raises(NeedsTrust, match=r"an object of tempfile\._TemporaryFileCloser"):
+        rebuilder(nodes).value({"#": 0})
+    assert victim.exists()
+
+
+def test_a_module_of_torch_is_rebuilt_without_trust() -> None:
+    made_of = {"is": "imported", "module": "torch.nn.modules.activation", "name": "ReLU"}
+    nodes = [{"is": "object", "class": {"#": 1}, "state": [["inplace", True], ["training", False]]}, made_of]
+    relu = rebuilder(nodes).value({"#": 0})
+    assert isinstance(relu, torch.nn.ReLU)
+    assert relu.inplace
