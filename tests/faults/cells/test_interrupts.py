@@ -89,13 +89,18 @@ def test_a_stop_during_an_import_leaves_the_package_whole(
     package = tmp_path / name
     package.mkdir()
     (package / "part.py").write_text("value = 7\n")
-    (package / "__init__.py").write_text(f"import {name}.part\nimport time\ntime.sleep(wait_s)\n")
+    (package / "__init__.py").write_text(
+        f"import {name}.part\nimport os, time\nopen(f'{tmp_path}/begun-{{os.getpid()}}', 'w').close()\ntime.sleep(wait_s)\n"
+    )
     cluster2.execute(f"import builtins, sys; sys.path.insert(0, {str(tmp_path)!r}); builtins.wait_s = 60")
     if in_a == "cell":
         results = cluster2.submit(f"import {name}")
     else:
         results = cluster2.ranks.call("importlib:import_module", name)
-    time.sleep(1)
+    give_up_s = time.monotonic() + PATIENCE_S
+    while len(list(tmp_path.glob("begun-*"))) < 2:
+        assert time.monotonic() < give_up_s, "the ranks do not import the package"
+        time.sleep(0.02)
     cluster2.ranks.interrupt((0, 1))
     for result in results.values():
         assert result.wait(PATIENCE_S)

@@ -81,7 +81,7 @@ def test_a_run_and_what_stays_of_it(package: str, kind: type[Notebook], lab: Lab
     page.reload()
     notebook.wait_for_kernel()
     # Without a hand on it plotly's renderer in Notebook 7 shows the picture that it has saved.
-    picture = page.locator(".output_svg svg, .jp-RenderedPlotly img").first
+    picture = page.locator('.output_html img[src^="data:image/svg"], .jp-RenderedPlotly img').first
     expect(picture).to_be_visible()
     # The page may still replace the outputs of a notebook that it has just opened.
     picture.evaluate("picture => picture.scrollIntoView()")
