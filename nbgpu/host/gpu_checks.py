@@ -82,11 +82,16 @@ def _gpu(
     index: int, handle: Any, torch: Mapping[str, Any] | None, uses: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Check one GPU: its compute mode, whether torch has kernels for it, and who has it."""
-    name, memory = f"GPU {index}", pynvml.nvmlDeviceGetMemoryInfo(handle)
+    name = f"GPU {index}"
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        room = f"{memory.free / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
+    except pynvml.NVMLError_NotSupported:
+        room = "shares the host's memory"
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     text = (
         f"{_text(pynvml.nvmlDeviceGetName(handle))}, compute capability {major}.{minor}, {_precision(major)}"
-        f"{memory.free / _GIB:.1f} GiB free of {memory.total / _GIB:.1f} GiB"
+        f"{room}"
     )
     mode = pynvml.nvmlDeviceGetComputeMode(handle)
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:

@@ -345,10 +345,7 @@ def write(
         of_rank, errors_us[f"rank {rank}"] = _profiler_events(
             profile,
             rank,
-            {
-                step: 1e6 * (dict(zip(ranks, begun, strict=True))[rank] - zero_s)
-                for step, begun in begun_s.items()
-            },
+            {step: 1e6 * (begun[ranks.index(rank)] - zero_s) for step, begun in begun_s.items()},
         )
         events += of_rank
     other: dict[str, Any] = {"title": title, "clocks": about[0], "notes": about[1:], f"{unit}s": list(steps)}

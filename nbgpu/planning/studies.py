@@ -230,7 +230,12 @@ class StudyPlan:
         return StudyPoint(number, value, len(ranks), adapt_to_devices(config, ranks))
 
     def write(self, folder: Path, environment: Mapping[str, Any]) -> None:
-        """Write study.toml, with the environment of the first start."""
+        """Write study.toml.
+
+        Args:
+            folder: the study's folder.
+            environment: the hosts, devices and versions of the first start.
+        """
         tables = {
             "study": {
                 "recipe": self.recipe,
@@ -248,7 +253,7 @@ class StudyPlan:
 
     @classmethod
     def read(cls, folder: Path) -> tuple[StudyPlan, Mapping[str, Any]]:
-        """Return a plan that `write` has written, and the environment.
+        """Return a plan that `write` has written, and hosts, devices and versions of the study's first start.
 
         Raises:
             ConfigError: the folder is not the folder of a study, or its file cannot be used.
@@ -272,6 +277,8 @@ class StudyPlan:
                 float(tables.get("advice", {}).get("promised", 0.0)),
             )
             return plan, dict(tables["environment"])
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path} is not what nbgpu writes: {error!r}") from None
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,8 @@ def _ran(job: CharacterizationJob) -> Iterator[dict[str, Any]]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with process.stdin:
+            # A process that has ended before it read the job says why by its code and its errors.
+            with suppress(BrokenPipeError), process.stdin:
                 json.dump(asdict(job), process.stdin)
             yield from map(json.loads, process.stdout)
         except BaseException:

@@ -231,8 +231,9 @@ class _DiskCache(PersistentDataset):
     def _keep(self, decoded: Decoded, path: Path) -> None:
         """Write a decoded volume to a temporary file in the same folder and rename it, so that no other
         process reads half a file."""
-        descriptor, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
+        partial = ""
         try:
+            descriptor, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
             with os.fdopen(descriptor, "wb") as file:
                 torch.save(dict(decoded), file)
             Path(partial).replace(path)
@@ -242,14 +243,15 @@ class _DiskCache(PersistentDataset):
                 "another folder, or set dataset='cache' or 'plain'"
             ) from None
         finally:
-            Path(partial).unlink(missing_ok=True)
+            if partial:
+                Path(partial).unlink(missing_ok=True)
 
 
 def first_cause(error: BaseException) -> str:
     """Return the message of the first error in a chain: torch's writer wraps that of the operating system."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
-    return str(error).splitlines()[0]
+    return (str(error).splitlines() or [repr(error)])[0]
 
 
 class PackedVolumes:

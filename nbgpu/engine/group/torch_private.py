@@ -1,7 +1,6 @@
 """Private names of torch.distributed, each in a function that says what nbgpu needs it for.
 
-Where a version of torch lacks a name, the function does less, and says so in its docstring; none raises for
-that.
+Where a function can do without a name that a version of torch lacks, it does less, and its docstring says so.
 """
 
 from __future__ import annotations
@@ -120,6 +119,9 @@ def rebuild_buckets(ddp: DistributedDataParallel) -> None:
 
 def bucket_order(ddp: DistributedDataParallel) -> list[int]:
     """Return the final order of the parameters in DDP's buckets, as positions in the order of the module.
+
+    It is saved with the state of a run, and a later DDP object is made with it (`initialise_ddp`): the order
+    decides in which sequence gradients are added up, and so the last bit of a step after a resume.
 
     Empty where DDP keeps its first order, as with find_unused_parameters, and where the device has no memory
     left for the copies of the buckets from which the order is read.
