@@ -130,12 +130,12 @@ def test_a_chart_is_one_line(run: Run) -> None:
     code = (
         "from nbgpu.ui.run.charts import charts\n"
         "from nbgpu.ui.run.history import History, Series\n"
-        "from nbgpu.ui.run.panel import Panel\n"
+        "from nbgpu.ui.run.system_charts import LINES\n"
         "history = History()\n"
         "history.series[0, 'compute_s'] = Series([1.0], [1], [0.25])\n"
         "(chart,) = charts(history)\n"
         "print(chart.title, chart.curves[0].y)\n"
-        "print(Panel.system_charts.default()[0]['id'])\n"
+        "print(LINES[0]['id'])\n"
     )
     assert run("-c", code).splitlines() == ["Compute time (ms) [250.0]", "compute"]
 

@@ -385,7 +385,7 @@ def test_of_steps_and_epochs_one_is_in_charge_and_the_other_says_what_follows(
 def test_the_settings_of_a_run_to_resume_are_shown_and_marked(area: SettingsArea, tmp_path: Path) -> None:
     of_run = {"lr": 2e-3, "batch_size": 4, "optimizer": "adam", "latent_channels": 4, "epochs": 7}
     assert train_config("autoencoder").latent_channels != 4
-    folder = runs.create(train_config("autoencoder", **of_run), ClusterConfig(gpus="none"))
+    folder = runs.create(SettledConfig(train_config("autoencoder", **of_run)), ClusterConfig(gpus="none"))
     (folder / "checkpoints" / "step-00000010").mkdir(parents=True)
     type_in(area, batch_size="8", optimizer="sgd", resume="auto")
     fields = area.fields
