@@ -139,6 +139,10 @@ def test_a_persistent_cache_that_cannot_be_written_says_so(files: list[Path], sm
     with pytest.raises(DataError, match=rf"cannot be kept in cache_dir={full} \(.*No space left.*Make room"):
         list(loader(files, dataset="persistent", cache_dir=str(full)))
     assert not list(full.glob("*.partial"))
+    gone = loader(files, dataset="persistent", cache_dir=str(full / "gone"))
+    (full / "gone").rmdir()
+    with pytest.raises(DataError, match=rf"cannot be kept in cache_dir={full / 'gone'} \(.*No such file"):
+        list(gone)
     with pytest.raises(DataError, match="cache_dir=/proc/nowhere: the folder cannot be made"):
         loader(files, dataset="persistent", cache_dir="/proc/nowhere")
 

@@ -221,6 +221,21 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, picture: Path) -> 
     assert f"RunError: {picture / 'inside'} cannot be made: Not a directory" in said
 
 
+def test_a_process_that_ends_before_it_has_read_its_job_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is larger than what a pipe takes while nobody reads from it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('torch is broken on purpose')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    files = []
+    for number in range(40):
+        files.append(tmp_path / f"{'a' * 200}-{number}.npy")
+        np.save(files[-1], np.indices((16, 16)).sum(axis=0) % 2)
+    said = _refused(*map(str, files), "--out", str(tmp_path / "out"))
+    assert "torch is broken on purpose" in said
+
+
 def test_help_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["characterize", "--help-all"])

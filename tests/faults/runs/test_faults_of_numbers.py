@@ -101,6 +101,18 @@ def test_a_bad_number_stops_the_run(
     assert all(cause in event.text for event in events(run, "failure"))
 
 
+def test_bad_input_of_a_later_micro_batch_is_blamed_on_the_data(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    # The injection counts micro-batches: the fourth is the second one of step 2.
+    cluster2.execute(faults.in_training(0, step=4, action="nan_input"))
+    run = cluster2.train("autoencoder", **{**SETTINGS, "accumulate": 2, "runs_dir": str(tmp_path)})
+    with pytest.raises(
+        nbgpu.RankError, match=r"its batch holds NaN or Inf in: image\) at step 2.*Look at the data"
+    ):
+        run.wait(90)
+
+
 def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     cluster2: nbgpu.Cluster, before_the_bad_step: dict[str, bytes], tmp_path: Path
 ) -> None:

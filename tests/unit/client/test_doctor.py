@@ -230,6 +230,17 @@ def torch_for(cuda: str | None, *architectures: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_a_gpu_without_memory_of_its_own_is_no_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_none(_: int) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", has_none)
+    found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_90"), {})}
+    text = "Pretend 1, compute capability 9.0, shares the host's memory"
+    assert found["GPU 1"] == Finding("GPU 1", "ok", text)
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_gpus_and_their_links() -> None:
     uses = {"GPU-0": "In use, with 69 GiB, by user ada."}
     found = {f.check: f for f in gpu_checks.gpus(torch_for("12.1", "sm_80", "sm_90"), uses)}

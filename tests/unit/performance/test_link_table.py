@@ -113,6 +113,14 @@ def test_what_two_at_once_gain() -> None:
     assert found.timed[-1].bus_bytes_per_s == pytest.approx(2 * found.timed[-1].algorithm_bytes_per_s)
 
 
+def test_a_table_without_a_size_that_was_measured_both_ways_has_no_gain() -> None:
+    """A busy host has time for small sizes only of the one, and for large ones of the other."""
+    other = measured("two all_reduce at once", sizes_bytes=[size + 4 for size in SIZES])
+    told = str(links([[*alone, *at_once] for alone, at_once in zip(measured(), other, strict=True)]))
+    assert "two all_reduce at once" in told
+    assert "as fast as one after the other" not in told
+
+
 def test_what_the_backend_lacks_is_named_and_the_rest_stays() -> None:
     lacking = measured("reduce_scatter", why="gloo does not support it", sizes_bytes=[], seconds=[])
     found = links([[*there, *lacks] for there, lacks in zip(measured(), lacking, strict=True)])
