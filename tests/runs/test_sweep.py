@@ -20,7 +20,9 @@ import pytest
 
 import nbgpu
 from nbgpu.client.host import registry
-from nbgpu.run_folder import checkpoint_files, resume
+from nbgpu.client.sweeps.sweep import Sweep
+from nbgpu.planning import trials
+from nbgpu.run_folder import checkpoint_files, names, resume
 from nbgpu.ui.sweep import view as sweep_view
 
 pytestmark = pytest.mark.one_host("each trial of a sweep has a cluster of its own here")
@@ -146,6 +148,19 @@ def test_every_trial_must_fit_the_checkpoint_with_which_all_begin(
     ):
         nbgpu.sweep("autoencoder", **begins, steps=[8, 2])
     assert [path.name for path in tmp_path.iterdir() if "sweep" in path.name] == []
+
+
+def test_a_damaged_trial_does_not_leave_the_folder_locked(tmp_path: Path) -> None:
+    plan = trials.plan("autoencoder", {"data": "phantoms", "lr": [1e-4, 1e-3], "runs_dir": str(tmp_path)})
+    folder = trials.create_folder(plan)
+    run = folder / "trial-000" / "20260101-000000-autoencoder-0000"
+    run.mkdir(parents=True)
+    (run / names.SETTINGS).touch()
+    (run / names.INFO).write_text("[]")
+    for _ in range(2):
+        with pytest.raises(nbgpu.RunError) as refused:
+            Sweep(folder, plan, [])
+        assert "is running in process" not in str(refused.value)
 
 
 _FLAGS = [
