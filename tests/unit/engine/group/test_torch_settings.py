@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from nbgpu.engine.group.torch_settings import TorchSettings, as_at_the_beginning
 
-PACKAGE = Path(__file__).resolve().parents[3] / "nbgpu"
+PACKAGE = Path(__file__).resolve().parents[4] / "nbgpu"
 FACTORIES = {
     f"torch.{name}"
     for name in [
