@@ -18,7 +18,7 @@ import numpy as np
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
 from nbgpu.planning.csv_rows import read_csv
-from nbgpu.planning.epochs import epoch_of, held_out
+from nbgpu.planning.epochs import DataAmount, epoch_of, held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
@@ -139,7 +139,7 @@ def _kept_bytes(config: TrainConfig, data: DecodedData, host: HostResources, rat
     """Return the bytes that all ranks of the host keep in memory at this cache rate, with the copies of
     worker processes."""
     with_rate = config.model_copy(update={"cache_rate": rate})
-    epoch = epoch_of(with_rate, data.num_volumes, 1, host.num_ranks)
+    epoch = epoch_of(with_rate, DataAmount(data.num_volumes, 1), host.num_ranks)
     return _num_copies(with_rate, host) * sum(epoch.num_cached) * data.volume_bytes
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbgpu.config import DataSettings, TrainConfig
 from nbgpu.text.ranks import count_of_ranks
@@ -39,21 +39,32 @@ class EpochPlan:
     """The same in sentences for the user."""
 
 
+class DataAmount(NamedTuple):
+    """The data of a run in numbers, known without decoding any."""
+
+    num_volumes: int
+    """The volumes to train on."""
+    samples_per_volume: int
+    """The samples, such as patches, that one volume gives in an epoch."""
+    num_held_out: int = 0
+    """The volumes for validation and the test."""
+
+
 def share_of(count: int, rate: float) -> int:
     """Return the share `rate` of `count`, rounded up; first to 6 digits, because 100 * 0.07 is a little above
     7 in floating point and would become 8."""
     return math.ceil(round(count * rate, 6))
 
 
-def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, world_size: int) -> EpochPlan:
+def epoch_of(config: TrainConfig, amount: DataAmount, world_size: int) -> EpochPlan:
     """Plan the epochs of a run.
 
     Args:
         config: the run's settings.
-        num_volumes: the number of training volumes.
-        samples_per_volume: the samples, such as patches, that one volume gives in an epoch.
+        amount: the number of volumes and of their samples.
         world_size: the number of ranks.
     """
+    num_volumes, samples_per_volume, num_held_out = amount
     sizes = _shard_sizes(config, num_volumes, world_size)
     kind = config.dataset_kind
     in_memory = kind in ("cache", "smart")
@@ -80,7 +91,7 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
     num_left_out = sum(max(0, num - num_taken) for num in samples)
     sentences = (
-        _explain_shards(config, sizes, num_volumes),
+        _explain_shards(config, sizes, num_volumes) + _explain_held_out(num_held_out),
         _explain_memory(config, sizes, num_cached, num_replaced),
         _explain_steps(num_steps, num_taken * world_size, num_repeated, num_left_out, any(num_replaced)),
     )
@@ -89,17 +100,21 @@ def epoch_of(config: TrainConfig, num_volumes: int, samples_per_volume: int, wor
     )
 
 
-def epoch_of_samples(config: TrainConfig, num_samples: int, world_size: int) -> tuple[int, tuple[str, ...]]:
+def epoch_of_samples(config: TrainConfig, amount: DataAmount, world_size: int) -> tuple[int, tuple[str, ...]]:
     """Plan an epoch in which all ranks draw from one list of samples and cache none. Return (optimizer steps
     of an epoch, sentences about it)."""
     per_step = config.samples_per_step(world_size)
+    num_samples = amount.num_volumes
     whole, left = divmod(num_samples, per_step)
     num_steps = whole + 1 if left and (config.shards == "padded" or not whole) else whole
     num_taken = num_steps * per_step
     repeated, left_out = max(0, num_taken - num_samples), max(0, num_samples - num_taken)
     shared = f" over {world_size} ranks" if world_size > 1 else " on one rank"
     words = _explain_steps(num_steps, num_taken, repeated, left_out, only_cached=False)
-    return num_steps, (f"{num_samples} samples{shared}, in another order each time", words)
+    order = (
+        f"{num_samples} samples{shared}, in another order each time{_explain_held_out(amount.num_held_out)}"
+    )
+    return num_steps, (order, words)
 
 
 def _shard_sizes(config: TrainConfig, num_volumes: int, world_size: int) -> tuple[int, ...]:
@@ -128,6 +143,13 @@ def _explain_shards(config: TrainConfig, sizes: tuple[int, ...], num_volumes: in
     num_shared = sum(sizes) - num_volumes
     shared = f"; {num_shared} of them on two ranks, so that all have as many" if num_shared else ""
     return f"{words}: {sizes[0]} on each{shared}"
+
+
+def _explain_held_out(num_held_out: int) -> str:
+    """Return the end of a sentence on the volumes to train on; empty if all volumes are."""
+    if not num_held_out:
+        return ""
+    return f"; {num_held_out} more {'is' if num_held_out == 1 else 'are'} held out"
 
 
 def _explain_memory(

@@ -137,11 +137,10 @@ def data_in_words(
     if "num_workers" in config.UNUSED:
         return tuple(found.get("unknown", "").splitlines()), 0
     if isinstance(config, OwnConfig) and "amount" in found:
-        num_steps, words = epochs.epoch_of_samples(config, found["amount"][0], num_ranks)
+        num_steps, words = epochs.epoch_of_samples(config, epochs.DataAmount(*found["amount"]), num_ranks)
         return (*words, workers.workers_for_own(config).in_words()), num_steps
     data_workers = workers.workers_for(config, workers.this_host(num_ranks)).in_words()
     if "amount" not in found:
         return (*found["unknown"].splitlines(), data_workers), 0
-    num_volumes, samples_per_volume = found["amount"]
-    epoch = epochs.epoch_of(config, num_volumes, samples_per_volume, num_ranks)
+    epoch = epochs.epoch_of(config, epochs.DataAmount(*found["amount"]), num_ranks)
     return (*epoch.words, data_workers), epoch.num_steps

@@ -45,7 +45,7 @@ from nbgpu.engine.data.spreading import chosen, dealt, micro_batches_of_rare, nu
 from nbgpu.engine.data.workers import Visit, Visits, WorkerProcesses
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.planning import workers
-from nbgpu.planning.epochs import epoch_of
+from nbgpu.planning.epochs import DataAmount, epoch_of
 
 _NUM_VOLUMES_MIXED = 4
 """The number of volumes whose samples are mixed into batches."""
@@ -116,6 +116,7 @@ class SampleLoader:
         config: the run's settings.
         rank, world_size: the rank, and the number of ranks.
         device: the rank's.
+        num_held_out: the volumes that are not trained on, named in `summary`.
         is_rare: tells which volumes are spread evenly over the ranks and, where no volumes are replaced, over
             the micro-batches of an epoch; None to draw all alike. Such volumes give one sample each.
 
@@ -132,6 +133,7 @@ class SampleLoader:
         rank: int = 0,
         world_size: int = 1,
         device: torch.device = CPU,
+        num_held_out: int = 0,
         is_rare: Callable[[Item], bool] | None = None,
     ) -> None:
         self._config = config
@@ -143,7 +145,7 @@ class SampleLoader:
         self._batches: Generator[Any, None, None] | None = None
         self._pool: WorkerProcesses | None = None
 
-        epoch = epoch_of(config, len(items), draw.samples_per_volume, world_size)
+        epoch = epoch_of(config, DataAmount(len(items), draw.samples_per_volume, num_held_out), world_size)
         self.steps_per_epoch = epoch.num_steps
         self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
         self._workers = workers.workers_for(config, workers.this_host(world_size))

@@ -19,7 +19,7 @@ import numpy as np
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import DataError
-from nbgpu.planning.epochs import held_out
+from nbgpu.planning.epochs import DataAmount, held_out
 
 Part = Literal["training", "validation", "test"]
 
@@ -52,6 +52,17 @@ class Parts:
         """Return the samples that the result is about: the test part, or if there is none the validation
         part."""
         return self.test or self.validation
+
+    @property
+    def num_held_out(self) -> int:
+        """Return the number of samples for validation and the test. Parts that are cut from one volume do not
+        count as more volumes."""
+        held_out = {item["name"] for item in (*self.validation, *self.test)}
+        return len(held_out - {item["name"] for item in self.training})
+
+    def amount(self, samples_per_volume: int = 1) -> DataAmount:
+        """Return the numbers of samples, of which each gives `samples_per_volume` in an epoch."""
+        return DataAmount(len(self.training), samples_per_volume, self.num_held_out)
 
     def in_words(self, config: TrainConfig) -> str:
         """Return a sentence about the earlier use of the result's samples; empty if they are validation

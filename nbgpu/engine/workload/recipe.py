@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.run_folder.predictions import Job, Row
 
 Batch = Mapping[str, Tensor]
@@ -67,8 +68,8 @@ class Recipe(Protocol):
         It must not call a collective.
         """
 
-    def amount(self) -> tuple[int, int]:
-        """Return (the number of training volumes, the samples of each in an epoch) without decoding any.
+    def amount(self) -> DataAmount:
+        """Return the numbers of volumes and of their samples, without decoding any.
 
         DataError names every unusable file.
         """

@@ -28,6 +28,7 @@ from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted, Proposal
 from nbgpu.errors import DataError
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.planning.volume_files import VolumeList, find_volumes
 from nbgpu.recipes import side_by_side
 from nbgpu.recipes.autoencoder.baselines import compared
@@ -102,7 +103,14 @@ class Autoencoder:
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         draw = self._draw(augment=augmentation(config, ["image"], config.patch, intensity_keys=["image"]))
         loaders = SampleLoader(
-            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training,
+            self._steps(),
+            draw,
+            config,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            num_held_out=parts.num_held_out,
         ).loaders(val_batches)
         said = (f"perceptual distance: features of {network.words}",) if network else ()
         return replace(
@@ -154,9 +162,9 @@ class Autoencoder:
         volumes = list(dict.fromkeys(item["image"] for item in self._parts().everything))
         return networks_for(self.config, volumes, on_gpu)
 
-    def amount(self) -> tuple[int, int]:
+    def amount(self) -> DataAmount:
         """Return the amount of data; only names and headers of files are read."""
-        return len(self._parts().training), self.config.samples_per_volume
+        return self._parts().amount(self.config.samples_per_volume)
 
     def _draw(self, augment: Compose | None = None) -> Draw:
         return Draw(

@@ -22,6 +22,7 @@ from nbgpu.engine.model import randomness
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes import side_by_side, verdict
 from nbgpu.recipes.diffusion import files, prediction
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic, mean_image
@@ -77,16 +78,23 @@ class Diffusion:
         both = ("condition", "target")
         draw = Draw(both, augment=augmentation(config, both, (config.edge,) * 3))
         loaders = SampleLoader(
-            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training,
+            self._steps(),
+            draw,
+            config,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            num_held_out=parts.num_held_out,
         ).loaders(batches)
         if config.antithetic and config.samples_per_step(world_size) == 1:
             alone = "antithetic has no effect: a step has one sample, and pairs take two. Raise accumulate"
             return replace(loaders, warnings=(*loaders.warnings, alone))
         return loaders
 
-    def amount(self) -> tuple[int, int]:
+    def amount(self) -> DataAmount:
         """Return the amount of data; only names and headers of files are read."""
-        return len(self.parts().training), 1
+        return self.parts().amount()
 
     def parts(self) -> Parts:
         """Return the cases, with all of a patient in the same part.

@@ -23,6 +23,7 @@ from nbgpu.engine.data.volumes import READ_ERRORS, first_line
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, Predicted
 from nbgpu.errors import DataError
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes import verdict
 from nbgpu.recipes.lithography import prediction
 from nbgpu.recipes.lithography.baselines import (
@@ -114,7 +115,14 @@ class Lithography:
         both = ("mask", "aerial")
         draw = Draw(both, augment=augmentation(config, both, (self._field, self._field)))
         loaders = SampleLoader(
-            parts.training, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
+            parts.training,
+            self._steps(),
+            draw,
+            config,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            num_held_out=parts.num_held_out,
         ).loaders(val)
         return replace(loaders, warnings=(*loaders.warnings, *self._warnings(parts.training)))
 
@@ -137,10 +145,10 @@ class Lithography:
         look = Compose([Look(self.config.size, self.config.pixel)])
         inspection.require(self.config, self._parts().everything, look)
 
-    def amount(self) -> tuple[int, int]:
+    def amount(self) -> DataAmount:
         """Return (the number of training masks, 1), with one sample of each mask in an epoch. Only names and
         headers of pictures are read."""
-        return len(self._parts().training), 1
+        return self._parts().amount()
 
     def _parts(self) -> Parts:
         """Return the masks; tiles of the same region of a layout are in the same part."""

@@ -30,6 +30,7 @@ from nbgpu.engine.model import randomness
 from nbgpu.engine.workload.recipe import CPU, Batch, Identity, Loaders, ParameterGroup, Predicted
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.machine import interpreter
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.recipes.own import checks
 from nbgpu.recipes.own.data import HeldOut, Reader, as_given, identity_of, named
 
@@ -172,7 +173,7 @@ class Own:
     def build_loaders(self, rank: int, world_size: int, device: torch.device = CPU) -> Loaders:
         """Return the loaders of the rank's share of the training samples and of the held-out samples."""
         train, val = self._split()
-        reader = Reader(train, self.config, rank, world_size, device, self._code)
+        reader = Reader(train, self.amount(), self.config, rank, world_size, device, self._code)
         what = "dataset" if self._own_val is None else "val_dataset"
         held_out = HeldOut(val, self.config, rank, world_size, what) if val is not None else ()
         return Loaders(
@@ -185,9 +186,10 @@ class Own:
             identity=self._identity,
         )
 
-    def amount(self) -> tuple[int, int]:
-        """Return (the number of training samples, 1): each sample counts as a volume with one sample."""
-        return len(self._split()[0]), 1  # type: ignore[arg-type]
+    def amount(self) -> DataAmount:
+        """Return the numbers of samples, each of which counts as a volume with one sample."""
+        train, val = self._split()
+        return DataAmount(len(train), 1, 0 if val is None else len(val))  # type: ignore[arg-type]
 
     def build_model(self) -> nn.Module:
         return checks.model(self._own.model(), self._own.model)

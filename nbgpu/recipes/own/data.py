@@ -22,6 +22,7 @@ from nbgpu.engine.data.sampling import Sample
 from nbgpu.engine.data.workers import WorkerProcesses
 from nbgpu.engine.workload.recipe import Batch, Identity
 from nbgpu.planning import epochs, workers
+from nbgpu.planning.epochs import DataAmount
 
 _log = logging.getLogger("nbgpu.own_data")
 _ADVICE = (
@@ -94,6 +95,7 @@ class Reader:
 
     Args:
         dataset: the training samples.
+        amount: their number, and that of the samples that are held out.
         config: the settings, of which `batch_size`, `accumulate`, `shards`, `seed` and those of workers are
             used.
         rank, world_size: this rank, and the number of ranks.
@@ -104,6 +106,7 @@ class Reader:
     def __init__(
         self,
         dataset: Dataset[Any],
+        amount: DataAmount,
         config: TrainConfig,
         rank: int,
         world_size: int,
@@ -114,8 +117,8 @@ class Reader:
         self._config = config
         self._rank = rank
         self._world_size = world_size
-        self._num_samples = len(dataset)  # type: ignore[arg-type]
-        self.steps_per_epoch, words = epochs.epoch_of_samples(config, self._num_samples, world_size)
+        self._num_samples = amount.num_volumes
+        self.steps_per_epoch, words = epochs.epoch_of_samples(config, amount, world_size)
         self._num_workers = config.num_workers or 0
         self.summary = (*words, workers.workers_for_own(config).in_words())
         self._epoch = 0

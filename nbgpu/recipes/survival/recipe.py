@@ -24,6 +24,7 @@ from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.engine.model.precision import at_least_float32
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders, ParameterGroup, Predicted, Proposal
 from nbgpu.errors import DataError
+from nbgpu.planning.epochs import DataAmount
 from nbgpu.protocol.records import HIGH, LOW
 from nbgpu.recipes import verdict
 from nbgpu.recipes.survival import metrics
@@ -96,6 +97,7 @@ class Survival:
             rank=rank,
             world_size=world_size,
             device=device,
+            num_held_out=self._patients.parts.num_held_out,
             is_rare=_has_event if spreads else None,
         )
         loaders = loader.loaders(held_out)
@@ -131,9 +133,9 @@ class Survival:
         """
         inspection.require(self.config, self._patients.items, self._steps())
 
-    def amount(self) -> tuple[int, int]:
+    def amount(self) -> DataAmount:
         """Return the amount of data; only names and headers of volumes are read."""
-        return self._patients.num_training, 1
+        return self._patients.parts.amount()
 
     def proposals(self, on_gpu: bool) -> list[Proposal]:
         """Propose sizes to which the volumes are resized, in the proportions of the median volume, the

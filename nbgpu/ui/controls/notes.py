@@ -13,7 +13,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.machine import cgroups
 from nbgpu.planning import workers
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
-from nbgpu.planning.epochs import epoch_of
+from nbgpu.planning.epochs import DataAmount, epoch_of
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.controls.fields import Field
 
@@ -58,7 +58,8 @@ def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tup
         return f"{config.steps} steps, from Smoke test", ""
     per_epoch, about = 0, ""
     if data is not None:
-        per_epoch = epoch_of(config, data.num_volumes, config.samples_per_volume, num_ranks).num_steps
+        amount = DataAmount(data.num_volumes, config.samples_per_volume)
+        per_epoch = epoch_of(config, amount, num_ranks).num_steps
         about = "about " if data.basis else ""
     if config.epochs is not None:
         return (

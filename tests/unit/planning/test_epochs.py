@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.planning.epochs import epoch_of, share_of
+from nbgpu.planning.epochs import DataAmount, epoch_of, epoch_of_samples, share_of
 from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 
 
@@ -25,7 +25,7 @@ def test_no_sample_is_lost_or_counted_twice(
     batch_size, accumulate = per_step
     for shards in ("padded", "uneven"):
         config = TrainConfig(batch_size=batch_size, accumulate=accumulate, shards=shards)
-        epoch = epoch_of(config, num_volumes, per_volume, world_size)
+        epoch = epoch_of(config, DataAmount(num_volumes, per_volume), world_size)
         num_taken = epoch.num_steps * batch_size * accumulate * world_size
         assert num_taken == num_volumes * per_volume + epoch.num_repeated - epoch.num_left_out
         if shards == "padded":
@@ -89,7 +89,17 @@ def test_no_sample_is_lost_or_counted_twice(
     ],
 )
 def test_an_epoch_is_told_in_words(settings: dict[str, Any], num_volumes: int, said: list[str]) -> None:
-    assert list(epoch_of(TrainConfig(**settings), num_volumes, 1, 2).words) == said
+    assert list(epoch_of(TrainConfig(**settings), DataAmount(num_volumes, 1), 2).words) == said
+
+
+def test_held_out_volumes_are_named() -> None:
+    config = TrainConfig()
+    assert (
+        epoch_of(config, DataAmount(10, 4, 2), 2).words[0]
+        == "10 volumes over 2 ranks: 5 on each; 2 more are held out"
+    )
+    assert epoch_of(config, DataAmount(4, 1, 1), 1).words[0] == "4 volumes on one rank; 1 more is held out"
+    assert epoch_of_samples(config, DataAmount(8, 1, 2), 1)[1][0].endswith("each time; 2 more are held out")
 
 
 def test_a_share_is_what_a_person_counts() -> None:
@@ -131,11 +141,11 @@ def test_workers_are_chosen_with_a_reason(
 
 def test_masks_and_cases_are_called_by_their_names() -> None:
     for recipe, said in {"lithography": "8 masks over 2 ranks", "diffusion": "8 cases over 2 ranks"}.items():
-        words = epoch_of(train_config(recipe), 8, 1, 2).words
+        words = epoch_of(train_config(recipe), DataAmount(8, 1), 2).words
         assert words[0].startswith(said)
         assert not any("volume" in sentence for sentence in words)
 
 
 def test_a_rank_with_one_of_them_keeps_its_only_one() -> None:
-    words = epoch_of(train_config("lithography"), 1, 1, 2).words
+    words = epoch_of(train_config("lithography"), DataAmount(1, 1), 2).words
     assert "CacheDataset: a rank keeps its only mask decoded in host memory" in words
