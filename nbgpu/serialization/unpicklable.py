@@ -19,7 +19,7 @@ _OF_THE_GROUP = "belongs to the process group of the ranks"
 _IN_MID_RUN = "is in mid-run"
 _OF_ITS_PROCESS = "is of use in its own process only"
 _REASONS = {
-    "torch.nn.parallel.distributed.DistributedDataParallel": f"{_OF_THE_GROUP}. {{instead}} model.module.state_dict()",
+    "torch.nn.parallel.distributed.DistributedDataParallel": f"{_OF_THE_GROUP}. {{instead}} {{path}}.module.state_dict()",
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": (
         f"{_OF_THE_GROUP}. {{instead}} a full state_dict()"
     ),
@@ -136,7 +136,7 @@ def described(
             for suffix, part in _parts(value):
                 look(path + suffix, part, depth + 1)
         if len(lines) == num_lines_before:
-            lines.append(f"{path}: {_kind(value)} {cannot}: {_reason(value, error, instead)}")
+            lines.append(f"{path}: {_kind(value)} {cannot}: {_reason(path, value, error, instead)}")
 
     for name, value in values.items():
         look(name, value)
@@ -176,13 +176,13 @@ def _kind(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else _full_name(kind)
 
 
-def _reason(value: Any, error: Exception, instead: str) -> str:
+def _reason(path: str, value: Any, error: Exception, instead: str) -> str:
     """Return why a value cannot travel: the reason known for its class, or that of the error."""
     if isinstance(error, Explained):
         return str(error)
     for base in type(value).__mro__:
         if _full_name(base) in _REASONS:
-            return f"it {_REASONS[_full_name(base)].format(instead=instead)}"
+            return f"it {_REASONS[_full_name(base)].format(instead=instead, path=path)}"
     if isinstance(value, FunctionType | type) and "<" in value.__qualname__:
         return (
             "it has no name by which it would be found elsewhere. Define it with a name, at the top of a cell"

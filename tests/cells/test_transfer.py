@@ -76,15 +76,16 @@ def test_what_belongs_to_the_group_stays_and_says_so(cluster2: nbgpu.Cluster) ->
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.tensor import distribute_tensor, Shard\n"
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "both = [model]\n"
         "group = dist.new_group()\nmesh = init_device_mesh('cpu', (2,))\n"
         "parts = {'x': distribute_tensor(torch.ones(4), mesh, [Shard(0)])}\n"
         "state = model.module.state_dict()"
     )
     with pytest.raises(nbgpu.RankError) as caught:
-        cluster2.pull(["model", "group", "mesh", "parts"])
+        cluster2.pull(["both", "group", "mesh", "parts"])
     model, group, mesh, parts = caught.value.failures[0].message.splitlines()
-    assert model.startswith("model: torch.nn.parallel.distributed.DistributedDataParallel cannot travel")
-    assert model.endswith("Send model.module.state_dict()")
+    assert model.startswith("both[0]: torch.nn.parallel.distributed.DistributedDataParallel cannot travel")
+    assert model.endswith("Send both[0].module.state_dict()")
     assert "belongs to the process group" in group
     assert mesh.startswith("mesh: torch.distributed.device_mesh.DeviceMesh")
     assert parts.startswith("parts['x']: torch.distributed.tensor.DTensor")
