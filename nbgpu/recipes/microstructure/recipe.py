@@ -20,7 +20,6 @@ from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk
 from nbgpu.recipes.microstructure.grids import (
-    cut,
     decided,
     indicated,
     noise,
@@ -33,7 +32,7 @@ from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
 from nbgpu.recipes.microstructure.pictures import block, correlations, slices
-from nbgpu.recipes.microstructure.reconstruct import s2_error
+from nbgpu.recipes.microstructure.reconstruct import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
@@ -214,12 +213,15 @@ class Microstructure(Problem):
         return self._errors(self._phases(field))
 
     def _phases(self, field: Tensor) -> Tensor:
-        """Return the phase of each pixel, each phase with its share of them; a field whose pixels are in one
-        phase each already, as swaps leave it, keeps its own shares."""
+        """Return the phase of each pixel, cut near the target's shares; a field whose pixels are in one phase
+        each already, as swaps leave it, keeps its own shares."""
         phases = decided(field)
         if torch.equal(indicated(phases, len(field)), field):
             return phases
-        return cut(field, self.target.shares)
+        target = self.target
+        return cut_near_share(
+            field, target.shares, lambda phases: s2_error(phases, target.descriptors, target.measure)
+        )
 
     def _errors(self, phases: Tensor) -> dict[str, float]:
         """Return the errors of the two-point correlation and of the volume fractions of phases (*shape)."""

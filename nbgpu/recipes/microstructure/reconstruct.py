@@ -3,7 +3,7 @@ nbgpu/engine/training/minimiser.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from nbgpu.engine.workload.descent import LBFGS, descend
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
+    cut,
     decided,
     indicated,
     noise,
@@ -23,6 +24,11 @@ from nbgpu.recipes.microstructure.grids import (
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
+
+_MAX_SHARE_ERROR = 0.01
+_MAX_RELATIVE_SHARE_ERROR = 0.05
+_NUM_CUTS = 4
+"""The most cuts that are tried on each side of the target's share."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,35 @@ def reconstruct(
         )
         losses.append(on_grid)
     return Reconstruction(field, losses, ended)
+
+
+def cut_near_share(field: Tensor, shares: Tensor, error: Callable[[Tensor], float]) -> Tensor:
+    """Return the phase of each pixel, int64, cut where the error is least near the target's shares.
+
+    The correlations of one finite picture can ask for a little more or less of a phase than the picture has,
+    and then both cannot be met. For two phases the cut leaves the target's share as long as the error falls,
+    by at most one hundredth of the pixels and a twentieth of the smaller phase. With a field for each phase
+    all shares are met.
+
+    Args:
+        field: the shares of the phases in each pixel, (P, ...).
+        shares: the target's, as for `cut`.
+        error: the error of a field of phases, such as `s2_error`.
+    """
+    best = cut(field, shares)
+    if len(field) > 1:
+        return best
+    tolerance = min(_MAX_SHARE_ERROR, _MAX_RELATIVE_SHARE_ERROR * float(shares.min()))
+    step = tolerance / _NUM_CUTS * shares.new_tensor([-1, 1])
+    least = error(best)
+    for direction in (1, -1):
+        for number in range(1, _NUM_CUTS + 1):
+            phases = cut(field, shares + direction * number * step)
+            found = error(phases)
+            if found >= least:
+                break
+            best, least = phases, found
+    return best
 
 
 def s2_error(

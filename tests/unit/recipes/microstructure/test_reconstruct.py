@@ -16,6 +16,7 @@ from nbgpu.engine.workload.descent import OPTIMIZERS, bounded, descend
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.recipes.microstructure.characterize import characterize
 from nbgpu.recipes.microstructure.grids import (
+    cut,
     decided,
     indicated,
     noise,
@@ -27,7 +28,7 @@ from nbgpu.recipes.microstructure.grids import (
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.recipe import Microstructure
-from nbgpu.recipes.microstructure.reconstruct import reconstruct, s2_error
+from nbgpu.recipes.microstructure.reconstruct import cut_near_share, reconstruct, s2_error
 from nbgpu.recipes.microstructure.sample import gaussian_field, micrograph
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 1.0}
@@ -223,6 +224,11 @@ def test_a_volume_gets_the_two_point_correlations_of_a_picture() -> None:
     at_random = (torch.rand(32, 32, 32, generator=torch.Generator().manual_seed(0)) < 0.35).long()
     assert s2_error(at_random, target, measure) > 0.025
     assert s2_error(found.phases, target, measure) <= 0.0034
+    # The lags below 8 cover most of the coarser grid, and ask for a share that is not the picture's.
+    shares = torch.tensor([0.65, 0.35], dtype=torch.float64)
+    near = cut_near_share(found.field, shares, lambda phases: s2_error(phases, target, measure))
+    assert s2_error(near, target, measure) <= 0.0034 < s2_error(cut(found.field, shares), target, measure)
+    assert float(near.double().mean()) == pytest.approx(0.35, abs=0.01 + 1 / 32**3)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from nbgpu.config import train_config
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
 from nbgpu.recipes.microstructure.grids import cut, decided
 from nbgpu.recipes.microstructure.recipe import Microstructure
+from nbgpu.recipes.microstructure.reconstruct import cut_near_share
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.target import Target, load_target, save_descriptors
@@ -99,7 +100,7 @@ def test_neighbours_decide_where_pixels_are_equal() -> None:
 
 
 @pytest.mark.requires_shared_data
-def test_real_micrographs_keep_their_shares(shared_data: Path) -> None:
+def test_real_micrographs_keep_their_shares_within_a_hundredth(shared_data: Path) -> None:
     for path in sorted((shared_data / "microstructures").glob("*.npy")):
         several = bool(np.load(path).max() > 1)
         problem = Microstructure(_config(data=str(path), multiphase=several, limit_to=8))
@@ -107,7 +108,25 @@ def test_real_micrographs_keep_their_shares(shared_data: Path) -> None:
         target = problem.target
         generator = torch.Generator().manual_seed(0)
         field = torch.rand(target.num_phases, *target.shape, generator=generator, dtype=torch.float64)
-        assert problem.measure(field)["volume_fraction_error"] <= 1 / field[0].numel(), path
+        most = 0 if several else min(0.01, 0.05 * float(target.shares.min()))
+        assert problem.measure(field)["volume_fraction_error"] <= most + 1 / field[0].numel(), path
+
+
+def test_a_cut_leaves_the_share_by_a_hundredth_where_the_correlations_ask_for_it() -> None:
+    """The error is told by an oracle that wants other shares, as correlations of one finite picture may."""
+    field = torch.rand(1, 40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def share_of_cut(share: float, wanted: float) -> float:
+        shares = torch.tensor([1 - share, share], dtype=torch.float64)
+        phases = cut_near_share(field, shares, lambda phases: abs(float(phases.double().mean()) - wanted))
+        return float(phases.double().mean())
+
+    assert share_of_cut(0.4, wanted=0.4) == pytest.approx(0.4, abs=1e-9)
+    assert share_of_cut(0.4, wanted=0.405) == pytest.approx(0.405, abs=1e-9)
+    assert share_of_cut(0.4, wanted=0.3925) == pytest.approx(0.3925, abs=1e-9)
+    assert share_of_cut(0.4, wanted=0.5) == pytest.approx(0.41, abs=1e-9)
+    # A rare phase keeps all but a twentieth of its share.
+    assert share_of_cut(0.05, wanted=0.5) == pytest.approx(0.0525, abs=1e-9)
 
 
 def _target(**settings: object) -> Target:
