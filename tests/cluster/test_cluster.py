@@ -114,9 +114,9 @@ def test_every_socket_listens_on_loopback_only(cluster2: nbgpu.Cluster) -> None:
 
 
 def test_curve_is_on(cluster2: nbgpu.Cluster) -> None:
-    connection = cluster2.connection_file.read_text()
+    connection = cluster2.parts.state.connection_file.read_text()
     assert '"curve_serverkey": "' in connection
-    assert cluster2.connection_file.stat().st_mode & 0o077 == 0
+    assert cluster2.parts.state.connection_file.stat().st_mode & 0o077 == 0
 
 
 def test_the_controller_reads_no_messages(cluster2: nbgpu.Cluster) -> None:

@@ -169,7 +169,7 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_nothing(after_s: floa
 @pytest.mark.long
 def test_a_controller_that_ended_before_it_answered_is_noticed(tmp_path: Path) -> None:
     with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
-        connection = cluster.connection_file.read_bytes()
+        connection = cluster.parts.state.connection_file.read_bytes()
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     controller = ProcessId.of(ended.pid)
     ended.communicate(b"\n")

@@ -76,7 +76,7 @@ def test_a_stranger_gets_nothing_and_upsets_nothing(cluster2: nbgpu.Cluster, tmp
 def test_only_the_user_can_enter_the_folders(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     run = cluster2.train("autoencoder", **{**RUN, "steps": 2}, runs_dir=str(tmp_path)).wait(90)
     assert run.folder.stat().st_mode & 0o777 == 0o700
-    security = cluster2.connection_file.parent
+    security = cluster2.parts.state.connection_file.parent
     # The cluster's own folder, and those between it and the files with the keys.
     for folder in (security, security.parent, security.parent.parent):
         assert folder.stat().st_mode & 0o777 == 0o700

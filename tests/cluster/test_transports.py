@@ -65,7 +65,11 @@ def test_down_to_a_rank_alone_and_up_again(monkeypatch: pytest.MonkeyPatch, tmp_
         cluster.start()
     with stopping(cluster):
         assert cluster.describe() == "no GPU used: 1 CPU rank, single (gloo failed)"
-        assert (cluster.world_size, cluster.transport.name, cluster.backend) == (1, SINGLE, "gloo")
+        assert (cluster.world_size, cluster.parts.state.transport.name, cluster.parts.state.backend) == (
+            1,
+            SINGLE,
+            "gloo",
+        )
         assert cluster.status().startswith(cluster.describe())
         said = cluster.execute("x = torch.ones(3); dist.all_reduce(x); print(world_size, x.tolist())")
         assert said == {0: "1 [1.0, 1.0, 1.0]\n"}

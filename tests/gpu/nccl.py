@@ -48,7 +48,7 @@ def _two_ranks(place: Place, name: str = "nccl", **settings: Any) -> Iterator[An
     """Two ranks on one GPU over NCCL."""
     exec(_use_two_hosts(place, name), {})  # the same code as in a notebook
     with place.cluster(ranks=2, **settings) as cluster:
-        assert cluster.backend == place.size("nccl", "gloo"), cluster.describe()
+        assert cluster.parts.state.backend == place.size("nccl", "gloo"), cluster.describe()
         yield cluster
 
 

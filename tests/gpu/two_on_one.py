@@ -18,7 +18,7 @@ from checks import Place, check
 def two_ranks_with_gloo(place: Place) -> None:
     with place.cluster(ranks=2) as cluster:
         place.figure("cluster", cluster.describe())
-        assert cluster.transport.name == "gloo"
+        assert cluster.parts.state.transport.name == "gloo"
         said = cluster.execute(
             "total = torch.full((4,), float(rank + 1), device=device); dist.all_reduce(total)\n"
             "parts = [torch.empty(2, device=device) for _ in range(2)]\n"

@@ -49,8 +49,8 @@ def start(**settings: object) -> str:
 
 def time_left_s(notebook: FarPython) -> float:
     """The cluster's time, once Slurm has been asked for it."""
-    notebook.run("import time\nwhile c.time_left_s is None: time.sleep(0.02)")
-    left_s: float = notebook.value("c.time_left_s")
+    notebook.run("import time\nwhile c.parts.state.time_left_s is None: time.sleep(0.02)")
+    left_s: float = notebook.value("c.parts.state.time_left_s")
     return left_s
 
 

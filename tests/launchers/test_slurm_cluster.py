@@ -123,8 +123,10 @@ def test_the_status_says_how_long_the_job_has(started: FarPython) -> None:
 
 
 def test_the_panel_of_a_run_says_how_long_the_job_has(started: FarPython) -> None:
-    assert 0 < started.value("c.time_left_s") <= 600
-    said = started.run("from nbgpu.ui.run import wording; print(wording.time_left(c.time_left_s))")
+    assert 0 < started.value("c.parts.state.time_left_s") <= 600
+    said = started.run(
+        "from nbgpu.ui.run import wording; print(wording.time_left(c.parts.state.time_left_s))"
+    )
     assert re.fullmatch(r"the job ends in \d+ min( \d+ s)?\n", said)
 
 

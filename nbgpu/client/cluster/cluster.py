@@ -25,7 +25,6 @@ from nbgpu.config import ClusterConfig
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.errors import ClusterError, NoClusterError
 from nbgpu.machine.signals import uninterrupted
-from nbgpu.machine.transports import Transport
 from nbgpu.performance.timeline import Timeline
 from nbgpu.protocol.records import Device
 
@@ -218,27 +217,6 @@ class Cluster(RecipeCalls):
     def pids(self) -> dict[int, int]:
         """The process ids by rank."""
         return self.parts.state.ranks.pids
-
-    @property
-    def backend(self) -> str:
-        """The backend of torch.distributed."""
-        return self.parts.state.backend
-
-    @property
-    def transport(self) -> Transport:
-        """The transport over which the ranks communicate."""
-        return self.parts.state.transport
-
-    @property
-    def time_left_s(self) -> float | None:
-        """The time until the hosts are taken away, as by a Slurm job's time limit; None where there is no
-        limit or nobody knows."""
-        return self.parts.state.time_left_s
-
-    @property
-    def connection_file(self) -> Path:
-        """ipyparallel's file for clients. Another process needs it to reach the engines."""
-        return self.parts.state.connection_file
 
     @property
     def join_file(self) -> Path | None:

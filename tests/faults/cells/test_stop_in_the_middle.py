@@ -249,7 +249,9 @@ def test_a_stop_while_ranks_connect(notebook: Kernel) -> None:
 )
 def test_code_that_closes_all_descriptors_ends_its_own_rank_only(running: Kernel) -> None:
     running.run("%%distributed\nkept = 5 + rank")
-    folder = Path(running.run("import nbgpu\nstr(nbgpu.current().connection_file)").value.strip("'"))
+    folder = Path(
+        running.run("import nbgpu\nstr(nbgpu.current().parts.state.connection_file)").value.strip("'")
+    )
     done = running.run("%%distributed\nimport os\nif rank == 1: os.closerange(3, 40)", timeout_s=BOUND_S)
     time.sleep(1)  # the rank may notice it only after its answer
     again = running.run(SUM, timeout_s=BOUND_S)

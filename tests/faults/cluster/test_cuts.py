@@ -34,7 +34,7 @@ def ranks_are_well_afterwards(cluster2: nbgpu.Cluster) -> Iterator[None]:
 
 def give_up(cluster: nbgpu.Cluster, generation: int, *ranks: int) -> None:
     """Tells ranks, as the client does, that a generation is given up."""
-    folder = cluster.connection_file.parents[2]
+    folder = cluster.parts.state.connection_file.parents[2]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for rank in ranks:
             sender.sendto(str(generation).encode(), str(folder / GivenUp.socket_name(cluster.pids[rank])))
