@@ -20,6 +20,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "channels": (32, 32),
         "attention_edges": (),
         "norm_groups": 8,
+        # Processors without AVX-512 emulate bf16, which takes minutes.
+        "amp": "off",
     },
     "lithography": {"num_masks": 12, "source_cells": 5, "num_kernels": 8},
     "microstructure": {"shape": (16, 16, 16), "limit_to": 4, "steps": 3, "val_every": 0},

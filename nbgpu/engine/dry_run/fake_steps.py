@@ -6,7 +6,8 @@ included are that of other kernels and of cuDNN, the overhead of allocators, and
 
 oneDNN keeps the channels of images and volumes in groups of 16 (of 8 without AVX-512), and copies input,
 weights and result to and from that order. Small single samples are unfolded instead: each pixel of the result
-gets a copy of the part of the input that it is computed from. Both were seen with torch 2.13 in the pieces
+gets a copy of the part of the input that it is computed from; so are all samples of 16 bits without AVX-512.
+Both were seen with torch 2.13 in the pieces
 that `aten::convolution` and `aten::convolution_backward` take from the allocator.
 """
 
@@ -44,7 +45,8 @@ _NUM_STEPS = 2
 
 _LARGEST_UNFOLDED = 20_480
 """A single sample is unfolded up to this product of its first four sizes (torch's `use_mkldnn`)."""
-_NUM_GROUPED = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
+_HAS_AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+_NUM_GROUPED = 16 if _HAS_AVX512 else 8
 _NUM_SUMS_OF_SMALL = 4
 """The copies of the weights' gradient that are summed for volumes smaller than the kernel."""
 
@@ -249,6 +251,9 @@ def _backward_bytes(
     """
     if image.device.type != "cpu":
         return 0
+    if not _is_in_onednn(image):
+        # The gradient of the bias is added up in float32.
+        return max(2 * gradient.nbytes, 0 if _is_pointwise(weight) else _unfolded_bytes(weight, gradient))
     if _is_pointwise(weight):
         return _grouped(gradient)
     if _is_unfolded(image, weight):
@@ -259,7 +264,8 @@ def _backward_bytes(
         _grouped(gradient) + weight.nbytes + grouped if of_image else 0,
         # With strides the gradient of the image is copied once more.
         of_image + (2 if max(strides) > 1 else 1) * grouped,
-        of_image + _grouped(gradient) + _copied(image) + of_weight,
+        # Without AVX-512 the gradient of the weights is computed from input and gradient as they are.
+        of_image + _grouped(gradient) + _copied(image) + of_weight if _HAS_AVX512 else 0,
         of_image + (_NUM_SUMS_OF_SMALL + 1 if _is_small(image, weight) else 2) * of_weight,
     )
     return max(0, held - of_image - of_weight)
@@ -275,15 +281,21 @@ def _is_small(image: Tensor, weight: Tensor) -> bool:
 
 
 def _is_unfolded(image: Tensor, weight: Tensor) -> bool:
-    """Return whether a convolution copies a single small sample so that each pixel of the result has its
-    inputs together."""
+    """Return whether a convolution copies its input so that each pixel of the result has its inputs together:
+    torch's own kernel does, which computes a single small sample, and what oneDNN cannot."""
+    if not _is_in_onednn(image):
+        return True
     is_small = image.shape[0] == 1 and math.prod(image.shape[:4]) <= _LARGEST_UNFOLDED
     return is_small and image.dtype == torch.float32 and max(weight.shape[2:]) <= 3
 
 
 def _unfolded_bytes(weight: Tensor, result: Tensor) -> int:
     """Return the bytes of the input copied for each pixel of the result."""
-    return math.prod(weight.shape[1:]) * math.prod(result.shape[2:]) * result.element_size()
+    return len(result) * math.prod(weight.shape[1:]) * math.prod(result.shape[2:]) * result.element_size()
+
+
+def _is_in_onednn(image: Tensor) -> bool:
+    return image.element_size() > 2 or not precision.emulates_16_bits()
 
 
 def _grouped(image: Tensor) -> int:

@@ -22,7 +22,7 @@ from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.logs.profiler import Profiler
 from nbgpu.engine.memory import budget
-from nbgpu.engine.model import randomness
+from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
@@ -182,7 +182,11 @@ class Trainer(Loop):
                 loaders = self._smoke.few_of(loaders)
             stand_in = partial(self.recipe.example, self.config.batch_size)
             self._step_batches = StepBatches(loaders, self.config, self.device, stand_in)
-            self._note(*without_gpus(self.config, self._devices), *loaders.warnings)
+            self._note(
+                *without_gpus(self.config, self._devices),
+                *precision.slow_on_cpu(self.config, self.device),
+                *loaders.warnings,
+            )
             self._start_data(0, 0)
             self._require_a_schedule()
 

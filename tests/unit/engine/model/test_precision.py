@@ -67,3 +67,15 @@ def test_tf32_is_as_torch_has_it_unless_it_is_asked_for(
         assert torch.backends.cudnn.allow_tf32 == convolutions
         assert torch.backends.cuda.matmul.allow_tf32 == products
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+@pytest.mark.parametrize(("capability", "is_slow"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
+def test_emulated_convolutions_of_16_bits_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capability: str, is_slow: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    cpu = torch.device("cpu")
+    notes = list(precision.slow_on_cpu(train_config("autoencoder", amp="bf16"), cpu))
+    assert [note.startswith("amp='bf16' is many times slower") for note in notes] == [True] * is_slow
+    assert not list(precision.slow_on_cpu(train_config("autoencoder"), cpu))
+    assert not list(precision.slow_on_cpu(train_config("autoencoder", amp="bf16"), torch.device("cuda")))
