@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -237,7 +239,7 @@ def cluster2() -> Iterator[Any]:
     """
     import nbgpu
 
-    with nbgpu.Cluster(**launching.settings()) as cluster, leaks.holding_family_of(fork_server(cluster)):
+    with nbgpu.Cluster(**launching.settings()) as cluster, what_changes_of(cluster):
         yield cluster
 
 
@@ -246,7 +248,7 @@ def cluster3() -> Iterator[Any]:
     """Three CPU ranks: with as many, the order in which gradients are added up decides their last bits."""
     import nbgpu
 
-    with nbgpu.Cluster(**launching.settings(3)) as cluster, leaks.holding_family_of(fork_server(cluster)):
+    with nbgpu.Cluster(**launching.settings(3)) as cluster, what_changes_of(cluster):
         yield cluster
 
 
@@ -345,6 +347,15 @@ def page(lab: Lab, tmp_path: Path) -> Iterator[Page]:
         yield opened
     lab.shut_kernels_down()
     assert not complaints, "\n".join(complaints)
+
+
+@contextlib.contextmanager
+def what_changes_of(cluster: Any) -> Iterator[None]:
+    """While this is open, engines that the cluster replaces and connections made again are no leaks."""
+    client_file = json.loads(cluster.parts.state.connection_file.read_text())
+    ports = [value for value in client_file.values() if isinstance(value, int)]
+    with leaks.holding_family_of(fork_server(cluster)), leaks.holding_connections_to(ports):
+        yield
 
 
 def fork_server(cluster: Any) -> int:

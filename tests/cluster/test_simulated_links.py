@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import leaks
 import pytest
 import waiting_steps
 from slow_link import slow_link
@@ -48,11 +47,11 @@ parts = [torch.zeros(items // 2) for _ in range(2)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from conftest import fork_server
+    from conftest import what_changes_of
 
     with (
         nbgpu.Cluster(gpus="none", ranks=2, link=LINK) as cluster,
-        leaks.holding_family_of(fork_server(cluster)),
+        what_changes_of(cluster),
     ):
         cluster.execute(TIMED.replace("NUM_ITEMS", str(NUM_ITEMS)))
         yield cluster

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import leaks
 import pytest
 
 import nbgpu
@@ -21,11 +20,11 @@ KEPT = "print(kept)"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    from conftest import fork_server
+    from conftest import what_changes_of
 
     with (
         nbgpu.Cluster(gpus="none", ranks=2, link="1Gbit/s,1000s") as cluster,
-        leaks.holding_family_of(fork_server(cluster)),
+        what_changes_of(cluster),
     ):
         cluster.execute("kept = 10 + rank\nones = torch.ones(3)")
         yield cluster

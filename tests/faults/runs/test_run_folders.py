@@ -14,9 +14,8 @@ from typing import Any
 
 import faults
 import launching
-import leaks
 import pytest
-from conftest import fork_server
+from conftest import what_changes_of
 from rows import Measured, row
 
 import nbgpu
@@ -29,7 +28,7 @@ SUM = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[nbgpu.Cluster]:
-    with nbgpu.Cluster(**launching.settings()) as cluster, leaks.holding_family_of(fork_server(cluster)):
+    with nbgpu.Cluster(**launching.settings()) as cluster, what_changes_of(cluster):
         cluster.execute("kept = 5")
         yield cluster
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from xml.etree import ElementTree
 
 import leaks
 import pytest
-from leaks import Leftover, free_of, holding
+from leaks import Leftover, free_of, holding, holding_connections_to
 
 CAREFUL_AND_CARELESS_TESTS = """
 import os, socket, subprocess, sys, tempfile, threading, time
@@ -148,6 +149,20 @@ def test_what_somebody_holds_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None
         leave("MINE")
         with pytest.raises(pytest.fail.Exception, match="OTHERS"):
             leave("OTHERS")
+
+
+def test_a_connection_that_is_made_late_is_held_and_a_second_one_is_a_leak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leaks, "GRACE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with holding_connections_to([server.getsockname()[1]]):
+            with free_of("socket"):
+                late = socket.create_connection(server.getsockname())
+            with pytest.raises(pytest.fail.Exception, match="ESTABLISHED socket"), free_of("socket"):
+                second = socket.create_connection(server.getsockname())
+        late.close()
+        second.close()
 
 
 def test_only_the_named_kinds_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
