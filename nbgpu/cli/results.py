@@ -84,7 +84,7 @@ def predict(arguments: list[str]) -> int:
     )
     console = CommandConsole()
     with preloading.begun(gpu_choice.choose, cluster):
-        data_check.require_new(job)
+        data_check.require_good_new_data(job)
         with cluster_with(cluster) as started, terminal_progress.shown(console) as show:
             say(console, started.describe())
             predictions = started.parts.runs.predict_with(job, show)

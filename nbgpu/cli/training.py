@@ -85,10 +85,10 @@ def train(arguments: list[str]) -> None:
     if asked.find_batch_size:
         _require_search(config, rest)
     requirements.require_extras(config)
-    together(lambda: resume.find(config, contents=False), lambda: require_paths(config))
+    together(lambda: resume.find(config, check_sha256=False), lambda: require_paths(config))
     # The fork server imports torch while the data are read.
     with preloading.begun(gpu_choice.choose, cluster):
-        data_check.require(config)
+        data_check.require_good_data(config)
         _run(cluster, config, asked)
 
 

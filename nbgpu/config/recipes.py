@@ -128,8 +128,8 @@ def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
 
 
 def settings_of(recipe: str) -> type[TrainConfig]:
-    """Return the class of a recipe's settings: by name for a recipe of nbgpu, or by its file, 'my_recipe.py',
-    for the user's own.
+    """Return the class of a recipe's settings: by name for a recipe of nbgpu or of another package, or
+    by its file, 'my_recipe.py', for the user's own.
 
     Raises:
         ConfigError: there is no such recipe, or its file cannot be used.

@@ -32,7 +32,7 @@ def write_toml(path: Path, cluster: ClusterConfig, train: TrainConfig) -> None:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """The content of a TOML file; ConfigError where it cannot be read."""
+    """Return the content of a TOML file. Raise ConfigError if it cannot be read."""
     try:
         return tomllib.loads(read_text(path))
     except FileNotFoundError:

@@ -42,25 +42,25 @@ class Converted:
     Args:
         recipe: the recipe's name.
         keys: the values of the files.
-        names: the files, for messages.
+        names: the files' names, as one text for messages.
     """
 
     def __init__(self, recipe: str, keys: Keys, names: str) -> None:
-        """Begin without settings and remarks."""
+        """Begin with no setting and no remark."""
         self.recipe = recipe
         self.keys = keys
         self.names = names
         self.left_out: list[str] = []
         """A sentence for each value that did not become a setting, with the reason."""
         self.the_same: list[str] = []
-        """The values that cannot be set, and are what nbgpu does."""
+        """The keys with values that cannot be set and are what nbgpu does anyway, as 'key = value'."""
         self.offered: list[str] = []
-        """Lines of TOML that only wait for something of the user's."""
+        """Lines of TOML, written as comments, which need something that only the user has, such as a path."""
         self._settings: dict[str, _Setting] = {}
 
-    def set(self, setting: str, value: Any, why: str) -> None:
-        """Give a setting a value that no key of the files has."""
-        self._settings[setting] = _Setting(value, why)
+    def set(self, setting: str, value: Any, origin: str) -> None:
+        """Give a setting a value, with its origin: a key of the files, or the reason for the value."""
+        self._settings[setting] = _Setting(value, origin)
 
     def take(
         self, key: str, setting: str, remark: str = "", convert: Callable[[Any], Any] = lambda value: value

@@ -35,7 +35,7 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
     result.set(
         "data", data or "BraTS2023", "--data" if data else "which the file does not name: the folder of BraTS"
     )
-    size = _volumes(result)
+    size = _data(result)
     _network(result, size)
     _diffusion(result)
     _training(result)
@@ -51,20 +51,24 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
 def _cube(value: Any) -> int:
     """Return the edge of a cubic volume; ValueError for volumes that are no cubes."""
     edges = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if len({*edges}) != 1 or not all(isinstance(edge, int) for edge in edges):
+    if not all(isinstance(edge, int) for edge in edges) or len({*edges}) != 1:
         raise ValueError("volumes are cubes here; see size")
     return int(edges[0])
 
 
-def _volumes(result: Converted) -> int | None:
-    """Convert the table `data`, and return the edge of the volumes; None if the file does not have it."""
+def _data(result: Converted) -> int | None:
+    """Convert the table `data`. Return the edge in voxels of the volumes that the network gets; None if the
+    file does not name it, or they are no cubes."""
     result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
     size: int | None = result.take("data.volume_size", "size", convert=_cube)
     if "data.crop_size" in result.keys:
-        size = result.take(
-            "data.crop_size", "size", "the middle, where the script draws places", convert=_cube
+        # The network gets the crops, so that their edge takes the place of the volumes'.
+        cropped: int | None = result.take(
+            "data.crop_size", "size", "cut from the middle; the script cuts at random places", convert=_cube
         )
-        result.set("fit", "crop", "data.crop_size")
+        if cropped is not None:
+            size = cropped
+            result.set("fit", "crop", "data.crop_size")
         result.leave("data.crops_per_volume", "a volume is cropped once, in its middle")
     result.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
     result.take("data.num_workers", "num_workers", "for each rank")

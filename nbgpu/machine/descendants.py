@@ -20,7 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 """The option's number in linux/prctl.h."""
 _POLL_S = 0.01
 _KILL_PATIENCE_S = 5.0
-"""A process that is still there so long after SIGKILL survives it, as one that hangs in a driver does."""
+"""The time after SIGKILL in which a process has to be gone. One that hangs in a driver may stay."""
 
 
 def adopt_orphans() -> None:
@@ -113,7 +113,7 @@ class Ending:
 
 
 def end_all(patience_s: float) -> None:
-    """End all descendants of this process. Return when none is left, or when one survives SIGKILL."""
+    """End all descendants of this process. Return when none is left, or when the time for it is over."""
     _end(of_this_process, patience_s)
 
 
@@ -122,12 +122,18 @@ def end_all_but_those_that_finish(patience_s: float) -> None:
     _end(lambda: [process for process in of_this_process() if not _finishes_alone(process)], patience_s)
 
 
-def _end(descendants: Callable[[], list[psutil.Process]], patience_s: float) -> None:
-    """Send signals to processes until none is left, or until one survives SIGKILL. The descendants are listed
-    again in each round, because they may start others."""
+def _end(list_descendants: Callable[[], list[psutil.Process]], patience_s: float) -> None:
+    """End processes by SIGTERM and then SIGKILL. Return when none is left, or when the time for both signals
+    is over.
+
+    Args:
+        list_descendants: lists the processes that are left; called in each round, because they may start
+            others.
+        patience_s: the time between SIGTERM and SIGKILL.
+    """
     ending = Ending(patience_s)
     give_up_s = time.monotonic() + patience_s + _KILL_PATIENCE_S
-    if any(map(_finishes_alone, descendants())):
+    if any(map(_finishes_alone, list_descendants())):
         give_up_s += _FINISH_PATIENCE_S
-    while ending.step(descendants()) and time.monotonic() < give_up_s:
+    while ending.step(list_descendants()) and time.monotonic() < give_up_s:
         time.sleep(_POLL_S)

@@ -19,7 +19,7 @@ from nbgpu.errors import ClusterError
 _TERM_PATIENCE_S = 2.0
 """The time between SIGTERM and SIGKILL."""
 _KILL_PATIENCE_S = 5.0
-"""A process that is still there so long after SIGKILL survives it, as one that hangs in a driver does."""
+"""The time after SIGKILL in which a process has to be gone. One that hangs in a driver may stay."""
 _POLL_S = 0.01
 _STAT_BYTES = 4096
 """More than the line in /proc/PID/stat can have."""

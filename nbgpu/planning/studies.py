@@ -328,12 +328,17 @@ def _with_room(cluster: ClusterConfig, ranks: Sequence[Any]) -> ClusterConfig:
 def _with_preset(
     recipe: str, vary: str, values: Sequence[Any], settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Merge the values of a preset into the settings, without those that a study decides, and without
-    checkpoints and validations unless they are asked for."""
+    """Return the settings, with the values of their preset in place of its name.
+
+    What a study decides, and checkpoints and validations, are not taken from the preset. Where the user gave
+    one it is kept, so that a setting which a study decides is refused later.
+    """
+    # The preset sees the varied setting as given, and leaves out values that take its effect away.
+    # The study itself sets it at each point, so that it is taken out again.
     varied = {} if vary == RANKS else {vary: list(values)}
     merged = with_preset(recipe, {**varied, **settings})
-    left_out = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
-    return {name: value for name, value in merged.items() if name not in {*varied, *left_out}}
+    of_study = {*DECIDED, *CheckpointSettings.model_fields, "val_every"} - settings.keys()
+    return {name: value for name, value in merged.items() if name not in {*varied, *of_study}}
 
 
 def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:

@@ -65,12 +65,12 @@ class Beginning:
             raise RunError(f"{path} is not what nbgpu writes") from None
 
 
-def find(config: TrainConfig, contents: bool = True) -> Beginning:
+def find(config: TrainConfig, check_sha256: bool = True) -> Beginning:
     """Find where a run with these settings begins, according to `resume`.
 
     Args:
         config: the settings.
-        contents: whether to check the sha256 of every file of a checkpoint; False checks only sizes.
+        check_sha256: whether to check the sha256 of every file of a checkpoint; False checks only sizes.
 
     Raises:
         ConfigError: there is no such folder, or its checkpoint does not fit the settings; the message names
@@ -84,7 +84,7 @@ def find(config: TrainConfig, contents: bool = True) -> Beginning:
         named = f" named {config.run_name!r}" if config.run_name else ""
         text = f"resume='auto' found no checkpoint of {config.title}{named} in {config.runs_dir}"
         return Beginning(notes=(f"{text}: training starts from the beginning",))
-    newest = checkpoint_files.first_whole(candidates, contents)
+    newest = checkpoint_files.first_whole(candidates, check_sha256)
     damaged = [_damaged(path, what) for path, what in newest.damaged]
     if newest.checkpoint is None:
         if config.resume == AUTO:
@@ -118,7 +118,7 @@ def values_in_checkpoint(config: TrainConfig) -> Chosen:
         ConfigError: there is no such folder, or its checkpoint does not fit the settings.
         RunError: all candidate checkpoints are damaged.
     """
-    checkpoint = find(config, contents=False).checkpoint
+    checkpoint = find(config, check_sha256=False).checkpoint
     saved = checkpoint_files.state(Path(checkpoint)).get("config", {}) if checkpoint else {}
     values = {
         name: tuple(saved[name]) if isinstance(saved[name], list) else saved[name]

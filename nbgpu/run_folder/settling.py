@@ -28,7 +28,7 @@ def settle(
     config: TrainConfig,
     devices: Sequence[Device],
     choose: Callable[[TrainConfig], Chosen],
-    contents: bool = True,
+    check_sha256: bool = True,
 ) -> SettledConfig:
     """Settle the settings of a run on these devices.
 
@@ -37,7 +37,7 @@ def settle(
         devices: the device of each rank.
         choose: a function that returns values for the settings that are left to the data, by the files and
             the memory of a rank.
-        contents: as for `resume.find`.
+        check_sha256: as for `resume.find`.
 
     Raises:
         ConfigError: the ranks cannot train with these settings, a package is not installed, or the checkpoint
@@ -47,7 +47,7 @@ def settle(
     requirements.require_extras(config)
     chosen = _choose_left_out(config, devices, choose) if config.left_to_data else Chosen()
     settled = adapt_to_devices(config.changed(**chosen.values), devices)
-    return SettledConfig(settled, resume.find(settled, contents), chosen)
+    return SettledConfig(settled, resume.find(settled, check_sha256), chosen)
 
 
 def _choose_left_out(

@@ -56,7 +56,7 @@ class Parcel:
     """The numbers of the blocks that are the pickle's out-of-band buffers, in order, beside those that it
     names."""
     tensors: tuple[TensorForm, ...]
-    own: Mapping[str, str]
+    defined_in_cells: Mapping[str, str]
     """Classes and functions that the sender has defined in a cell, by name, with the path to a value that
     needs each."""
     size_bytes: int
@@ -84,23 +84,24 @@ class Packing:
             # again.
             found = unpicklable.described(values, refusal)
             raise TransferError("\n".join(found or [f"{', '.join(values)}: {error}"])) from None
-        sources = contents.blocks
+        blocks = contents.blocks
         forms: list[TensorForm] = []
         if contents.tensors:
             from nbgpu.serialization import tensors
 
-            forms, tensor_blocks = tensors.take_apart(contents.tensors, len(sources))
-            sources = sources + tensor_blocks
-        self._sources: list[Source] = [stream.getbuffer(), *(source for _, source in sources)]
-        first, *blocks = _laid_out([stream.tell(), *(size for size, _ in sources)])
+            forms, tensor_blocks = tensors.take_apart(contents.tensors, first_block=len(blocks))
+            blocks = blocks + tensor_blocks
+        self._sources: list[Source] = [stream.getbuffer(), *(source for _, source in blocks)]
+        pickle_span, *block_spans = _laid_out([stream.tell(), *(size_bytes for size_bytes, _ in blocks)])
         self.parcel = Parcel(
-            tuple(values),
-            first,
-            tuple(blocks),
-            tuple(contents.buffers),
-            tuple(forms),
-            {name: unpicklable.path_to(name, values) for name in contents.own},
-            max(span.offset + span.size for span in (first, *blocks)),
+            names=tuple(values),
+            pickle=pickle_span,
+            blocks=tuple(block_spans),
+            buffers=tuple(contents.buffers),
+            tensors=tuple(forms),
+            # If the receiver lacks one of them, its error names the value that needs it.
+            defined_in_cells={n: unpicklable.path_to(n, values) for n in contents.defined_in_cells},
+            size_bytes=max(span.offset + span.size for span in (pickle_span, *block_spans)),
         )
         free_bytes = psutil.virtual_memory().available
         if self.parcel.size_bytes > free_bytes:
@@ -164,7 +165,9 @@ def unpack(
     Raises:
         TransferError: a class is missing, or a value cannot be rebuilt.
     """
-    missing = [(path, name) for name, path in parcel.own.items() if _found(name, variables) is None]
+    missing = [
+        (path, name) for name, path in parcel.defined_in_cells.items() if _found(name, variables) is None
+    ]
     if missing:
         raise TransferError(
             "\n".join(
@@ -203,9 +206,12 @@ class _Contents:
 
     def __init__(self) -> None:
         self.blocks: list[tuple[int, Source]] = []
+        """The size in bytes and the source of each block."""
         self.buffers: list[int] = []
+        """The numbers of the blocks that are the pickle's out-of-band buffers."""
         self.tensors: list[Any] = []
-        self.own: list[str] = []
+        self.defined_in_cells: list[str] = []
+        """The names of classes and functions."""
 
     def lay_buffer_aside(self, buffer: pickle.PickleBuffer) -> bool:
         """Lay a large buffer aside. Returns whether the pickle is to contain the bytes itself."""
@@ -246,7 +252,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             if "<" in value.__qualname__:
                 return NotImplemented  # pickle raises an error that says it has no name
-            self._contents.own.append(value.__qualname__)
+            self._contents.defined_in_cells.append(value.__qualname__)
             return _own, (value.__qualname__,)
         if unpicklable.must_stay(value):
             raise pickle.PicklingError

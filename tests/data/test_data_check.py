@@ -207,7 +207,7 @@ def test_labels_and_empty_modalities(tmp_path: Path) -> None:
 def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     _volumes(tmp_path / "volumes", 2)
     config = train_config("autoencoder", data=str(tmp_path / "volumes"), patch_size=16)
-    data_check.require(config)
+    data_check.require_good_data(config)
     # As many bytes of other voxels with the times of the file before: nobody looks into it again.
     changed = tmp_path / "volumes" / "1.nii.gz"
     before, size_bytes = changed.stat(), changed.stat().st_size
@@ -215,11 +215,11 @@ def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     content[size_bytes // 2 : size_bytes // 2 + 64] = bytes(64)
     changed.write_bytes(content)
     os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
-    data_check.require(config)
+    data_check.require_good_data(config)
     os.utime(changed)
     with pytest.raises(DataError, match=r"1\.nii\.gz"):
-        data_check.require(config)
-    data_check.require(config.changed(check_voxels=False))
+        data_check.require_good_data(config)
+    data_check.require_good_data(config.changed(check_voxels=False))
 
 
 def test_a_volume_that_is_cut_in_two_is_one_volume_to_read(
@@ -239,7 +239,7 @@ def test_a_check_that_breaks_is_told_and_the_run_goes_on(
     (tmp_path / "0.nii.gz").touch()
     broken = [sys.executable, "-c", "raise SystemExit('no space left on device')"]
     monkeypatch.setattr(data_check.interpreter, "command", lambda *_: broken)
-    data_check.require(train_config("autoencoder", data=str(tmp_path)))
+    data_check.require_good_data(train_config("autoencoder", data=str(tmp_path)))
     assert caplog.messages == [
         "the data were not checked before the start, because the process that reads them ended with code 1: "
         "no space left on device"

@@ -154,7 +154,7 @@ def test_a_forged_state(tmp_path: Path, state: object) -> None:
     config = train_config("autoencoder", data="phantoms", resume=str(folder))
     for contents in (True, False):
         with pytest.raises(RunError, match=r"state\.json.* is not what nbgpu writes"):
-            resume.find(config, contents=contents)
+            resume.find(config, check_sha256=contents)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "3", '{"devices": [{"x": 1}]}', DEEP, "no JSON"])

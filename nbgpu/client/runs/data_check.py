@@ -22,26 +22,26 @@ _BAD_DATA = 3
 """The exit code of `nbgpu.recipes.check`."""
 
 
-def require(config: TrainConfig) -> None:
-    """Raise DataError with a line for every bad row and file.
+def require_good_data(config: TrainConfig) -> None:
+    """Raise DataError with a line for every bad row of the data and every bad file, if there are any.
 
-    With files this takes some seconds, because the process that looks at them loads torch, and with
-    `check_voxels` also the time to read the files that have not been found good before.
+    It takes some seconds if there are files, because the process that checks them loads torch. With
+    `check_voxels` it also reads each file that no earlier check has found good.
     """
-    # Generated data need no look, but the settings may name other files, such as a network's weights.
-    others = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
-    if others or config.data not in type(config).WITHOUT_FILES:
-        _require("training", config.model_dump_json())
+    # Generated data need no check, but the settings may name other files, such as a network's weights.
+    named = [path for name in type(config).model_fields for path in paths_to_read(config, name)]
+    if named or config.data not in type(config).WITHOUT_FILES:
+        _check_in_process("training", config.model_dump_json())
 
 
-def require_new(job: Job) -> None:
+def require_good_new_data(job: Job) -> None:
     """Raise DataError with a line for every file of the new data that is bad by its name or header."""
     _, config = runs.read_settings(Path(job.run_folder))
     if job.data not in type(config).WITHOUT_FILES:
-        _require("prediction", json.dumps(asdict(job)))
+        _check_in_process("prediction", json.dumps(asdict(job)))
 
 
-def _require(purpose: str, text: str) -> None:
+def _check_in_process(purpose: str, text: str) -> None:
     """Have a process with torch check the data; raise DataError with what it has found.
 
     Args:

@@ -76,19 +76,28 @@ class RunManager:
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
-        """As `train`, with settings that are already checked."""
+        """Start a training run on all ranks and return at once, as `Cluster.train` does, with settings that
+        are already checked.
+
+        Raises:
+            RankError: a setting is left to the files, and none of them can be used.
+            RunError: another run has the ranks now.
+        """
         state = self._state
         self.make_ready()
         state.tell_news()
-        settled = self._planner.settle(config, contents=True)
+        settled = self._planner.settle(config, check_sha256=True)
         # A plan of another run, or on other devices, says nothing about this one.
         planned = self._planned
         if planned is not None and (planned.config, planned.devices) != (settled.config, state.devices):
             planned = None
         run = Run.start(settled, state, self._recovery, self._conclude, planned)
         self._set_run(run)
+        # A process that takes the cluster over finds the run in the cluster's entry of the registry.
         state.write_entry()
+        # `release_after_s` counts from the end of the run.
         run.on_end(lambda _: state.note_use())
+        # An interrupt that came during the start was held back until there was a run to stop.
         try:
             take_interrupt()
         except KeyboardInterrupt:

@@ -33,7 +33,7 @@ class Planner:
         """What the files have decided for settings that are left to them. A plan and the run after it ask for
         the same, and so does a run with the batch size that was found."""
 
-    def settle(self, config: TrainConfig, contents: bool = False) -> SettledConfig:
+    def settle(self, config: TrainConfig, check_sha256: bool = False) -> SettledConfig:
         """Return the settings for ranks that are ready, with nothing left open; see `settling.settle`.
 
         Raises:
@@ -50,7 +50,7 @@ class Planner:
                 )
             return self._choices[key]
 
-        return settling.settle(config, self._state.devices, choose, contents)
+        return settling.settle(config, self._state.devices, choose, check_sha256)
 
     def _key(self, config: TrainConfig) -> tuple[Any, ...]:
         """Return what the choices depend on: the settings, the devices, and when the data was changed

@@ -77,7 +77,7 @@ def go_on(resume: str | Path = "", **settings: Any) -> Sweep:
 def _require_checkpoint_that_fits(config: TrainConfig) -> None:
     # With 'auto' a trial goes on from its own newest checkpoint, and a new one has none.
     if config.resume != resume.AUTO:
-        resume.find(config, contents=False)
+        resume.find(config, check_sha256=False)
 
 
 def _clusters(plan: trials.SweepPlan) -> list[Cluster]:

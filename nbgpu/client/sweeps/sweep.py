@@ -188,11 +188,14 @@ class Sweep:
         nothing here: its error is in the table and in `trial.error`.
 
         Args:
-            timeout_s: the time after which it gives up; None to wait as long as it takes.
+            timeout_s: the time after which it raises TimeoutError; None to wait as long as it takes.
             progress: whether to show the line.
 
+        Returns:
+            This sweep.
+
         Raises:
-            ClusterError: trials are left, and no engines could be started for them.
+            NbgpuError: trials are left, and no engines could be started for them.
             TimeoutError: the sweep goes on after `timeout_s` seconds.
         """
         line = ProgressLine(self._progress, progress)

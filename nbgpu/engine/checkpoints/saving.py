@@ -81,12 +81,12 @@ class Saves:
         """Return the checkpoint with the best validation of the run. A collective.
 
         Args:
-            step: the present step.
-            score: the best score so far.
+            step: the present step, whose state the ranks have in memory.
+            score: the best score of the run so far; None before there is one.
 
         Returns:
-            (the checkpoint; None if the best one is this step's or cannot be used; the reason why it cannot
-            be used).
+            checkpoint: None if the best state is this step's, or if no checkpoint can be used.
+            why: the reason why none can be used, or an empty text.
         """
         found, why = exchange.broadcast(together(lambda: self._find_best(step, score)), source=0)
         return (sharing.everywhere(Path(found)) if found else None), why

@@ -132,9 +132,13 @@ class _Search:
         return not why
 
     def _try(self, batch_size: int) -> dict[str, Any]:
-        """Take steps with a batch size on this rank; return the reason if they do not fit ('' if they do),
-        and the peak of the memory in bytes. No collective, so that a rank that runs out of memory lets no
-        other one wait."""
+        """Take steps with a batch size on this rank. It has no collective, so that the others do not wait for
+        a rank that runs out of memory.
+
+        Returns:
+            `why`: the reason if there is too little memory, else ''; any other error is left in `_failure`.
+            `peak_bytes`: the most memory that was in use.
+        """
         assert self._dry_run is not None, "the search goes on"
         memory_limit.tighten(SPARE_BYTES)
         memory.begin_peak(self._device)
@@ -151,6 +155,7 @@ class _Search:
                         if asked
                         else "got no more memory"
                     )
+                    # A failed allocation may have left oneDNN unusable; then the note says so.
                     if note := memory.mend_onednn(error, group.membership().rank):
                         why = f"{why}. {note}"
                 else:
@@ -160,6 +165,7 @@ class _Search:
                 self._dry_run.zero_grad()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
+        # `lifted` leaves a reserve above the limit.
         memory_limit.tighten(SPARE_BYTES)
         return {"why": why, "peak_bytes": peak_bytes}
 

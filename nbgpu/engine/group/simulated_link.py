@@ -232,7 +232,7 @@ def not_simulated() -> Iterator[None]:
     """Do not hold back collectives that begin in the block, because they are nbgpu's own and no part of a
     person's step.
 
-    What a slow rank did before, such as loading its data, is not made longer.
+    The work that a slow rank did before the end of the block, such as loading its data, is not lengthened.
     """
     before = is_exempt()
     _exempt.is_on = True
@@ -240,6 +240,7 @@ def not_simulated() -> Iterator[None]:
         yield
     finally:
         _exempt.is_on = before
+        # A slow rank's work counts from here on.
         straggler.begin()
 
 

@@ -256,7 +256,7 @@ class Queue(Numbered):
         Args:
             real: the real collective; None if it has ended.
             number: its number, from `arrive`.
-            lasts_s: how long the link has work with it.
+            lasts_s: how long it occupies the link.
         """
         held = _Held(real, self.arrivals, number, lasts_s, self._line)
         self._held.put(held)
@@ -285,12 +285,15 @@ def hold_message(
     Each has a thread of its own, because a program may need its messages in another order than it began them.
 
     Args:
-        real: the real message.
+        real: torch's Work of the real message.
         line: the rank's link.
-        arrivals: when sender and receiver came to it; None where the sender is not known.
-        number: the message's number there.
-        lasts_s: how long the link has work with it.
-        direction: 'out' or 'in'.
+        arrivals: when sender and receiver began each of their messages; None where the sender is not known.
+        number: this message's number in `arrivals`; not used where that is None.
+        lasts_s: how long it occupies the link.
+        direction: 'out' for a message that is sent, 'in' for one that is received.
+
+    Returns:
+        A Work that completes when the simulated link would have delivered the message.
     """
     held = _Held(real, arrivals, number, lasts_s, line)
 

@@ -69,7 +69,7 @@ def step_unless(optimizer: Optimizer, leave_out: Tensor) -> None:
             optimizer.step()
         return
     # With cpu_offload the weights are in host memory, to which torch would copy `found_inf` without waiting
-    # for the copy.
+    # for the copy; `.to` waits.
     place = optimizer.param_groups[0]["params"][0].device
     optimizer.found_inf = leave_out.to(place, torch.float32)  # type: ignore[attr-defined]
     optimizer.step()

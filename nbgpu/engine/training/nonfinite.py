@@ -91,32 +91,34 @@ class Guard:
 
     def update(
         self,
-        stepped: Sequence[Optimizer],
+        optimizers_to_step: Sequence[Optimizer],
         grad_norm: Tensor,
         buffers: Sequence[Tensor],
-        before: Sequence[Tensor],
+        buffers_before: Sequence[Tensor],
     ) -> Mapping[str, Tensor]:
         """Do one step of each of the optimizers, or none.
 
         Args:
-            stepped: the optimizers, with the gradients of all ranks.
+            optimizers_to_step: the optimizers, with the gradients of all ranks.
             grad_norm: the norm of the gradients; the same on every rank.
-            buffers, before: the model's buffers, and their values before the forward pass wrote to them.
+            buffers: the model's.
+            buffers_before: their values before the forward pass wrote to them.
 
         Returns:
-            0 or NaN by the name of an input, for `judge`.
+            For each input of this step's batches, by name: 0, or NaN if it held NaN or Inf. `judge` gets it.
         """
         # No value is read on the host here: each decision is a bool tensor on the device. Once more steps in
         # a row were left out than are allowed, the run is to stop, and all later steps are left out too. With
-        # fp16 the device cannot distinguish a bad loss from an overflow of the scaled gradient.
+        # fp16 the device cannot distinguish a bad loss from an overflow of the scaled gradient, which is no
+        # failure, so that only the host counts (`judge`).
         leave_out = ~torch.isfinite(grad_norm)
         if not self._scales_loss:
             leave_out = leave_out | (self._num_left_out > self._allowed)
         self._num_left_out = torch.where(leave_out, self._num_left_out + 1, 0.0)
-        for optimizer in stepped:
+        for optimizer in optimizers_to_step:
             optimizers.step_unless(optimizer, leave_out)
         # The forward pass has already changed the running statistics of BatchNorm.
-        for buffer, old in zip(buffers, before, strict=True):
+        for buffer, old in zip(buffers, buffers_before, strict=True):
             buffer.copy_(torch.where(leave_out, old, buffer))
         inputs, self._inputs = self._inputs, {}
         return inputs

@@ -307,7 +307,7 @@ class Trainer(Loop):
         return self._rank_model.state.model
 
     @property
-    def _spread(self) -> Strategy:
+    def _strategy(self) -> Strategy:
         return self._rank_model.strategy
 
     # ---- training ----
@@ -373,7 +373,7 @@ class Trainer(Loop):
         is_timed = self.recorder is not None and (
             self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
         )
-        clock = StepClock(self._profiler, self._anchors if is_timed else None, self._spread.transfers)
+        clock = StepClock(self._profiler, self._anchors if is_timed else None, self._strategy.transfers)
         clock.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
@@ -389,7 +389,7 @@ class Trainer(Loop):
         own_s = 0.0
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
-            with self._spread.exchange(now=index == len(batches) - 1):
+            with self._strategy.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
                 # A recipe may ask for this place, to draw numbers that belong to samples of several ranks.
                 with randomness.at(self._place_of(index)):
@@ -465,29 +465,30 @@ class Trainer(Loop):
         return every > 0 and self.step > 0 and (self.step % every == 0 or self.step == self.total_steps)
 
     def _validate(self) -> None:
-        """Average the recipe's held-out values over the samples of all ranks."""
+        """Validate the model on the held-out samples of all ranks, and hand the means to the records, the
+        learning rate, the best score and the smoke test. A collective."""
         # Judge the last step first: after a bad one the run may end here.
         self._flush()
         self._enter("validating")
-        shows = self._shows_pictures(is_last=self.step == self.total_steps)
+        shows_pictures = self._shows_pictures(is_last=self.step == self.total_steps)
         means = validation.validate(
             self.recipe,
             self._built,
-            self._spread,
+            self._strategy,
             self._data,
             self.config,
             self.device,
-            self._show if shows else None,
+            self._show if shows_pictures else None,
         )
         if means:
-            self._validated(means)
+            self._record_validation(means)
         self._progress.validated(self.step, means)
         if self._smoke is not None:
             self._smoke.validation = means
         self._validated_step = self.step
         self._enter("training")
 
-    def _validated(self, means: Mapping[str, float]) -> None:
+    def _record_validation(self, means: Mapping[str, float]) -> None:
         """Record a validation and update the learning rate; every rank has the same values."""
         if self.rank == 0 and self.recorder is not None:
             self.recorder.sample(self.step, **{f"val_{name}": mean for name, mean in means.items()})
@@ -514,9 +515,9 @@ class Trainer(Loop):
         if self.config.restore_best and self.command != "stop":
             self._go_back_to_best()
         # The recipe decides how long this takes, and rank 0 does some of it alone.
-        with group.without_timeout(), validation.evaluating(self._built, self._spread):
+        with group.without_timeout(), validation.evaluating(self._built, self._strategy):
             evaluated = self._evaluated() if self._has_result else None
-            validation.each_alone(self._spread, lambda: self._report_end(failure, evaluated))
+            validation.each_alone(self._strategy, lambda: self._report_end(failure, evaluated))
         if self._smoke is not None and self.command != "stop":
             self._check_smoke_test(self._smoke)
 
@@ -545,7 +546,7 @@ class Trainer(Loop):
                 self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
 
         return validation.evaluate(
-            recipe, self._model, self._spread, self.device, self.member, self.config.batch_size, tell
+            recipe, self._model, self._strategy, self.device, self.member, self.config.batch_size, tell
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:

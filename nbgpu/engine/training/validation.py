@@ -122,12 +122,12 @@ def _local_sums(
 def _local_values(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> dict[str, list[float]]:
-    """Return the recipe's values for each of this rank's held-out samples."""
-    own: dict[str, list[float]] = {}
+    """Return the recipe's values by name, for each of this rank's held-out samples."""
+    by_name: dict[str, list[float]] = {}
     for values in _batches(recipe, state, step_batches, config, device):
         for name, value in values.items():
-            own.setdefault(name, []).extend(value.double().tolist())
-    return own
+            by_name.setdefault(name, []).extend(value.double().tolist())
+    return by_name
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ _NUM_TRIES = 40
 class _Kind(NamedTuple):
     """A kind of lesion."""
 
-    places: tuple[float, float]
+    depths: tuple[float, float]
     """The range of the distance from the organ's middle, as a share of the way to its wall."""
     radius: float
     hollow: float
@@ -140,13 +140,22 @@ def _distance(unit: NDArray[np.float64], middle: NDArray[np.float64] | None = No
 def _middles(
     rng: np.random.Generator, organ: NDArray[np.float64], kinds: list[_Kind]
 ) -> list[NDArray[np.float64]]:
-    """Draw the middle of each lesion in voxels from the organ's middle, in a random direction and at the
-    depth of its kind. After _NUM_TRIES draws a lesion may lie too near to another one."""
+    """Draw the middle of each lesion, in a random direction and at a depth in the range of its kind. A lesion
+    lies too near to another one if none of _NUM_TRIES draws keeps the distance.
+
+    Args:
+        rng: the generator.
+        organ: the semi-axes of the organ in voxels, (3,).
+        kinds: the kind of each lesion.
+
+    Returns:
+        The middles in voxels from the organ's middle, (3,) each.
+    """
     middles: list[NDArray[np.float64]] = []
     for kind in kinds:
         for _ in range(_NUM_TRIES):
             drawn = rng.normal(size=3)
-            middle = drawn / np.linalg.norm(drawn) * organ * rng.uniform(*kind.places)
+            middle = drawn / np.linalg.norm(drawn) * organ * rng.uniform(*kind.depths)
             if all(np.linalg.norm(middle - other) >= _APART for other in middles):
                 break
         middles.append(middle)

@@ -44,7 +44,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Clu
     found: list[tuple[ClusterConfig, TrainConfig]] = []
     monkeypatch.setattr(training, "_run", lambda cluster, config, asked: found.append((cluster, config)))
     monkeypatch.setattr(training.preloading, "begun", lambda *_: nullcontext())
-    monkeypatch.setattr(training.data_check, "require", lambda config: None)
+    monkeypatch.setattr(training.data_check, "require_good_data", lambda config: None)
     monkeypatch.chdir(tmp_path)
     return found
 

@@ -270,6 +270,22 @@ def test_the_scripts_own_weights_are_gone_on_from(ldm: Path) -> None:
     assert "resume_ckpt = false" in found.to_toml()
 
 
+@pytest.mark.parametrize(
+    ("crop", "size", "fit"),
+    [("[96, 96, 96]", 96, "crop"), ("[96, 96, 64]", 128, None), ("[[1], [2]]", 128, None)],
+)
+def test_crops_that_are_no_cubes_leave_the_volumes_size(
+    ldm: Path, crop: str, size: int, fit: str | None
+) -> None:
+    with_crops = FAST_DDPM.replace("    channels: 1\n", f"    channels: 1\n    crop_size: {crop}\n")
+    Path("fast_ddpm_3d.yml").write_text(with_crops)
+    found = convert([Path("fast_ddpm_3d.yml")], data="BraTS")
+    assert (found.values["size"], found.values.get("fit")) == (size, fit)
+    # The edges of the network's resolutions follow from the size.
+    assert found.values.get("attention_edges", []) == ([32] if size == 128 else [])
+    assert any("data.crop_size" in line for line in found.left_out) == (fit is None)
+
+
 def test_fast_ddpms_file_becomes_a_run(ldm: Path) -> None:
     found = convert([Path("fast_ddpm_3d.yml")], data="BraTS")
     config = found.config()

@@ -125,6 +125,7 @@ def _append(path: Path, piece: Piece) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

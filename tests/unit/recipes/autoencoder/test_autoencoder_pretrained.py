@@ -221,7 +221,7 @@ def test_bad_weights_are_told_before_an_engine_starts(tmp_path: Path) -> None:
     (tmp_path / "weights.pt").write_bytes(b"nothing")
     config = train_config("autoencoder", data="phantoms", pretrained=str(tmp_path / "weights.pt"))
     with pytest.raises(DataError, match=r"weights\.pt: cannot be read as weights"):
-        data_check.require(config)
+        data_check.require_good_data(config)
 
 
 def test_a_file_that_is_not_there_or_runs_code_is_refused(tmp_path: Path) -> None:
