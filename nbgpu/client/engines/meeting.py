@@ -255,7 +255,7 @@ class Meeting:
         more = key_bytes + OVERHEAD_BYTES + len(value) - len(before)
         if self.num_bytes + more > MAX_STORED_BYTES:
             raise _RefusedError(
-                f"the store in which the ranks meet holds {generation.num_bytes} bytes, and no more than "
+                f"the store in which the ranks meet holds {self.num_bytes} bytes, and no more than "
                 f"{MAX_STORED_BYTES}: delete keys that are not needed"
             )
 

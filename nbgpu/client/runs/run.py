@@ -469,7 +469,7 @@ class Run:
         if samples and asked > samples:
             most = max(1, samples // (asked // config.batch_size))
             raise ConfigError(
-                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch has {samples}. Give "
+                f"batch_size = {config.batch_size} would take {asked} samples in a step, and an epoch takes {samples} with the present settings. Give "
                 f"at most {most}"
             )
 

@@ -10,7 +10,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.workload.recipe import Optimizing, Recipe
 
 _NUM_TRIED = 1000
-"""The steps for which a recipe's own schedule is asked before the run begins."""
+"""About how many steps of a recipe's own schedule are tried before the run begins."""
 
 
 class LearningRate:
@@ -66,10 +66,10 @@ class LearningRate:
         return max(floor, self.peak * self._config.lr_decay**num_decays)
 
     def try_out(self) -> None:
-        """Call the recipe's own schedule for the first and the last step and at most about a thousand steps
-        between, so that its errors come before the run and not in its middle."""
+        """Call the recipe's own schedule for the first and the last step and for a thousand steps between, or
+        for all if there are fewer, so that its errors come before the run and not in its middle."""
         if self._own is not None:
-            every = max(1, self._total_steps // _NUM_TRIED)
+            every = max(1, math.ceil(self._total_steps / _NUM_TRIED))
             for step in (*range(0, self._total_steps, every), self._total_steps - 1):
                 self._own.schedule(step, self._total_steps)
 

@@ -307,8 +307,9 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
     """Return an optimizer's state, and what the ranks compare of it.
 
     Returns:
-        (the state; names, settings, shapes and sums as JSON; the reason why the state cannot be sent, '' if
-        it can).
+        The state.
+        What the ranks compare, as JSON: [[the names of the tensors, settings, other values], [shapes, sums]].
+        The reason why the state cannot be sent; '' if it can.
     """
     nothing = OptimizerState({}, {}, [])
 
@@ -319,9 +320,10 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
         except ConfigError as error:
             return nothing, [], f"{error}. Make it again on all ranks"
         in_order = sorted(state.tensors)
-        compared = [in_order, str(_settings(state)), str(sorted(state.values.items()))]
-        return state, [compared, _shapes_and_sums([state.tensors[key] for key in in_order])], ""
+        names_and_values = [in_order, str(_settings(state)), str(sorted(state.values.items()))]
+        return state, [names_and_values, _shapes_and_sums([state.tensors[key] for key in in_order])], ""
 
+    # The optimizer may be of the person's own class, whose code may fail or never end.
     answer, failure = ask(optimizer, read)
     return answer or (nothing, [], f"its state could not be compared over the ranks ({failure})")
 
@@ -332,7 +334,31 @@ def _load_state(optimizer: Optimizer, state: OptimizerState) -> None:
 
 
 def _settings(state: OptimizerState) -> list[dict[str, Any]]:
-    return [{k: v for k, v in g.items() if isinstance(v, bool | float | int | str)} for g in state.groups]
+    """Return the settings of each parameter group as JSON: numbers, texts, and tuples of them such as Adam's
+    betas, which schedulers change. A rate in a tensor becomes a number."""
+    return [
+        {name: _as_json(value) for name, value in group.items() if name != "params" and _is_setting(value)}
+        for group in state.groups
+    ]
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_setting, value))
+    return isinstance(value, bool | float | int | str) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_as_json(part) for part in value]
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _with_types_of(before: Any, value: Any) -> Any:
+    """Return a setting of another rank with the types that this rank's has: tuples and tensors."""
+    if isinstance(before, tuple):
+        return tuple(_with_types_of(*pair) for pair in zip(before, value, strict=True))
+    return torch.full_like(before, value) if isinstance(before, Tensor) else value
 
 
 def _parameters_of_each(variables: Mapping[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
@@ -393,7 +419,10 @@ def _share_optimizers(
         if dist.get_rank() != source:
             # The parameters stay this rank's own; only settings such as the learning rate come from the other
             # rank.
-            groups = [before | settings for before, settings in zip(state.groups, theirs, strict=True)]
+            groups = [
+                before | {name: _with_types_of(before.get(name), value) for name, value in settings.items()}
+                for before, settings in zip(state.groups, theirs, strict=True)
+            ]
             new = OptimizerState(tensors, values, groups)
             _, problem = ask(mine[name], functools.partial(_load_state, mine[name], new))
         if any(problems := exchange.gather(problem)):

@@ -104,15 +104,17 @@ def reconstruct_volume(
         first: the rank that computes the first window.
 
     Returns:
-        The reconstruction (C, D, H, W), clipped to 0..1, and the latent (channels, d, h, w).
+        The reconstruction (C, D, H, W), clipped to 0..1, and the latent (channels, d, h, w) of the volume,
+        which is padded at its ends to whole latent voxels and to at least one window.
     """
     shrink = 2 ** (len(cast("Sequence[int]", network.decoder.channels)) - 1)
     shape = volume.shape[1:]
     edges = (window,) * 3 if isinstance(window, int) else tuple(window)
     padding = [_padding(size, edge, shrink) for size, edge in zip(shape, edges, strict=True)]
-    padded = functional.pad(volume, [n for at_the_end in reversed(padding) for n in (0, at_the_end)])
-    # A window must begin at the beginning of a latent voxel.
-    strides = [max(shrink, int(edge * (1 - overlap)) // shrink * shrink) for edge in edges]
+    # torch takes the padding before and after, of the last axis first.
+    padded = functional.pad(volume, [n for after in reversed(padding) for n in (0, after)])
+    # A window must begin at the beginning of a latent voxel. 80 * (1 - 0.8) is a little below 16.
+    strides = [max(shrink, int(edge * (1 - overlap) + 1e-6) // shrink * shrink) for edge in edges]
     turns = count(first)
 
     def of_windows(windows: Tensor) -> tuple[Tensor, Tensor]:

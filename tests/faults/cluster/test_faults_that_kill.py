@@ -32,6 +32,7 @@ train(5)
 FINGERPRINT = """
 moments = [value for state in optimizer.state.values() for value in state.values()]
 state = [value.double().sum().item() for value in [*model.parameters(), *moments]]
+state += [optimizer.param_groups[0][name] for name in ("lr", "betas", "weight_decay")]
 everybody = [None] * world_size
 dist.all_gather_object(everybody, state)
 everybody[0] == everybody[1]
@@ -136,6 +137,8 @@ def test_a_rank_that_died_runs_its_cells_again(notebook: Kernel, measured: Measu
     assert f"rank {dies} was killed by SIGKILL" in done.error
     assert f"ddp, a DistributedDataParallel object that rank {dies} does not have" in done.stderr
     weights = notebook.run(f"%distributed model.weight.sum().item() if rank != {dies} else None").stdout
+    # As a scheduler may do; the new rank's optimizer is made with the betas of TRAIN.
+    notebook.run(f"%%distributed --ranks {1 - dies}\noptimizer.param_groups[0]['betas'] = (0.5, 0.75)")
 
     told = notebook.run(f"%nbgpu restart --rank {dies} --replay", timeout_s=BOUND_S)
     assert f"rank {dies} has a new process" in told.stdout, told.error
@@ -146,6 +149,7 @@ def test_a_rank_that_died_runs_its_cells_again(notebook: Kernel, measured: Measu
         in told.stdout
     )
     assert notebook.run("%distributed kept").stdout == "[0] 5\n[1] 6\n"
+    assert notebook.run("%distributed optimizer.param_groups[0]['betas']").stdout == "[0-1] (0.5, 0.75)\n"
     # The survivor's weights are what they were, the new rank has the same, and training goes on.
     assert (
         notebook.run(f"%distributed model.weight.sum().item() if rank != {dies} else None").stdout == weights

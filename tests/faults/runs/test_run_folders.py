@@ -203,7 +203,7 @@ def test_too_large_a_batch_and_a_truth_value_are_refused(ranks: nbgpu.Cluster, t
     with pytest.raises(nbgpu.ConfigError, match="lr = True is not valid"):
         run.set(lr=True)
     with pytest.raises(
-        nbgpu.ConfigError, match=r"batch_size = 4096 .* 8192 samples in a step, and an epoch has \d+\."
+        nbgpu.ConfigError, match=r"batch_size = 4096 .* 8192 samples in a step, and an epoch takes \d+ with"
     ):
         run.set(batch_size=4096)
     run.stop()
