@@ -115,11 +115,11 @@ def _run(cluster: ClusterConfig, config: TrainConfig, asked: TrainFlags) -> None
             ended = f"{run.status} at step {max(s.step for s in run.statuses())}: {run.folder}"
             say(console, ended)
             # A command that is broken into lines cannot be copied.
-            console.print("\n".join(_next(run)), highlight=False, soft_wrap=True)
+            console.print("\n".join(_next_commands(run)), highlight=False, soft_wrap=True)
 
 
-def _next(run: Run) -> list[str]:
-    """The commands that go on from a run that has ended."""
+def _next_commands(run: Run) -> list[str]:
+    """Return lines with the commands by which a person can go on from a run that has ended."""
     folder = shlex.quote(str(run.folder))
     commands = [f"nbgpu report {folder}"]
     if run.can_work_out_result:

@@ -25,8 +25,8 @@ Kind = Literal[
     "collective",
 ]
 """What a rank does: it waits for its data, computes, waits for the last rank, or waits for the transfer that
-follows. It is 'blocked' in a collective of a cell where these two cannot be told. 'exchange' is a transfer of
-gradients on its way, beside all of these, and 'collective' another one."""
+follows. In a cell whose collectives cannot be matched over the ranks it is 'blocked' (cell_steps.py).
+'exchange' is a transfer of gradients on its way, beside all of these, and 'collective' another one."""
 
 _KINDS: dict[str, Kind] = {
     "data": "data",
@@ -60,13 +60,13 @@ class Blocked:
     """When the rank had nothing more to compute; in a run, when its gradients were ready."""
     arrived_s: float
     """When the result of the exchange had arrived."""
-    came_s: float | None = None
+    joined_before_s: float | None = None
     """When the rank passed its data to the exchange, if that was before it began to wait."""
 
     @property
-    def given_s(self) -> float:
+    def joined_s(self) -> float:
         """When the rank's data were available to the exchange, which cannot end without them."""
-        return self.ready_s if self.came_s is None else self.came_s
+        return self.ready_s if self.joined_before_s is None else self.joined_before_s
 
 
 @dataclass(frozen=True)
@@ -185,21 +185,21 @@ def _is_moment(value: object) -> bool:
 
 
 def blocked_spans(ranks: Sequence[RankStep]) -> Iterator[Span]:
-    """Split the times at which ranks were blocked in an exchange: a rank waits until the last rank has joined
-    the exchange, and from then on for the transfer.
+    """Yield the spans in which ranks were blocked, each divided in two: a rank waits until the last rank has
+    joined the exchange, and from then on for the transfer.
 
-    Unless all ranks were blocked equally often, their exchanges cannot be matched, and all of it counts as
+    If ranks were not blocked equally often, their exchanges cannot be matched, and the whole time counts as
     transfer.
     """
     can_match = len({len(rank.blocked) for rank in ranks}) == 1
-    for waiting_rank in ranks:
-        for index, blocked in enumerate(waiting_rank.blocked):
-            last_s = max(r.blocked[index].given_s for r in ranks) if can_match else blocked.ready_s
-            last_s = min(max(last_s, blocked.ready_s), blocked.arrived_s)
-            if last_s > blocked.ready_s:
-                yield Span("waiting", waiting_rank.rank, blocked.ready_s, last_s)
-            if blocked.arrived_s > last_s:
-                yield Span("transfer", waiting_rank.rank, last_s, blocked.arrived_s)
+    for rank in ranks:
+        for index, blocked in enumerate(rank.blocked):
+            all_joined_s = max(r.blocked[index].joined_s for r in ranks) if can_match else blocked.ready_s
+            all_joined_s = min(max(all_joined_s, blocked.ready_s), blocked.arrived_s)
+            if all_joined_s > blocked.ready_s:
+                yield Span("waiting", rank.rank, blocked.ready_s, all_joined_s)
+            if blocked.arrived_s > all_joined_s:
+                yield Span("transfer", rank.rank, all_joined_s, blocked.arrived_s)
 
 
 def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list[Span]:
@@ -225,8 +225,8 @@ def critical_path(ranks: Sequence[RankStep], ends_on: int | None = None) -> list
         if arrived_s > now_s:
             continue  # the path has already passed to an earlier moment than the end of this exchange
         path += reversed(_clipped(current, arrived_s, now_s))
-        last = max(ranks, key=lambda rank: rank.blocked[index].given_s)
-        now_s = last.blocked[index].given_s
+        last = max(ranks, key=lambda rank: rank.blocked[index].joined_s)
+        now_s = last.blocked[index].joined_s
         if arrived_s > now_s:
             path.append(Span("transfer", current.rank, now_s, arrived_s))
         current = last

@@ -411,16 +411,22 @@ def _trial_problems(
     return []
 
 
-def _refusal(plan: SweepPlan, line: str, numbers: Sequence[int]) -> str:
-    """Return a reason with the combinations that cannot run because of it, described by the settings that
-    they have in common if no other trial has these."""
-    if len(numbers) == len(plan.trials):
-        return f"all trials: {line}"
-    first = plan.trials[numbers[0]]
+def _refusal(plan: SweepPlan, reason: str, refused: Sequence[int]) -> str:
+    """Return a line that says which trials cannot run, and why. It describes them by the settings that they
+    share, if no other trial has these; otherwise one by one.
+
+    Args:
+        plan: the sweep.
+        reason: why they cannot run.
+        refused: the numbers of these trials, ascending.
+    """
+    if len(refused) == len(plan.trials):
+        return f"all trials: {reason}"
+    first = plan.trials[refused[0]]
     differing = [name for name in first if any(trial[name] != first[name] for trial in plan.trials)]
-    common = {n: first[n] for n in differing if all(plan.trials[i][n] == first[n] for i in numbers)}
-    alike = [i for i, trial in enumerate(plan.trials) if all(trial[n] == v for n, v in common.items())]
-    if common and alike == list(numbers):
-        count = f" ({len(numbers)} trials)" if len(numbers) > 1 else ""
-        return f"{label(common)}{count}: {line}"
-    return f"{'; '.join(label(plan.trials[i]) for i in numbers)}: {line}"
+    shared = {n: first[n] for n in differing if all(plan.trials[i][n] == first[n] for i in refused)}
+    with_shared = [i for i, trial in enumerate(plan.trials) if all(trial[n] == v for n, v in shared.items())]
+    if shared and with_shared == list(refused):
+        count = f" ({len(refused)} trials)" if len(refused) > 1 else ""
+        return f"{label(shared)}{count}: {reason}"
+    return f"{'; '.join(label(plan.trials[i]) for i in refused)}: {reason}"

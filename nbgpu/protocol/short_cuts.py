@@ -41,9 +41,9 @@ def flush_only_what_was_written(
     flush = stream.flush
 
     def flush_what_waits() -> None:
-        """Flush the stream if text waits, or if ipykernel does not tell."""
-        # Text that the other thread has begun to send goes before anything that is handed to the thread
-        # later.
+        """Flush the stream, unless ipykernel says that no text waits."""
+        # `_flush_pending` is False once ipykernel's IOPub thread has begun to send the text. That thread
+        # sends in order, so that the text goes before anything that is handed to it later.
         if getattr(stream, "_flush_pending", True):
             about_to_flush()
             flush()

@@ -101,12 +101,14 @@ class Completion(Generic[State]):
     def _stop_and_wait(
         self, stop: Callable[[], None], patience_s: float, meanwhile: Callable[[], None]
     ) -> bool:
-        """Call `stop` and wait for the end; return whether there was no interrupt meanwhile."""
+        """Call `stop`, and wait for the end for at most `patience_s`. Return False if an interrupt ended the
+        wait. `meanwhile` is called between two polls."""
         try:
             if not self.over:
                 stop()
             give_up_s = time.monotonic() + patience_s
             while not self._over.wait(_WAIT_PERIOD_S) and time.monotonic() < give_up_s:
+                # Raises KeyboardInterrupt if there was an interrupt since the last poll.
                 take_interrupt()
                 meanwhile()
         except KeyboardInterrupt:

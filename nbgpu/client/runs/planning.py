@@ -60,23 +60,27 @@ class Planner:
         return config.model_dump_json(), self._state.devices, changed_ns
 
     def plan(self, settled: SettledConfig) -> Plan:
-        """Return a plan of a run with these settings on ranks that are ready."""
+        """Return a plan of a run with these settings, with an estimate by rank 0. The ranks must be ready.
+
+        Raises:
+            ConfigError: the warm-up would be longer than the run.
+        """
         state, config = self._state, settled.config
         (estimate,) = self._ask(Call.ESTIMATE_MEMORY, config, ranks=[0])
-        data, steps_per_epoch = data_in_words(config, state.world_size, estimate["data"])
-        if steps_per_epoch:
+        sentences, steps_per_epoch = data_in_words(config, state.world_size, estimate["data"])
+        if steps_per_epoch:  # 0 if it is not known
             total_steps = config.total_steps(steps_per_epoch)
             if problem := config.warm_up_problem(total_steps, steps_per_epoch):
                 raise ConfigError(problem)
         return Plan(
-            state.config,
-            config,
-            state.devices,
-            state.chosen_transport,
-            estimate["memory"],
-            (*settled.chosen.words, *data),
-            steps_per_epoch,
-            settled.beginning.notes,
+            cluster=state.config,
+            config=config,
+            devices=state.devices,
+            chosen_transport=state.chosen_transport,
+            memory=estimate["memory"],
+            data=(*settled.chosen.words, *sentences),
+            steps_per_epoch=steps_per_epoch,
+            beginning=settled.beginning.notes,
         )
 
     def find_batch_size(self, config: TrainConfig, stop: threading.Event | None = None) -> BatchSizes:

@@ -252,7 +252,7 @@ class SampleLoader:
         self._end_iteration()
         self._epoch, steps = divmod(step, self.steps_per_epoch)
         self._num_samples_to_skip = steps * self._config.accumulate * self._config.batch_size
-        # Only SmartCacheDataset has other volumes in another epoch.
+        # With SmartCacheDataset each epoch has other volumes in the cache; with others `go_to` does nothing.
         if self._epoch_in_cache != self._epoch:
             self._shard.go_to(self._epoch)
             self._epoch_in_cache = self._epoch

@@ -97,13 +97,14 @@ class FakeShards(Strategy):
             return tuple(new_args)
 
         def before_backward(_: Tensor) -> None:
-            # The weights are gathered again, and those of the block whose backward pass is next are fetched
-            # ahead.
+            """Gather the part's weights again, and prefetch those of the part whose backward pass is next."""
             part.gather()
+            # FSDP has copied the weights out of the buffer, which it frees at once in the backward pass.
             part.buffer = None
-            place = self._order.index(part)
-            if place:
-                self._order[place - 1].prefetch()
+            # The backward pass visits the parts in the reverse order of the forward pass.
+            position = self._order.index(part)
+            if position:
+                self._order[position - 1].prefetch()
 
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
             part.forget_gathered()

@@ -24,6 +24,7 @@ from nbgpu.errors import ConfigError
 from nbgpu.text.sizes import in_words
 
 _RESERVE_BYTES = 64 * 2**20
+"""What a rank may take beyond its limit to report a failure."""
 
 _STACK_BYTES = 8 * 2**20
 
@@ -90,7 +91,7 @@ def enforced_meanwhile(limit_bytes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _follow(None)
+        _allow_beyond(None)
         _most_data_bytes = None
 
 
@@ -98,31 +99,32 @@ def tighten(spare_bytes: int = 0) -> None:
     """Restore the limit as it was given, or with `spare_bytes` in reserve below it. Call before a person's
     code runs."""
     if _most_data_bytes is not None:
-        _follow(-spare_bytes)
+        _allow_beyond(-spare_bytes)
 
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """Lift the limit inside the context. Afterwards allow a reserve beyond it until `tighten` is called.
+    """Lift the limit of a CPU rank inside the context; do nothing on a rank that has none, as on a GPU.
 
-    The reserve lets a rank that is at its limit describe a failure and send it to the client.
+    Afterwards a reserve beyond the limit is allowed until `tighten` is called. It lets a rank that is at its
+    limit describe a failure and send it to the client.
     """
     if _most_data_bytes is None:
         yield
         return
-    _follow(None)
+    _allow_beyond(None)
     try:
         yield
     finally:
-        _follow(_RESERVE_BYTES)
+        _allow_beyond(_RESERVE_BYTES)
 
 
-def _follow(beyond_bytes: int | None) -> None:
+def _allow_beyond(beyond_bytes: int | None) -> None:
     """Allow the process this much beyond its limit from this call on; None for all memory there is."""
     global _beyond_bytes, _keeper
     with _lock:
         _beyond_bytes = beyond_bytes
-        _allow()
+        _set_rlimit()
         if _keeper is None:
             _keeper = threading.Thread(target=_keep, name="nbgpu-memory-limit", daemon=True)
             _keeper.start()
@@ -134,10 +136,10 @@ def _keep() -> None:
         time.sleep(_KEEP_PERIOD_S)
         with _lock:
             if _most_data_bytes is not None and _beyond_bytes is not None:
-                _allow()
+                _set_rlimit()
 
 
-def _allow() -> None:
+def _set_rlimit() -> None:
     """Set the soft RLIMIT_DATA from the limit and the number of threads. The caller holds `_lock`."""
     most_bytes = resource.RLIM_INFINITY if _beyond_bytes is None else _most() + _beyond_bytes
     _, hard_bytes = resource.getrlimit(resource.RLIMIT_DATA)

@@ -112,7 +112,7 @@ def _local_sums(
     """Return the sums of the recipe's values over this rank's held-out samples, and the number of samples."""
     sums: dict[str, float] = {}
     num_samples = 0
-    for values in _batches(recipe, state, step_batches, config, device):
+    for values in _values_by_batch(recipe, state, step_batches, config, device):
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         num_samples += len(next(iter(values.values())))
@@ -124,18 +124,18 @@ def _local_values(
 ) -> dict[str, list[float]]:
     """Return the recipe's values by name, for each of this rank's held-out samples."""
     by_name: dict[str, list[float]] = {}
-    for values in _batches(recipe, state, step_batches, config, device):
+    for values in _values_by_batch(recipe, state, step_batches, config, device):
         for name, value in values.items():
             by_name.setdefault(name, []).extend(value.double().tolist())
     return by_name
 
 
 @torch.no_grad()
-def _batches(
+def _values_by_batch(
     recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the recipe's values for each of this rank's held-out batches: by name a tensor with one value for
-    each sample."""
+    """Yield what the recipe's `validate` returns for each of this rank's held-out batches: tensors by name,
+    with a value for each sample."""
     for batch in step_batches.loaders.val:
         with precision.autocast(config, device):
             values = recipe.validate(state.model, step_batches.to_device(batch))

@@ -1,5 +1,5 @@
-"""Baselines for the lithography network: a blur of the mask, SOCS with the true lens and as many kernels, and
-models of a resist that an expert would fit to pairs by hand."""
+"""Baselines for the lithography network: a blur of the mask, SOCS (sum of coherent systems) with the true
+lens and as many kernels as the network has, and resist models that an expert would fit to pairs by hand."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def num_systems(config: LithographyConfig) -> int:
 
 
 def socs_images(config: LithographyConfig, masks: Tensor) -> Tensor:
-    """Return the images of masks (N, 1, H, W) by SOCS with the lens of the settings and `num_systems`
-    kernels."""
-    lens = optics_of(config), source_of(config)
-    imager = imager_of(*lens, masks.shape[-1], config.pixel, num_systems(config))
+    """Return the aerial images (N, 1, H, H) of square masks by SOCS, with the lens of the settings and
+    `num_systems` kernels."""
+    edge = masks.shape[-1]
+    imager = imager_of(optics_of(config), source_of(config), edge, config.pixel, num_systems(config))
+    # In batches, to bound the memory.
     return torch.cat([imager(part) for part in torch.split(masks, config.batch_size)])
 
 

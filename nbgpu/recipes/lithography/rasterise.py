@@ -129,13 +129,14 @@ def _cover_disjoint(
 
 
 def _cut_by_pixels(begin: np.ndarray, end: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Return the points (N, 2), in pixels, at which an edge passes from one pixel to the next, with both of
-    its ends."""
-    ways = [np.array([0.0, 1.0])]
+    """Return the points (N, 2), x and y in pixels, at which an edge passes from one pixel of the image
+    (height, width) to the next, from `begin` to `end` and with both."""
+    # As fractions of the way from begin to end.
+    fractions = [np.array([0.0, 1.0])]
     for axis, length in ((0, shape[1]), (1, shape[0])):
         low, high = sorted((begin[axis], end[axis]))
-        sides = np.arange(max(0, np.ceil(low)), min(length, np.floor(high)) + 1)
+        borders = np.arange(max(0, np.ceil(low)), min(length, np.floor(high)) + 1)
         if high > low:
-            ways.append((sides - begin[axis]) / (end[axis] - begin[axis]))
-    way = np.unique(np.concatenate(ways).clip(0, 1))
-    return np.asarray(begin + way[:, None] * (end - begin))
+            fractions.append((borders - begin[axis]) / (end[axis] - begin[axis]))
+    fraction = np.unique(np.concatenate(fractions).clip(0, 1))
+    return np.asarray(begin + fraction[:, None] * (end - begin))

@@ -37,7 +37,8 @@ def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[st
     for number in zernikes:
         # A polynomial with cos(m theta) or sin(m theta) is the same after a quarter turn if m is a multiple
         # of 4.
-        if fringe_order(number)[1] % 4:
+        _, m = fringe_order(number)
+        if m % 4:
             yield f"Zernike {number} changes when it is turned by 90 degrees"
 
 

@@ -151,8 +151,12 @@ def _format_values(values: np.ndarray) -> str:
 
 
 def _as_field(values: np.ndarray, multiphase: bool, oriented: bool) -> Tensor:
-    """Return the field (P, *shape) in float64 of an array: indicator functions of phases, the share of the
-    second phase, or the three components of rotation vectors."""
+    """Return an array as a field (P, *shape) in float64.
+
+    With `oriented`, rotation vectors (*shape, 3) become three channels. Floats without `multiphase` are the
+    share of phase 1, P = 1. Otherwise the values are phases: with `multiphase` P indicator functions, one for
+    each phase; without it the indicator function of phase 1, P = 1.
+    """
     if oriented:
         return torch.from_numpy(values.astype(np.float64)).movedim(-1, 0)
     if values.dtype.kind == "f" and not multiphase:

@@ -227,11 +227,12 @@ def _draw_correlation(axes: Axes, target: Target) -> None:
 
 
 def _draw_covariance(axes: Axes, target: Target) -> None:
-    """Plot the covariance of each phase along an axis, divided by the variance, with a line at 1 / e, where
-    the correlation length is read off."""
+    """Plot the covariance of each phase over the distance along the axes, divided by the variance. Where a
+    curve falls below the line at 1 / e is the correlation length."""
     covariances = target.covariances
-    first = len(target.shares) - len(covariances)
-    for phase, covariance in enumerate(covariances, start=first):
+    # A field of two phases has the indicator of phase 1 only, so that its curves begin with phase 1.
+    first_phase = len(target.shares) - len(covariances)
+    for phase, covariance in enumerate(covariances, start=first_phase):
         axes.plot(covariance.numpy(), label=f"phase {phase}")
     axes.axhline(1 / torch.e, color="0.6", linewidth=1)
     axes.set_title("covariance along an axis")
