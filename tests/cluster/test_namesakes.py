@@ -49,7 +49,7 @@ def beside_namesakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerne
     bound_s=None,
 )
 def test_a_cluster_starts_and_trains_beside_them(beside_namesakes: Kernel) -> None:
-    run = "import nbgpu; print(nbgpu.current().train({}).wait(120).status)"
+    run = "import nbgpu; print(nbgpu.current().train({}).wait(400).status)"
     done = beside_namesakes.run(run.format(f"'autoencoder', {SETTINGS}, num_workers=1, tensorboard=True"))
     assert done.stdout.endswith("finished\n"), done.error
     assert (

@@ -42,7 +42,7 @@ def test_each_rank_draws_its_own_numbers_and_a_seed_repeats_them(tmp_path: Path)
         assert drawn(cluster) == [first, second]
         # A run draws by its own seed, and leaves the cells' numbers as they were.
         settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "val_every": 0}
-        cluster.train("autoencoder", steps=2, runs_dir=str(tmp_path), **settings).wait(120)
+        cluster.train("autoencoder", steps=2, runs_dir=str(tmp_path), **settings).wait(400)
         assert drawn(cluster)[0] == later
 
 

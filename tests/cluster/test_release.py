@@ -72,7 +72,7 @@ def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: 
 
     assert notebook.run(TRAIN.format(folder=str(tmp_path))).status == "ok"
     time.sleep(AFTER_S + 2)
-    assert notebook.run("assert not run.over; run.stop(); run.wait(60)").status == "ok"
+    assert notebook.run("assert not run.over; run.stop(); run.wait(400)").status == "ok"
     assert is_there()
 
     shown = shown_until(notebook, "The cluster ends at")

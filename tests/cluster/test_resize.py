@@ -186,7 +186,7 @@ def test_a_rank_in_a_cell_is_left_alone(cluster: nbgpu.Cluster, tmp_path: Path) 
 def test_memory_that_is_freed_after_a_run_is_waited_for(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
     cluster.execute(SLOW_TO_FREE, ranks=[1])
     settings = {"data": "phantoms", "patch_size": 16, "num_phantoms": 8, "batch_size": 1, "val_every": 0}
-    cluster.train("autoencoder", steps=2, threads=1, runs_dir=str(tmp_path), **settings).wait(60)
+    cluster.train("autoencoder", steps=2, threads=1, runs_dir=str(tmp_path), **settings).wait(400)
     cluster.resize(3)
     cluster.execute("gc.callbacks.remove(slow)\ndel slow, gc, time", ranks=[1])
     require_works(cluster, 3)
@@ -198,10 +198,10 @@ def test_a_run_keeps_its_ranks(cluster: nbgpu.Cluster, tmp_path: Path) -> None:
     with pytest.raises(nbgpu.RunError, match="training"):
         cluster.resize(1)
     run.stop()
-    run.wait(60)
+    run.wait(400)
     cluster.resize(3)
     # The next run has all ranks.
-    run = cluster.train("autoencoder", steps=2, threads=1, runs_dir=str(tmp_path), **settings).wait(60)
+    run = cluster.train("autoencoder", steps=2, threads=1, runs_dir=str(tmp_path), **settings).wait(400)
     assert run.info.world_size == 3
 
 

@@ -57,7 +57,7 @@ def test_ranks_wait_longer_for_a_result_than_for_a_collective(tmp_path: Path) ->
         path.read_text().replace("import torch\n", "import time\nimport torch\n", 1) + f"\n{result}"
     )
     with nbgpu.Cluster(gpus="none", ranks=2, collective_timeout_s=3) as cluster:
-        run = cluster.train(str(path), steps=2, runs_dir=str(tmp_path / "runs")).wait(120)
+        run = cluster.train(str(path), steps=2, runs_dir=str(tmp_path / "runs")).wait(400)
         assert run.status == "finished"
         found = run.result()
         assert found is not None

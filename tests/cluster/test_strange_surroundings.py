@@ -52,7 +52,7 @@ def test_warnings_that_are_errors(tmp_path: Path) -> None:
 import warnings, nbgpu
 with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
     settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, num_workers=1)
-    print(cluster.train("autoencoder", **settings).wait(120).status)
+    print(cluster.train("autoencoder", **settings).wait(400).status)
     try:
         cluster.execute("import warnings; warnings.warn('of the person')")
     except nbgpu.RankError as error:
@@ -91,7 +91,7 @@ with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
     except nbgpu.RankError as error:
         print(error)
     settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, num_workers=1)
-    print(cluster.train("autoencoder", **settings).wait(120).status)
+    print(cluster.train("autoencoder", **settings).wait(400).status)
 """
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
@@ -124,8 +124,8 @@ with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
         print(error.failures[0].traceback)
     print(cluster.execute(LOADER.format(10))[1])
     settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, dataset="plain", batch_size=96)
-    print(cluster.train("autoencoder", **settings).wait(120).status)
-    cluster.train("autoencoder", num_workers=1, **settings).wait(120)
+    print(cluster.train("autoencoder", **settings).wait(400).status)
+    cluster.train("autoencoder", num_workers=1, **settings).wait(400)
 """
     small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "--", "bash", "-c", small, "bash", sys.executable, "-c", script]

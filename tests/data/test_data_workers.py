@@ -114,7 +114,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     ranks: nbgpu.Cluster, tmp_path: Path
 ) -> None:
     settings = {**SETTINGS, "data": volumes(tmp_path / "volumes", 8), "runs_dir": str(tmp_path)}
-    run = ranks.train("autoencoder", **settings, steps=4).wait(120)
+    run = ranks.train("autoencoder", **settings, steps=4).wait(400)
     assert run.info.data[-1] == "1 worker process for each rank: as the settings say"
     assert not any(family_of(ranks).values())
 
@@ -123,7 +123,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     workers = family_of(ranks)
     assert [len(of_rank) for of_rank in workers.values()] == [1, 1]
     run.stop()
-    assert run.wait(60).status == "stopped"
+    assert run.wait(400).status == "stopped"
     wait_until_gone(workers[0] + workers[1])
 
     run = ranks.train("autoencoder", **settings, steps=100_000)
@@ -133,7 +133,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     with pytest.raises(
         nbgpu.RankError, match=rf"rank 1: the worker process {workers[1][0].pid} .* killed by SIGKILL"
     ):
-        run.wait(60)
+        run.wait(400)
     wait_until_gone(workers[0])
     assert ranks.execute("print(rank)") == {0: "0\n", 1: "1\n"}
 
@@ -146,7 +146,7 @@ def test_a_run_ends_its_workers_and_is_ended_by_one_that_is_killed(
     wait_until_training(run, max(s.step for s in run.statuses()) + 5)
     assert [p.is_running() for p in workers[0]] == [True]
     run.stop()
-    assert run.wait(60).status == "stopped"
+    assert run.wait(400).status == "stopped"
     assert not any(family_of(ranks).values())
     ranks.parts.state.news.clear()
 
@@ -189,7 +189,7 @@ def test_every_volume_is_trained_on_once_an_epoch_over_all_ranks(
     }
     ranks.execute(COUNTING)
     try:
-        run = ranks.train("autoencoder", **values, epochs=3, runs_dir=str(tmp_path)).wait(200)
+        run = ranks.train("autoencoder", **values, epochs=3, runs_dir=str(tmp_path)).wait(400)
     finally:
         ranks.execute("Autoencoder.loss = _plain_loss")
     accumulate = values.get("accumulate", 1)
@@ -213,7 +213,7 @@ def test_every_volume_is_trained_on_once_an_epoch_over_all_ranks(
 @pytest.mark.timeout(240)
 def test_settings_that_do_nothing_on_a_cpu_are_told(ranks: nbgpu.Cluster, tmp_path: Path) -> None:
     values = {"data": "phantoms", "patch_size": 8, "num_phantoms": 8, "steps": 2, "runs_dir": str(tmp_path)}
-    run = ranks.train("autoencoder", **values, pin_memory="on").wait(90)
+    run = ranks.train("autoencoder", **values, pin_memory="on").wait(400)
     assert [note for note in run.notes() if "pin_memory='on' does nothing: the ranks have no GPU" in note]
-    run = ranks.train("autoencoder", **values, transforms_on="gpu").wait(90)
+    run = ranks.train("autoencoder", **values, transforms_on="gpu").wait(400)
     assert [note for note in run.notes() if "transforms_on='gpu' runs on the CPU" in note]

@@ -56,7 +56,7 @@ def test_a_cohort_gets_the_median_size_and_later_runs_keep_it(
 ) -> None:
     asked: dict[str, Any] = {**SMALL, "data": str(cohort), "runs_dir": str(tmp_path)}
     plan = cluster2.plan("survival", **asked)
-    run = cluster2.train("survival", **asked).wait(120)
+    run = cluster2.train("survival", **asked).wait(400)
     assert run.status == "finished", run.failures
     _, config = runs.read_settings(run.folder)
     assert getattr(config, "image_size", None) == (24, 40, 16)
@@ -66,7 +66,7 @@ def test_a_cohort_gets_the_median_size_and_later_runs_keep_it(
     larger = _cohort(tmp_path / "larger", [(64, 64, 64)] * 12)
     again = cluster2.train(
         "survival", **{**asked, "data": str(larger), "steps": 4}, resume=str(run.folder)
-    ).wait(120)
+    ).wait(400)
     assert again.status == "finished", again.failures
     assert getattr(runs.read_settings(again.folder)[1], "image_size", None) == (24, 40, 16)
     assert again.plan.data[0].startswith("as in the checkpoint, because left out: image_size=(24, 40, 16)")
@@ -115,7 +115,7 @@ def test_an_autoencoder_gets_a_network_and_patches_that_fit(cluster2: nbgpu.Clus
     assert chosen(asked, False, 80 * 2**30) == {**large, "patch_size": 32, "channels": (16, 32, 64)}
     run = cluster2.parts.runs.train_with(
         asked.changed(channels=(4, 8), batch_size=1, patches_per_volume=1)
-    ).wait(120)
+    ).wait(400)
     assert run.status == "finished", run.failures
     assert (getattr(run.config, "patch_size", 0), getattr(run.config, "latent_channels", 0)) == (32, 8)
 

@@ -144,16 +144,16 @@ class Soak:
         assert started.status == "ok", started.error
         if kind == "stop":
             time.sleep(self.chance.uniform(0, 3))
-            done = self.run("run.stop(); run.wait(60).status")
+            done = self.run("run.stop(); run.wait(400).status")
             assert done.value == "'stopped'", done
         elif kind == "raise":
-            done = self.run("run.wait(60)")
+            done = self.run("run.wait(400)")
             assert f"on rank {bad}" in done.error, done
         else:
             # It heals, goes on past the step of the fault, and is stopped then.
             done = self.run(
                 f"import time\nwhile run.statuses()[0].step < {step + 10} and not run.over: time.sleep(0.05)\n"
-                "run.stop(); run.wait(60).status"
+                "run.stop(); run.wait(400).status"
             )
             assert done.value == "'stopped'", done
         mended = self.run(f"%%distributed\n{faults.MEND}")

@@ -63,7 +63,7 @@ def _said_under_torchrun(notebook: Path) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(900)
 def test_the_script_gives_the_notebooks_numbers(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     cluster2.push(seed=7)
     cluster2.execute(f"{TRAINS}\nlast = loss.item()")
@@ -78,7 +78,7 @@ def test_the_script_gives_the_notebooks_numbers(cluster2: nbgpu.Cluster, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(900)
 def test_the_ranks_meet_again_when_torchrun_starts_them_again(tmp_path: Path) -> None:
     cells = (f"%%distributed\n{ENDS}", "%%distributed\nprint(f'rank {rank} is here\\n', end='', flush=True)")
     notebook = _notebook(tmp_path / "ends.ipynb", *cells)

@@ -21,7 +21,7 @@ from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as run_folders
 from nbgpu.run_folder.reader import Reader
 
-pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(900)]
 
 SMALL: dict[str, Any] = {
     "data": "phantoms",
@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
     "threads": 1,
 }
 ON_CPU = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1, "cpus_per_node": 1}
-_PATIENCE_S = 250
+_PATIENCE_S = 600
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from nbgpu.machine import transports
 from nbgpu.machine.transports import ChosenTransport
 from nbgpu.protocol.records import Device
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 SUM = "t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))"
 RIGHT = dict.fromkeys(range(4), "10\n")
 

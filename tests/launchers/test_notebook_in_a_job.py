@@ -18,9 +18,9 @@ from hosts.namespaces import wait_until
 from made_runs import RECIPE
 from rows import Measured, row
 
-pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(900)]
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 SUM = "print(c.execute('t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t))'))"
 WHERE = "print(c.execute('import platform; print(platform.node(), rank, local_rank)'))"
 OPTIONS = ["--nodes=2", "--ntasks-per-node=1", "--time=0:10:00"]

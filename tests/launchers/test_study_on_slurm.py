@@ -9,9 +9,9 @@ import pytest
 from hosts.far_python import FarPython
 from hosts.namespaces import wait_until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(900)]
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 BEGIN = """
 import nbgpu
 settings = dict(data='phantoms', patch_size=16, num_phantoms=8, batch_size=1, threads=1, studies_dir={folder!r})

@@ -25,7 +25,7 @@ OF_RUNS = [
 
 @pytest.mark.hosts
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "chosen",
     [

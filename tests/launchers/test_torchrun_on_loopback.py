@@ -31,7 +31,7 @@ mount --bind "$1" /etc/hosts
 shift
 exec "$@"
 """
-RUN_PATIENCE_S = 240
+RUN_PATIENCE_S = 600
 LISTEN = "0A"
 
 

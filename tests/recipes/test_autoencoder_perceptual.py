@@ -34,7 +34,7 @@ def test_every_rank_has_the_network_and_no_checkpoint_has_it(
         "perceptual": "features", "perceptual_network": str(network), "perceptual_slices": 0.1,
         "perceptual_weight": 0.001, "runs_dir": str(tmp_path / "runs"), "work_out_result": False,
     }  # fmt: skip
-    run = cluster2.train("autoencoder", **settings).wait(120)
+    run = cluster2.train("autoencoder", **settings).wait(400)
     assert run.status == "finished"
     metrics = run.metrics().dropna(subset=["perceptual_loss"])
     assert set(metrics["rank"]) == {0, 1}

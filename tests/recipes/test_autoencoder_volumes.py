@@ -39,7 +39,7 @@ def run(cluster2: nbgpu.Cluster, data: Path, tmp_path_factory: pytest.TempPathFa
     settings: dict[str, Any] = {"patch_size": 8, "steps": 4, "channels": (4, 8), "val_every": 4}
     settings |= {"latent_channels": 2, "lr": 4e-3}
     runs_dir = str(tmp_path_factory.mktemp("runs"))
-    return cluster2.train("autoencoder", data=str(data), **settings, runs_dir=runs_dir).wait(60)
+    return cluster2.train("autoencoder", data=str(data), **settings, runs_dir=runs_dir).wait(400)
 
 
 def trained(run: Run) -> AutoencoderKL:

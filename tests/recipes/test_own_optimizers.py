@@ -224,7 +224,7 @@ def test_an_optimizer_from_another_class_has_to_be_named(tmp_path: Path) -> None
 
 
 def train(cluster: nbgpu.Cluster, path: str, tmp_path: Path, **settings: Any) -> Run:
-    run = cluster.train(path, threads=1, runs_dir=str(tmp_path / "runs"), **settings).wait(120)
+    run = cluster.train(path, threads=1, runs_dir=str(tmp_path / "runs"), **settings).wait(400)
     assert run.status == "finished", run.failures
     return run
 
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_another_optimizer_is_refused(cluster3: nbgpu.Cluster, t
     path = written(tmp_path, (OPTIMIZER, "return torch.optim.Adagrad(groups)"))
     run = cluster3.train(path, threads=1, runs_dir=str(tmp_path), steps=14, resume=str(first.checkpoint()))
     with pytest.raises(nbgpu.RankError, match="its optimizer is NAdam, and this run's is Adagrad"):
-        run.wait(60)
+        run.wait(400)
 
 
 @row(
@@ -316,7 +316,7 @@ def test_a_state_that_cannot_be_saved_ends_the_run_in_its_first_step(
     path = written(tmp_path, keeps, (OPTIMIZER, "return Slowing(groups)"))
     run = cluster3.train(path, threads=1, runs_dir=str(tmp_path))
     with pytest.raises(nbgpu.RankError, match=r"state of the optimizer Slowing cannot be saved.*'where', a "):
-        run.wait(60)
+        run.wait(400)
     assert max(status.step for status in run.statuses()) <= 1
 
 
@@ -372,7 +372,7 @@ def test_a_rate_that_is_set_counts_for_every_group(
         wait_until(lambda: newest("lr_of_slow") == pytest.approx(0.0001), run)
     finally:
         run.stop()
-        run.wait(60)
+        run.wait(400)
     groups = checkpoint_files.state(run.checkpoint())["optimizer"]
     assert [group["weight_decay"] for group in groups] == [0.0, 0.25]
 
@@ -394,7 +394,7 @@ def test_a_new_rank_gets_its_state(
     run = cluster3.train(path, threads=1, runs_dir=str(tmp_path / "runs"), **settings)
     wait_until(lambda: max(s.step for s in run.statuses()) >= 4, run)
     os.kill(cluster3.pids[1], signal.SIGKILL)
-    assert run.wait(120).status == "finished", run.failures
+    assert run.wait(400).status == "finished", run.failures
     records, _ = run.reader.since()
     assert any(getattr(record, "kind", "") == "heal" for record in records)
     assert same_weights(run, unhurt)

@@ -87,7 +87,7 @@ def run(cluster2: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ru
         best_metric="loss",
         **settings,
         runs_dir=str(tmp_path_factory.mktemp("runs")),
-    ).wait(60)
+    ).wait(400)
 
 
 def table_of(folder: Path) -> pd.DataFrame:
@@ -183,7 +183,7 @@ def test_what_cannot_be_asked_is_told_together(cluster2: nbgpu.Cluster, run: Run
         cluster2.predict(run, "phantoms", tmp_path / "mine")
     field = cluster2.train(
         "microstructure", shape=(16, 16), limit_to=4, steps=1, runs_dir=str(tmp_path)
-    ).wait(60)
+    ).wait(400)
     with pytest.raises(nbgpu.ConfigError, match="trains no model"):
         cluster2.predict(field, "phantoms", tmp_path / "out")
 
@@ -204,7 +204,7 @@ def test_the_checkpoint_is_the_one_that_is_asked_for(
 def test_every_recipe_writes_what_it_promises(cluster2: nbgpu.Cluster, recipe: str, tmp_path: Path) -> None:
     trained = cluster2.train(
         recipe, **QUICK[recipe], steps=2, batch_size=4, val_every=0, runs_dir=str(tmp_path / "runs")
-    ).wait(90)
+    ).wait(400)
     found = cluster2.predict(trained, DATA[recipe], tmp_path / "out", max_samples=3)
     assert not found.failed
     table = table_of(tmp_path / "out")
@@ -243,7 +243,7 @@ def test_without_its_training_patients_a_model_still_gives_scores(
             batch_size=2,
             val_every=0,
             runs_dir=str(tmp_path / "runs"),
-        ).wait(90)
+        ).wait(400)
     with_groups = cluster2.predict(runs[()], new, tmp_path / "before")
     assert with_groups.frame()["risk_group"].between(1, 3).all()
     table.unlink()
@@ -258,7 +258,7 @@ def test_without_its_training_patients_a_model_still_gives_scores(
 
 def test_a_recipe_of_ones_own_is_asked_for_its_predictions(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     (tmp_path / "doubles.py").write_text(OWN)
-    trained = cluster2.train(str(tmp_path / "doubles.py"), runs_dir=str(tmp_path / "runs")).wait(60)
+    trained = cluster2.train(str(tmp_path / "doubles.py"), runs_dir=str(tmp_path / "runs")).wait(400)
     np.save(tmp_path / "new.npy", np.array([[-3.0], [5.0], [0.5]], dtype=np.float32))
     with pytest.raises(nbgpu.ConfigError, match="set trust"):
         cluster2.predict(trained, tmp_path / "new.npy", tmp_path / "out")

@@ -42,7 +42,7 @@ def _presets() -> list[Any]:
 def test_a_preset_trains(recipe: str, name: str, cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     short = {"smoke_test": True, "threads": 1} if TRAIN_CONFIGS[recipe].PREDICTS else {}
     run = cluster2.train(recipe, preset=name, **SMALL.get(recipe, {}), **short, runs_dir=str(tmp_path))
-    run.wait(240)
+    run.wait(400)
     assert run.status == "finished", run.failures
     # Its folder says what it was, with the preset's own numbers.
     _, config = runs.read_settings(run.folder)

@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def train(cluster: nbgpu.Cluster, tmp_path: Path, **settings: Any) -> Run:
-    run = cluster.train("survival", runs_dir=str(tmp_path), **{**SMALL, **settings}).wait(120)
+    run = cluster.train("survival", runs_dir=str(tmp_path), **{**SMALL, **settings}).wait(400)
     assert run.status == "finished", run.failures
     return run
 
@@ -110,7 +110,7 @@ def test_both_rates_follow_what_is_set_during_the_run(cluster3: nbgpu.Cluster, t
         assert newest("lr") == 0.004
     finally:
         run.stop()
-        run.wait(60)
+        run.wait(400)
     (group, head) = checkpoint_files.state(run.checkpoint())["optimizer"]
     assert (group["lr_factor"], group["weight_decay"]) == (0.5, 0.0)
     assert (head["lr_factor"], head["weight_decay"]) == (1.0, 0.0)

@@ -42,7 +42,7 @@ def run(cluster2: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ru
         wandb="offline",
         wandb_project="volumes",
         wandb_name="first try",
-    ).wait(120)
+    ).wait(400)
 
 
 def epochs(folder: Path) -> list[dict[str, Any]]:
@@ -143,10 +143,10 @@ def test_nothing_of_the_logs_stays_in_the_engines(cluster2: nbgpu.Cluster, run: 
 
 
 def test_logs_that_are_off_leave_nothing(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
-    plain = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120)
+    plain = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(400)
     assert (plain.folder / "metrics.csv").exists()
     assert not {"tensorboard", "wandb", "profile"} & {path.name for path in plain.folder.iterdir()}
-    silent = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path), telemetry=False).wait(120)
+    silent = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path), telemetry=False).wait(400)
     assert not {"metrics.csv", "epochs.jsonl"} & {path.name for path in silent.folder.iterdir()}
 
 
@@ -155,7 +155,7 @@ def test_a_run_that_fails_has_all_that_was_recorded(cluster2: nbgpu.Cluster, tmp
     try:
         failing = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path))
         with pytest.raises(nbgpu.RankError, match="on purpose"):
-            failing.wait(120)
+            failing.wait(400)
     finally:
         cluster2.execute(faults.MEND)
     table = pd.read_csv(failing.folder / "metrics.csv", float_precision="round_trip")
@@ -175,7 +175,7 @@ def test_a_log_that_cannot_be_written_costs_only_itself(cluster2: nbgpu.Cluster,
     # In the way of what is made when the first step is recorded.
     (run.folder / "tensorboard").write_text("")
     (run.folder / "epochs.jsonl").mkdir()
-    run.wait(120)
+    run.wait(400)
     assert run.status == "finished"
     notes = "\n".join(run.notes())
     assert "epochs.jsonl is not written any more" in notes

@@ -29,7 +29,7 @@ def test_the_ranks_share_the_samples_of_a_result_and_it_is_that_of_one(
     cluster2: nbgpu.Cluster, tmp_path: Path, recipe: str
 ) -> None:
     settings = {**SETTINGS[recipe], "steps": 2, "val_every": 0, "threads": 1}
-    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait(120)
+    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait(400)
     told = [(e.rank, e.detail["done"], e.detail["total"]) for e in run.reader.events() if "total" in e.detail]
     totals = {rank: total for rank, _, total in told}
     num_samples = NUM_SAMPLES[recipe]
@@ -51,7 +51,7 @@ def test_without_held_out_samples_there_is_nothing_to_share(
     cluster2: nbgpu.Cluster, tmp_path: Path, recipe: str
 ) -> None:
     settings = {**SETTINGS[recipe], "steps": 1, "val_every": 0, "val_fraction": 0.0, "threads": 1}
-    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait(120)
+    run = cluster2.train(recipe, runs_dir=str(tmp_path), **settings).wait(400)
     result = run.result()
     assert result is not None
     assert result["table"] == {}

@@ -99,20 +99,20 @@ def test_all_places_say_the_same_of_a_run(cluster2: nbgpu.Cluster, tmp_path: Pat
     is_everywhere(attached, step, total)
 
     run.stop()
-    run.wait(60)
+    run.wait(400)
     assert run.status == "stopped"
     is_everywhere(run, step, total)
     # A kernel that has just started knows the run from its folder.
     is_everywhere(cluster2.parts.runs.handle(run.folder), step, total)
 
     # On request it is finished with what was done.
-    run.work_out_result().wait(60)
+    run.work_out_result().wait(400)
     assert run.status == "finished"
     is_everywhere(run, step, step)
 
     resumed = cluster2.train(
         "autoencoder", runs_dir=str(tmp_path / "resumed"), **{**EPOCHS, "epochs": 12}, resume=str(run.folder)
-    ).wait(60)
+    ).wait(400)
     assert resumed.status == "finished"
     is_everywhere(resumed, max(step, resumed.info.total_steps), resumed.info.total_steps)
 
@@ -125,7 +125,7 @@ def test_all_places_say_the_same_of_a_run_that_was_healed(cluster2: nbgpu.Cluste
     wait_for(lambda: min(s.step for s in run.statuses()) > 12)
     os.kill(cluster2.pids[1], signal.SIGKILL)
     # It goes on from a checkpoint, and does some steps twice.
-    assert run.wait(180).status == "finished"
+    assert run.wait(400).status == "finished"
     assert any(
         "was killed by SIGKILL" in str(record) for record in Reader(run.folder, 2, live=False).records()
     )

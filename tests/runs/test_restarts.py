@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
     "val_every": 0,
     "threads": 1,
 }
-_PATIENCE_S = 120
+_PATIENCE_S = 300
 
 
 @contextmanager

@@ -62,9 +62,9 @@ def test_five_steps_and_five_more_equal_ten_to_the_last_bit(
     cluster3: nbgpu.Cluster, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     settings = {**SMALL, **settings, "runs_dir": str(tmp_path)}
-    straight = cluster3.train("autoencoder", **settings).wait(120)
+    straight = cluster3.train("autoencoder", **settings).wait(400)
     half_way = straight.folder / "checkpoints" / "step-00000005"
-    resumed = cluster3.train("autoencoder", **settings, resume=str(half_way)).wait(120)
+    resumed = cluster3.train("autoencoder", **settings, resume=str(half_way)).wait(400)
     assert resumed.folder != straight.folder
     assert resumed.info.resumed_from == str(half_way)
     assert resumed.notes()[-1] == f"going on from step-00000005 of {straight.folder.name}"
@@ -135,7 +135,7 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
     straight = cluster3.train(
         "autoencoder",
         **settings,
-    ).wait(120)
+    ).wait(400)
     assert same_tensors(checkpoint_files.checkpoints(resumed)[0], straight.checkpoint())
 
 
@@ -143,7 +143,7 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     cluster3: nbgpu.Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**SMALL, "runs_dir": str(tmp_path), "resume": "auto"}
-    first = cluster3.train("autoencoder", **settings).wait(120)
+    first = cluster3.train("autoencoder", **settings).wait(400)
     beginning = (
         f"resume='auto' found no checkpoint of autoencoder in {tmp_path}: training starts from the beginning"
     )
@@ -155,7 +155,7 @@ def test_auto_passes_over_a_damaged_checkpoint_loudly(
     damaged = "step-00000010 is damaged (model.safetensors: sha256 differs)"
     assert first.checkpoint().name == "step-00000005"
     assert damaged in caplog.text
-    second = cluster3.train("autoencoder", **settings).wait(120)
+    second = cluster3.train("autoencoder", **settings).wait(400)
     name = first.folder.name
     expected = f"checkpoint {damaged.replace(' is', f' of {name} is')}; going on from step-00000005 of {name}"
     assert second.notes() == [expected]
@@ -173,7 +173,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
 ) -> None:
     """The second run is one process with no launcher, which is also how torchrun's ranks train."""
     settings = {**SMALL, "runs_dir": str(tmp_path / "first"), "schedule": "constant", "warmup_steps": 0}
-    first = cluster3.train("autoencoder", **settings).wait(120)
+    first = cluster3.train("autoencoder", **settings).wait(400)
     changed = {"lr": 1e-5, "steps": 12, "amp": "bf16", "resume": str(first.folder), "clip_norm": 0.5}
     goes_on = [
         f"going on from step-00000010 of {first.folder.name}",
@@ -206,11 +206,11 @@ def test_epochs_go_on_from_where_they_were_with_another_batch_size(
 ) -> None:
     settings: dict[str, Any] = {**SMALL, "runs_dir": str(tmp_path), "val_every": 0}
     del settings["steps"]
-    first = cluster3.train("autoencoder", **settings, batch_size=1, epochs=2).wait(120)
+    first = cluster3.train("autoencoder", **settings, batch_size=1, epochs=2).wait(400)
     steps = first.info.steps_per_epoch
     at = first.folder / "checkpoints" / "step-00000010"
     assert divmod(10, steps) == (1, 2)  # in the middle of the second epoch
-    resumed = cluster3.train("autoencoder", **settings, batch_size=2, epochs=3, resume=str(at)).wait(120)
+    resumed = cluster3.train("autoencoder", **settings, batch_size=2, epochs=3, resume=str(at)).wait(400)
     assert resumed.info.steps_per_epoch == steps // 2
     # One epoch was whole. The second begins again, with half as many steps, and the third follows.
     assert resumed.info.total_steps == 10 + 2 * (steps // 2)
@@ -228,7 +228,7 @@ def test_epochs_go_on_from_where_they_were_with_another_batch_size(
 def test_on_a_full_disk_training_goes_on_and_says_so(
     cluster3: nbgpu.Cluster, tmp_path: Path, small_disk: Any
 ) -> None:
-    roomy = cluster3.train("autoencoder", **{**SMALL, "steps": 2}, runs_dir=str(tmp_path / "roomy")).wait(120)
+    roomy = cluster3.train("autoencoder", **{**SMALL, "steps": 2}, runs_dir=str(tmp_path / "roomy")).wait(400)
     size_bytes = sum(path.stat().st_size for path in roomy.checkpoint().iterdir())
     disk = small_disk(int(1.7 * size_bytes))
     run = cluster3.train(
@@ -236,7 +236,7 @@ def test_on_a_full_disk_training_goes_on_and_says_so(
     )
     failure = "could not be written: No space left on device; the last good one is step-00000002"
     with pytest.raises(nbgpu.RankError, match=f"checkpoint at step 10 {failure}"):
-        run.wait(120)
+        run.wait(400)
     assert {f"checkpoint at step {step} {failure}" for step in (4, 6, 8)} <= set(run.notes())
     assert run.checkpoint().name == "step-00000002"
     assert len(list((run.folder / "checkpoints").iterdir())) == 1
@@ -244,4 +244,4 @@ def test_on_a_full_disk_training_goes_on_and_says_so(
     assert sorted(frame["step"]) == sorted([*range(1, 11)] * 3)
     assert run.result() is not None
     # The ranks are in good order.
-    assert cluster3.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120).status == "finished"
+    assert cluster3.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(400).status == "finished"

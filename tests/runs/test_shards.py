@@ -89,8 +89,8 @@ def test_ranks_with_different_forward_passes_validate_as_one_does(
 ) -> None:
     """Rank 0 has three held-out samples and rank 1 has two; each takes another number of forward passes."""
     settings: dict[str, Any] = {"steps": 2, "val_every": 1, "ema_decay": 0.9, "runs_dir": str(tmp_path)}
-    shared_out = cluster.train(recipe, **settings).wait(120)
-    replicated = cluster.train(recipe, **settings, strategy="ddp").wait(120)
+    shared_out = cluster.train(recipe, **settings).wait(400)
+    replicated = cluster.train(recipe, **settings, strategy="ddp").wait(400)
     assert len(validations(shared_out)) == 4
     assert validations(shared_out) == pytest.approx(validations(replicated), rel=1e-5)
     assert shared_out.result()["ones"] == pytest.approx(replicated.result()["ones"], rel=1e-5)
@@ -109,11 +109,11 @@ def test_a_sample_that_fails_on_one_rank_holds_no_other_up(
     settings: dict[str, Any] = {"steps": 2, "val_every": 1, "runs_dir": str(tmp_path)}
     run = cluster.train(recipe, **settings, bad_sample=bad_sample)
     with pytest.raises(nbgpu.RankError) as caught:
-        run.wait(60)
+        run.wait(400)
     (failure,) = caught.value.failures
     assert (failure.rank, failure.error_type) == (bad_sample % 2, "ValueError")
     assert f"sample {bad_sample} is bad" in failure.message
-    assert cluster.train(recipe, **settings).wait(60).status == "finished"
+    assert cluster.train(recipe, **settings).wait(400).status == "finished"
 
 
 @pytest.mark.long
@@ -136,14 +136,14 @@ def test_a_state_of_60_percent_of_the_limit_trains_validates_is_saved_and_resume
         "keep_checkpoints": 1,
         "runs_dir": str(tmp_path / "runs"),
     }
-    first = cluster.train(recipe, **settings, steps=2).wait(200)
+    first = cluster.train(recipe, **settings, steps=2).wait(400)
     assert first.status == "finished"
     assert (first.checkpoint() / checkpoint_files.MODEL).stat().st_size > model_bytes
     notes = first.notes()
     assert not [note for note in notes if "could not be written" in note], notes
-    resumed = cluster.train(recipe, **settings, steps=4, resume=str(first.folder)).wait(200)
+    resumed = cluster.train(recipe, **settings, steps=4, resume=str(first.folder)).wait(400)
     assert resumed.status == "finished"
-    straight = cluster.train(recipe, **settings, steps=4).wait(200)
+    straight = cluster.train(recipe, **settings, steps=4).wait(400)
     losses = [run.metrics().dropna(subset=["loss"]) for run in (resumed, straight)]
     last = [table[table["step"] > 2].sort_values(["step", "rank"])["loss"].tolist() for table in losses]
     assert last[0] == last[1]

@@ -56,7 +56,7 @@ def test_it_is_short_and_says_what_it_looked_at(
 ) -> None:
     patched()
     settings = {**LONG, "accumulate": 4, "ema_decay": 0.99, "best_metric": "loss"}
-    run = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(120)
+    run = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(400)
     assert run.status == "finished"
     assert (run.config.steps, run.config.batch_size, run.config.accumulate) == (3, 1, 2)
     passed, batches, validation, moved, weights, saved = run.notes()[-6:]
@@ -76,7 +76,7 @@ def test_it_is_short_and_says_what_it_looked_at(
 @pytest.mark.long
 def test_it_goes_with_shared_out_weights_too(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = {**LONG, "strategy": "fsdp", "val_every": 0, "amp": "bf16"}
-    notes = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(120).notes()
+    notes = cluster2.train("autoencoder", **settings, runs_dir=str(tmp_path)).wait(400).notes()
     assert any(note.endswith("strategy='fsdp', amp='bf16'") for note in notes)
     assert "there was no validation, because val_every=0 or no sample is held out" in notes
     assert "weights are shared out over the ranks: there is nothing to compare" in notes
@@ -86,7 +86,7 @@ def test_it_goes_with_shared_out_weights_too(cluster2: nbgpu.Cluster, tmp_path: 
 def test_what_it_finds_fails_it(cluster2: nbgpu.Cluster, patched: Any, tmp_path: Path) -> None:
     patched(in_loss=DRIFT, times="float('nan') if rank == 1 else 1")
     with pytest.raises(nbgpu.RankError) as caught:
-        cluster2.train("autoencoder", **LONG, runs_dir=str(tmp_path)).wait(120)
+        cluster2.train("autoencoder", **LONG, runs_dir=str(tmp_path)).wait(400)
     told = str(caught.value)
     assert "the smoke test failed:" in told
     assert "validation gives NaN or Inf: loss nan, psnr_db nan" in told

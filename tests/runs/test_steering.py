@@ -36,7 +36,7 @@ def run(cluster2: nbgpu.Cluster, tmp_path: Path) -> Iterator[Run]:
     finally:
         if not started.over:
             started.stop()
-            started.wait(60)
+            started.wait(400)
 
 
 def wait_until(condition: Callable[[], bool], run: Run) -> None:
@@ -63,7 +63,7 @@ def test_what_belongs_to_a_step_lands_at_the_same_step_on_all_ranks(run: Run) ->
     wait_until(lambda: len(changes(run)) == 1, run)
     go_on(run, 3)
     run.stop()
-    run.wait(60)
+    run.wait(400)
     (change,) = changes(run)
     assert change.text == "lr 0.004 → 0.5, clip_norm 1.0 → 1e-06, amp off → bf16"
     assert change.detail == {"lr": 0.5, "clip_norm": 1e-6, "amp": "bf16"}
@@ -130,6 +130,6 @@ def test_a_bad_one_changes_nothing(run: Run, settings: dict[str, Any], said: str
 @pytest.mark.long
 def test_a_run_that_is_over_says_so(run: Run) -> None:
     run.stop()
-    run.wait(60)
+    run.wait(400)
     with pytest.raises(nbgpu.RunError, match="is stopped: it cannot be changed any more"):
         run.set(lr=0.1)

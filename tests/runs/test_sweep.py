@@ -100,7 +100,7 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
         lambda: checkpoint_files.checkpoints(killed.run_folders[0]) if killed.run_folders else [], of=sweep
     )
     os.kill(engine_of(killed.run_folders[0]), signal.SIGKILL)
-    sweep.wait(200)
+    sweep.wait(400)
 
     assert sweep.status == "finished"
     assert [trial.state for trial in sweep.trials] == ["failed", "failed", "failed", "finished"]
@@ -125,7 +125,7 @@ def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path
     assert sweep_view.svg(sweep).startswith("<svg")
 
     write_volumes(volumes, whole=True)
-    again = nbgpu.sweep(resume=sweep.folder, parallel=3).wait(200)
+    again = nbgpu.sweep(resume=sweep.folder, parallel=3).wait(400)
     assert [trial.state for trial in again.trials] == ["finished"] * 4
     assert [len(trial.run_folders) for trial in again.trials] == [2, 2, 2, 1]
     went_on = again.trials[2]
@@ -238,7 +238,7 @@ def test_a_sweep_that_cannot_get_engines_says_so_and_loses_nothing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     sweep = nbgpu.sweep("autoencoder", seed=[0, 1], runs_dir=str(tmp_path / "runs"), **SMALL)
     with pytest.raises(nbgpu.ClusterError, match="broken on purpose"):
-        sweep.wait(60)
+        sweep.wait(400)
     assert sweep.status == "failed"
     assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
 
@@ -251,7 +251,7 @@ def test_a_start_that_fails_outside_of_the_engines_loses_no_trial_and_says_so(
     with pytest.raises(
         nbgpu.ClusterError, match=r"engines could not be started: FileNotFoundError.*not there"
     ):
-        sweep.wait(60)
+        sweep.wait(400)
     assert sweep.status == "failed"
     assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
 

@@ -42,7 +42,7 @@ def run(cluster2: nbgpu.Cluster, tmp_path_factory: pytest.TempPathFactory) -> An
     cluster2.execute(SLOW_RANK_1)
     try:
         folder = str(tmp_path_factory.mktemp("timeline"))
-        return cluster2.train("autoencoder", **SMALL, profile="7:8", runs_dir=folder).wait(120)
+        return cluster2.train("autoencoder", **SMALL, profile="7:8", runs_dir=folder).wait(400)
     finally:
         cluster2.execute("Autoencoder.loss = _loss")
 
@@ -237,7 +237,7 @@ def test_ranks_on_several_hosts_compare_their_clocks(cluster2: nbgpu.Cluster, tm
         "from nbgpu.engine.training import loop; _id = loop.clock_id; loop.clock_id = lambda: str(rank)"
     )
     try:
-        run = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(120)
+        run = cluster2.train("autoencoder", **SMALL, runs_dir=str(tmp_path)).wait(400)
     finally:
         cluster2.execute("loop.clock_id = _id")
     compared = [event for event in run.reader.events() if event.kind == "clocks"]

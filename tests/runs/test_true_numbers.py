@@ -264,7 +264,7 @@ def test_what_is_shown_is_what_the_ranks_did(
     run.set(batch_size=2)
     go_on(run, 40)
     run.stop()
-    assert run.wait(60).status == "stopped"
+    assert run.wait(400).status == "stopped"
     measured.ended()
     cluster2.parts.state.news.clear()
     ledger = ledger_of(run.folder)
@@ -331,7 +331,7 @@ def test_what_is_shown_of_a_run_that_was_attached_to_is_what_the_ranks_did(
             well(second, f"run.set(lr=1e-5)\n{going_on(20)}")
             launching.kill(int(well(second, "print(nbgpu.current().pids[1])")), signal.SIGKILL, rank=1)
             well(second, going_on(60))
-            well(second, "run.stop()\nassert run.wait(60).status == 'stopped'\nnbgpu.current().stop()")
+            well(second, "run.stop()\nassert run.wait(400).status == 'stopped'\nnbgpu.current().stop()")
     (folder,) = (tmp_path / "runs").iterdir()
     ledger = ledger_of(folder)
     assert {entry.lr for entry in ledger.values()} > {1e-5}

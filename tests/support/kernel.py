@@ -65,7 +65,7 @@ class Kernel:
         self,
         code: str,
         meanwhile: Callable[[], None] | None = None,
-        timeout_s: float = 90,
+        timeout_s: float = 240,
         answers: Sequence[str | Callable[[], None]] = (),
         allow_stdin: bool | None = None,
         once_shown: str = "",
@@ -116,7 +116,7 @@ class Kernel:
             if meanwhile is not None and _shows(message, once_shown):
                 meanwhile()
                 meanwhile = None
-        while (reply := self.client.get_shell_msg(timeout=10))["parent_header"].get("msg_id") != message_id:
+        while (reply := self.client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]
         if done.status == "aborted":
@@ -162,7 +162,7 @@ def kernel(
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=240)
         yield Kernel(manager, client)
     finally:
         client.stop_channels()

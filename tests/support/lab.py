@@ -173,7 +173,7 @@ def browser_page(chromium: str, folder: Path) -> Iterator[Page]:
         )
         try:
             page = context.pages[0]
-            page.set_default_timeout(30_000)
+            page.set_default_timeout(120_000)
             yield page
         finally:
             context.close()
@@ -232,7 +232,7 @@ class Notebook:
             index,
         )
 
-    def wait_until_idle(self, timeout_s: float = 60) -> None:
+    def wait_until_idle(self, timeout_s: float = 240) -> None:
         """Waits until no cell is running or waiting to run."""
         self.page.wait_for_function(
             "() => ![...document.querySelectorAll('.jp-CodeCell .jp-InputArea-prompt')]"
@@ -293,7 +293,7 @@ class ClassicNotebook(Notebook):
     def run_cell(self, index: int) -> None:
         self.page.evaluate("index => Jupyter.notebook.execute_cells([index])", index)
 
-    def wait_until_idle(self, timeout_s: float = 60) -> None:
+    def wait_until_idle(self, timeout_s: float = 240) -> None:
         self.page.wait_for_function(
             "() => !Jupyter.notebook.kernel_busy"
             " && !Jupyter.notebook.get_cells().some(cell => cell.element.hasClass('running'))",

@@ -147,7 +147,7 @@ def test_a_reader_that_stops_reading_gets_no_traceback(arguments: list[str]) -> 
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        assert process.wait(60) == cli.OUTPUT_CLOSED
+        assert process.wait(400) == cli.OUTPUT_CLOSED
 
 
 def test_ctrl_c_exits_with_130_and_no_traceback() -> None:

@@ -90,7 +90,7 @@ def test_a_run_begins_where_the_group_was_ended(notebook: Kernel, tmp_path: Path
     notebook.run("%%distributed\ndist.destroy_process_group()")
     settings = {**faults.ENDLESS, "steps": 2, "threads": 1, "runs_dir": str(tmp_path)}
     done = notebook.run(
-        f"import nbgpu\nrun = nbgpu.current().train('autoencoder', **{settings!r}).wait(90)\nrun.status"
+        f"import nbgpu\nrun = nbgpu.current().train('autoencoder', **{settings!r}).wait(400)\nrun.status"
     )
     assert done.value == "'finished'", done.error
     assert f"ranks 0-1 had {TOLD}" in done.stderr

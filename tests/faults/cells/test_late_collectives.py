@@ -117,6 +117,6 @@ def test_a_run_fails_with_it(cluster: nbgpu.Cluster, measured: Measured, tmp_pat
     with pytest.raises(
         nbgpu.RankError, match=r"CollectiveTimeoutError: .* of the default group, .*: rank 1 had not come"
     ) as late:
-        run.wait(60)
+        run.wait(400)
     measured.ended(str(late.value))
     assert run.status == "failed"

@@ -64,4 +64,4 @@ def test_a_failure_in_debug_mode_frees_the_others(debugged: nbgpu.Cluster) -> No
 def test_a_run_trains_in_debug_mode(debugged: nbgpu.Cluster, tmp_path: Path) -> None:
     settings = {"data": "phantoms", "num_phantoms": 16, "patch_size": 16, "batch_size": 1, "val_every": 2}
     run = debugged.train("autoencoder", steps=4, runs_dir=str(tmp_path), **settings)
-    assert run.wait(180).status == "finished"
+    assert run.wait(400).status == "finished"

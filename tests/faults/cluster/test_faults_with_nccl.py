@@ -71,7 +71,7 @@ def test_the_flight_recorder_of_a_failed_run_is_in_its_folder(tmp_path: Path) ->
             "autoencoder", data="phantoms", patch_size=16, num_phantoms=16, steps=100, runs_dir=str(tmp_path)
         )
         with pytest.raises(nbgpu.RankError):
-            run.wait(120)
+            run.wait(400)
         for rank in (0, 1):
             told = json.loads((run.folder / f"flight-rank{rank}.json").read_text())
             assert any("nccl" in entry["profiling_name"] for entry in told["entries"])

@@ -118,7 +118,7 @@ def test_a_kept_run_goes_on_and_is_rejoined_with_no_gap(tmp_path: Path) -> None:
         assert "training" in done.stdout
         before = int(second.run("run = nbgpu.current().run\nmin(s.step for s in run.statuses())").value)
         wait_for_step(second, before + 5)
-        assert second.run("run.stop(); run.wait(60).status").value == "'stopped'"
+        assert second.run("run.stop(); run.wait(400).status").value == "'stopped'"
         steps = "[sorted(run.metrics().query(f'rank == {r}').dropna(subset='loss')['step']) for r in (0, 1)]"
         code = f"[s == list(range(1, len(s) + 1)) and len(s) > {before} for s in {steps}]"
         assert second.run(code).value == "[True, True]"
@@ -158,7 +158,7 @@ def test_a_run_that_failed_while_nobody_watched_is_told_and_the_ranks_are_freed(
     wait_until(lambda: runs.outcome(folder, 1) is not None, lambda: StoredRun(folder).statuses())
     with kernel() as second:
         second.run("import nbgpu\ncluster = nbgpu.attach()")
-        done = second.run("cluster.run.wait(60)")
+        done = second.run("cluster.run.wait(400)")
         assert done.error.startswith("on rank 1:"), done.error
         assert "ValueError: on purpose" in done.error
         done = second.run(
@@ -183,7 +183,7 @@ def test_what_failed_before_the_kernel_went_is_told_with_its_cause(tmp_path: Pat
         kill(first)
     with kernel() as second:
         second.run("import nbgpu\ncluster = nbgpu.attach()")
-        done = second.run("cluster.run.wait(60)")
+        done = second.run("cluster.run.wait(400)")
         assert done.error.startswith("on rank 1:"), done.error
         assert "ValueError: on purpose" in done.error
         assert "on rank 0" not in done.error
@@ -202,7 +202,7 @@ before, by_name.load = by_name.load, load
     with kernel() as first:
         entry = start(first, "--keep")
         assert first.run(faulty).status == "ok"
-        done = first.run(TRAIN.format(folder=str(tmp_path), steps=5) + "run.wait(60)")
+        done = first.run(TRAIN.format(folder=str(tmp_path), steps=5) + "run.wait(400)")
         assert "ValueError: on purpose" in done.error
         first.run("%%distributed\n1")  # is told that rank 1 was replaced
         assert first.run("%%distributed\nrank").said(0, 1) == [["0"], ["1"]]
@@ -211,7 +211,7 @@ before, by_name.load = by_name.load, load
     with kernel() as second:
         second.run("import nbgpu\ncluster = nbgpu.attach()")
         assert second.run("cluster.run.status, cluster.run.over").value == "('failed', True)"
-        done = second.run("cluster.run.wait(60)")
+        done = second.run("cluster.run.wait(400)")
         assert "rank 1 was killed by SIGKILL" in done.error
         assert "ValueError: on purpose" in done.error
         assert second.run("cluster.pull('kept', rank=0)").value == "5"

@@ -51,7 +51,7 @@ def test_logs_go_on_where_the_rank_that_died_had_got_to(tmp_path: Path) -> None:
             + "    return _in_time(self, model, batch)\n"
             + "Autoencoder.loss = slow"
         )
-        run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(120)
+        run = cluster.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(400)
         cluster.execute("if '_in_time' in globals(): Autoencoder.loss = _in_time")
     assert run.status == "finished"
     assert all("rank 0 was killed by SIGKILL" in note for note in run.notes())

@@ -116,7 +116,7 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
     cluster2.execute(faults.in_training(1, step=4, action="oom"))
     run = cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
     with pytest.raises(nbgpu.RankError) as caught:
-        run.wait(90)
+        run.wait(400)
     measured.ended(str(caught.value))
     assert [(f.rank, f.error_type) for f in caught.value.failures] == [(1, "OutOfMemoryError")]
     lines = caught.value.failures[0].message.splitlines()
@@ -145,14 +145,14 @@ def test_a_run(cluster2: nbgpu.Cluster, measured: Measured, tmp_path: Path) -> N
     left = "import gc\nprint(sum(type(o).__name__ == 'Trainer' for o in gc.get_objects()))"
     assert cluster2.execute(f"{faults.MEND}\n{left}", ranks=[1]) == {1: "0\n"}
     cluster2.execute(faults.MEND)
-    assert cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(90).status == "finished"
+    assert cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path)).wait(400).status == "finished"
 
 
 @pytest.mark.long
 def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
     """Both ranks may take 400 MiB more than they have, and the first step takes more."""
     settings = {**SETTINGS, "patch_size": 32, "num_phantoms": 256, "runs_dir": str(tmp_path)}
-    cluster2.train("autoencoder", **{**settings, "steps": 1, "batch_size": 1}).wait(200)
+    cluster2.train("autoencoder", **{**settings, "steps": 1, "batch_size": 1}).wait(400)
     cluster2.execute(
         "import resource, psutil\n"
         "before = resource.getrlimit(resource.RLIMIT_AS)\n"
@@ -162,7 +162,7 @@ def test_a_batch_that_would_have_fitted_is_named(cluster2: nbgpu.Cluster, tmp_pa
     try:
         run = cluster2.train("autoencoder", **{**settings, "batch_size": 64})
         with pytest.raises(nbgpu.RankError) as caught:
-            run.wait(200)
+            run.wait(400)
     finally:
         cluster2.execute("resource.setrlimit(resource.RLIMIT_AS, before)")
     named = re.findall(r"would have fitted: batch_size=(\d+), by an estimate", str(caught.value))
@@ -182,7 +182,7 @@ def test_data_that_does_not_fit_is_told_once(cluster2: nbgpu.Cluster, tmp_path: 
     try:
         run = cluster2.train("autoencoder", **SETTINGS, runs_dir=str(tmp_path))
         with pytest.raises(nbgpu.RankError) as caught:
-            run.wait(90)
+            run.wait(400)
     finally:
         cluster2.execute("Autoencoder.build_loaders = _good")
     (failure,) = caught.value.failures

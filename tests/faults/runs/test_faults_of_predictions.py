@@ -32,7 +32,7 @@ def trained(notebook: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kerne
     done = notebook.run(
         "import nbgpu\n"
         "trained = nbgpu.current().train('autoencoder', data='phantoms', patch_size=16, num_phantoms=8, steps=2, "
-        f"channels=(4, 8), val_every=0, threads=1, runs_dir={str(folder)!r}).wait(90).folder"
+        f"channels=(4, 8), val_every=0, threads=1, runs_dir={str(folder)!r}).wait(400).folder"
     )
     assert done.status == "ok", done.error
     return notebook

@@ -129,7 +129,7 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     settings = {**SETTINGS, "runs_dir": str(tmp_path)}
     run = limited.train("autoencoder", **settings, steps=3, batch_size=512)
     with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1, with batch_size=512") as caught:
-        run.wait(90)
+        run.wait(400)
     assert {failure.error_type for failure in caught.value.failures} == {"OutOfMemoryError"}
     assert run.status == "failed"
     assert limited.pids == pids
@@ -139,7 +139,7 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
     fits = min(map(int, named))
     assert 16 <= fits < 128
     assert (
-        limited.train("autoencoder", **settings, steps=2, batch_size=fits, accumulate=2).wait(90).status
+        limited.train("autoencoder", **settings, steps=2, batch_size=fits, accumulate=2).wait(400).status
         == "finished"
     )
 
@@ -163,11 +163,11 @@ def test_the_largest_batch_that_fits_is_found_and_trains(
     unchanged = "print(int(kept.sum()) == 2**24, torch.equal(generator, torch.random.get_rng_state()))"
     assert limited.execute(unchanged) == {0: "True True\n", 1: "True True\n"}
     assert (
-        limited.train("autoencoder", **settings, steps=2, batch_size=found.batch_size).wait(120).status
+        limited.train("autoencoder", **settings, steps=2, batch_size=found.batch_size).wait(400).status
         == "finished"
     )
     with pytest.raises(nbgpu.RankError, match="ran out of memory in step 1"):
-        limited.train("autoencoder", **settings, steps=2, batch_size=2 * smallest_too_large).wait(120)
+        limited.train("autoencoder", **settings, steps=2, batch_size=2 * smallest_too_large).wait(400)
     limited.execute("del kept")
 
 
@@ -201,12 +201,12 @@ def test_the_plan_is_what_the_run_then_does_and_takes(
 ) -> None:
     settings = {**SETTINGS, "runs_dir": str(tmp_path), "strategy": strategy, "steps": 3}
     # What a first run imports is held ever after.
-    limited.train("autoencoder", **settings, batch_size=1).wait(120)
+    limited.train("autoencoder", **settings, batch_size=1).wait(400)
     held_mib = max(resident_mib(limited))
     # Far below the limit, and far above what a step takes whatever its batch.
     plan = limited.plan("autoencoder", **settings, batch_size=16)
     limited.execute("open('/proc/self/clear_refs', 'w').write('5')")
-    run = limited.train("autoencoder", **settings, batch_size=16).wait(120)
+    run = limited.train("autoencoder", **settings, batch_size=16).wait(400)
 
     assert run.info.data == plan.data
     assert run.plan == plan

@@ -112,7 +112,7 @@ def final_output(document: Any) -> Any:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) -> None:
     lab.write_notebook("first.ipynb", [START_CLUSTER, DISTRIBUTED, CONTROLS, BLOCK, STOP_CLUSTER])
     page.set_viewport_size({"width": 1280, "height": 1500})
@@ -149,7 +149,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     fill(page, "Batch size", "2")
     control(page, "Mixed precision").select_option("bf16")
     button(page, "Start").click()
-    state(page, "training").wait_for(timeout=90_000)
+    state(page, "training").wait_for(timeout=240_000)
     for name in ("Data", "Patch size"):
         expect(control(page, name)).to_be_disabled()
     for name in ("Batch size", "Mixed precision", "Learning rate"):  # which a run takes on while it goes on
@@ -211,7 +211,7 @@ def test_a_first_run_from_start_to_the_curves_that_stay(lab: Lab, page: Page) ->
     assert "data:image/svg+xml" in kept.data["text/html"]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_reopened_notebook_shows_the_curves_with_no_kernel(lab: Lab, page: Page) -> None:
     cells = [_recorded_run(steps=60), "run.wait()"]
     document = lab.write_notebook("kept.ipynb", cells)
@@ -242,7 +242,7 @@ def test_a_reopened_notebook_shows_the_curves_with_no_kernel(lab: Lab, page: Pag
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     lab.write_notebook("panel.ipynb", [_recorded_run(steps=3000), BLOCK])
     page.set_viewport_size({"width": 1280, "height": 1250})
@@ -291,7 +291,7 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     notebook.set_theme("JupyterLab Light")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_many_ranks_become_bands(lab: Lab, page: Page) -> None:
     lab.write_notebook("many.ipynb", [_recorded_run(steps=2000, num_ranks=24)])
     page.set_viewport_size({"width": 1280, "height": 1400})
@@ -356,14 +356,14 @@ def test_tab_completes_and_shift_tab_explains_names_of_the_ranks(lab: Lab, page:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
     lab.write_notebook("sweep.ipynb", [SWEEP])
     notebook = Notebook(page, lab, "sweep.ipynb")
     notebook.open()
     notebook.run_cell(0)
     line = page.locator(".nbgpu-sweep-line")
-    expect(line).to_contain_text("best val_loss", timeout=150_000)
+    expect(line).to_contain_text("best val_loss", timeout=240_000)
     expect(line).to_contain_text("running: 0 of 2 trials finished, 2 at work")
     expect(page.get_by_role("rowheader", name=re.compile(r"^\W*1"))).to_be_visible()
     page.get_by_role("img", name="Chart of the trials").locator("svg").wait_for()
@@ -372,7 +372,7 @@ def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
     button(page, "Stop").click()
     expect(line).to_contain_text(re.compile("^stop"), timeout=5000)
     screenshot(page, "sweep-stopping")
-    expect(line).to_contain_text("stopped: 0 of 2 trials finished, 2 stopped", timeout=60_000)
+    expect(line).to_contain_text("stopped: 0 of 2 trials finished, 2 stopped", timeout=240_000)
     expect(button(page, "Stop")).to_have_count(0)
     screenshot(page, "sweep-stopped")
     saved = notebook.save()
@@ -381,7 +381,7 @@ def test_a_sweep_is_watched_and_stopped(lab: Lab, page: Page) -> None:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_that_hangs_says_so_and_stops(lab: Lab, page: Page) -> None:
     settings = {
         "data": "phantoms",
@@ -404,13 +404,13 @@ def test_a_run_that_hangs_says_so_and_stops(lab: Lab, page: Page) -> None:
         r"rank 0 waits in DDP backward, step 40, for \d+ s; rank 1 is at faulty, line \d+ of an earlier cell"
     )
     hang = page.locator(".nbgpu-hang")
-    expect(hang).to_have_text(said, timeout=150_000)
+    expect(hang).to_have_text(said, timeout=240_000)
     # Under the cell, too.
     expect(page.locator(".jp-OutputArea-output b", has_text=said)).to_be_visible()
     screenshot(page, "hang")
 
     page.locator(".nbgpu-stop").click()
-    expect(page.locator(".jp-OutputArea-output", has_text="step-00000039")).to_be_visible(timeout=20_000)
+    expect(page.locator(".jp-OutputArea-output", has_text="step-00000039")).to_be_visible(timeout=240_000)
     page.locator(".jp-RenderedPlotly .main-svg").first.wait_for()
     expect(page.locator(".jp-OutputArea-output b", has_text=said)).to_have_count(0)
     screenshot(page, "hang-stopped")

@@ -68,7 +68,7 @@ def expect_the_whole_head(page: Page) -> None:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_the_head_of_a_run_stays(lab: Lab, page: Page) -> None:
     document = lab.write_notebook("stays.ipynb", [recorded_run(steps=150) + "\nrun.pause()"])
     page.set_viewport_size({"width": 1280, "height": 1250})
@@ -140,7 +140,7 @@ def test_the_head_of_a_run_stays(lab: Lab, page: Page) -> None:
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_what_was_saved_last_is_there_when_the_kernel_dies(lab: Lab, page: Page) -> None:
     lab.write_notebook("crash.ipynb", [recorded_run(steps=5000)])
     notebook = Notebook(page, lab, "crash.ipynb")

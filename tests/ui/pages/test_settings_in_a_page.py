@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from nbgpu.config import own_file
 
-pytestmark = [pytest.mark.browser, pytest.mark.subshells, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.subshells, pytest.mark.timeout(900)]
 
 CUT_OFF = """() => {
     const panel = document.querySelector('.nbgpu-controls');

@@ -24,7 +24,7 @@ TRAIN = (
     "steps=50_000, threads=1, runs_dir='runs')"
 )
 NAMED = "%%distributed --ranks 1\nimport math\nfor i in range(2):\n    text = 'a word'  # a comment"
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="module")

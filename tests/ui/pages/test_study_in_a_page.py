@@ -19,7 +19,7 @@ study
 
 
 @pytest.mark.subshells
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> None:
     lab.write_notebook("study.ipynb", [STUDY, "study.resume().wait()", "print(study.explain())"])
     notebook = Notebook(page, lab, "study.ipynb")
@@ -27,16 +27,16 @@ def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> No
     notebook.run_cell(0)
     line = page.locator(".nbgpu-study-line").first
     expect(line).to_contain_text(
-        re.compile("measuring: [1-5] of 6 repeats done; now ranks = .* left"), timeout=150_000
+        re.compile("measuring: [1-5] of 6 repeats done; now ranks = .* left"), timeout=240_000
     )
     page.get_by_role("img", name="Charts of the study").first.locator("svg").first.wait_for()
     screenshot(page, "study")
     page.locator(".jupyter-button", has_text="Stop").click()
-    expect(line).to_contain_text("stopped: ", timeout=60_000)
+    expect(line).to_contain_text("stopped: ", timeout=240_000)
     expect(page.locator(".jupyter-button", has_text="Stop")).to_have_count(0)
 
     notebook.run_cell(1)
-    expect(page.locator(".nbgpu-study-line").last).to_contain_text("finished: 6 of 6", timeout=150_000)
+    expect(page.locator(".nbgpu-study-line").last).to_contain_text("finished: 6 of 6", timeout=240_000)
     notebook.wait_until_idle()
     notebook.run_cell(2)
     notebook.wait_until_idle()

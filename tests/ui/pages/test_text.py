@@ -183,7 +183,7 @@ def said(page: Page, cell: int) -> list[str]:
 @pytest.mark.subshells
 @pytest.mark.browser
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_text_in_a_page(tmp_path: Path) -> None:
     path = chromium()
     assert path is not None, "the marker 'browser' skips where there is none"

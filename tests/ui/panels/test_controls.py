@@ -266,7 +266,7 @@ def test_a_run_is_planned_on_hosts_that_have_dialled_in() -> None:
         assert parts_of_devices(panel) == [panel._devices._note]
     finally:
         nbgpu.current().stop()
-        codes = [process.wait(60) for process in dialled]
+        codes = [process.wait(400) for process in dialled]
     assert codes == [0, 0]
 
 
@@ -340,12 +340,12 @@ def test_a_stopped_run_gets_its_result_by_a_button(
     run = panel._run
     assert panel._result.layout.display == "none"
     panel._stop.click()
-    run.wait(60)
+    run.wait(400)
     assert (run.status, panel._result.layout.display) == ("stopped", "")
     panel._result.click()
     assert panel._start.disabled
     assert not panel._stop.disabled
-    run.wait(120)
+    run.wait(400)
     assert (run.status, panel._result.layout.display) == ("finished", "none")
     assert run.result() is not None
 

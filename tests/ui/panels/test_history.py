@@ -121,7 +121,7 @@ def test_a_past_that_comes_after_the_page_was_ready_comes_whole(
 ) -> None:
     """As after attach: the run has a long past, and the page is sooner ready than that is read."""
     run = RecordedRun(tmp_path, steps=1500, step_s=1e-4)
-    run.wait(60)
+    run.wait(400)
     sent: list[tuple[dict[str, Any], list[bytes]]] = []
     panel = Panel(run, "slot")  # type: ignore[arg-type]
     monkeypatch.setattr(panel, "send", lambda content, buffers=(): sent.append((content, list(buffers))))
@@ -151,7 +151,7 @@ def test_a_rank_whose_host_is_waited_for_is_said_to_be_lost(tmp_path: Path) -> N
         time.sleep(0.01)
     run.lost_ranks = [1]
     status = panel._status()
-    run.wait(60)
+    run.wait(400)
     assert before["ranks"][1]["memory_bytes"]
     assert status["ranks"][0]["state"] != "lost"
     assert status["ranks"][1] == {
@@ -165,7 +165,7 @@ def test_a_rank_whose_host_is_waited_for_is_said_to_be_lost(tmp_path: Path) -> N
 
 def test_a_moment_of_a_long_run_costs_a_few_points(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, steps=3000, step_s=1e-4)
-    run.wait(60)
+    run.wait(400)
     panel = Panel(run, "slot")  # type: ignore[arg-type]
     panel._follower._take(last=False)
     whole = panel._follower.history.series[0, "loss"]

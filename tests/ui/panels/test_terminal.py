@@ -111,7 +111,7 @@ def test_a_rank_that_is_replaced_is_told_under_nbgpu_train(tmp_path: Path) -> No
             wait_for(lambda: "goes on after step" in log.read_text())
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(400)
     (line,) = [line for line in log.read_text().splitlines() if "heal: " in line]
     assert "rank 1 was killed by SIGKILL" in line
     assert "It was replaced" in line

@@ -341,11 +341,11 @@ def test_a_best_one_waits_for_a_slow_disk_and_only_the_newest_of_them_does(tmp_p
     def tell(kind: str, text: str, step: int) -> None:
         if step == 1:
             begun.set()
-            assert release.wait(60)
+            assert release.wait(400)
 
     writer = Writer(tmp_path, 9, tell)
     writer.begin(1, TENSORS, ABOUT)
-    assert begun.wait(60)
+    assert begun.wait(400)
     for step in (2, 3):
         writer.begin(step, TENSORS, ABOUT, Score(step, "loss", 1 / step))
     release.set()
@@ -398,7 +398,7 @@ def test_a_slow_disk_holds_up_nobody(tmp_path: Path) -> None:
     def tell(kind: str, text: str, step: int) -> None:
         told.append((kind, text, step))
         if kind == "checkpoint":
-            assert release.wait(60)
+            assert release.wait(400)
 
     writer = Writer(tmp_path, 3, tell)
     writer.begin(5, TENSORS, ABOUT)

@@ -33,7 +33,7 @@ def _compute() -> None:
 ENDLESS = {
     "computes": _compute,
     "sleeps": lambda: time.sleep(60),
-    "waits for a lock": lambda: threading.Lock().acquire() and threading.Event().wait(60),
+    "waits for a lock": lambda: threading.Lock().acquire() and threading.Event().wait(400),
 }
 
 
