@@ -57,8 +57,8 @@ def _cube(value: Any) -> int:
 
 
 def _data(result: Converted) -> int | None:
-    """Convert the table `data`. Return the edge in voxels of the volumes that the network gets; None if the
-    file does not name it, or they are no cubes."""
+    """Convert the table `data`. Return the edge in voxels of what the network gets: that of the crops if they
+    are cubes, else that of the volumes; None if neither is given as a cube."""
     result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
     size: int | None = result.take("data.volume_size", "size", convert=_cube)
     if "data.crop_size" in result.keys:
@@ -69,7 +69,8 @@ def _data(result: Converted) -> int | None:
         if cropped is not None:
             size = cropped
             result.set("fit", "crop", "data.crop_size")
-        result.leave("data.crops_per_volume", "a volume is cropped once, in its middle")
+        why = "nothing is cropped" if cropped is None else "a volume is cropped once, in its middle"
+        result.leave("data.crops_per_volume", why)
     result.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
     result.take("data.num_workers", "num_workers", "for each rank")
     result.leave("data.normalization", "percentiles 1 to 99 of the brain become -1 to 1, for all volumes")
@@ -106,6 +107,7 @@ def _network(result: Converted, size: int | None) -> None:
     result.take("model.num_res_blocks", "num_res_blocks")
     edges = [size // 2**level for level in range(len(multiples or ()))] if size else []
     asked = result.keys.take("model.attn_resolutions") or ()
+    asked = asked if isinstance(asked, list) else [asked]
     if there := [edge for edge in asked if edge in edges]:
         result.set("attention_edges", there, "model.attn_resolutions")
     if missing := [edge for edge in asked if edge not in edges]:

@@ -50,6 +50,11 @@ class DataAmount(NamedTuple):
     """The volumes for validation and the test."""
 
 
+def number_in_words(num_epochs: float) -> str:
+    """Return a number of epochs in words: '0.333', '12.5', '1250'."""
+    return f"{num_epochs:.0f}" if num_epochs >= 100 else f"{num_epochs:.3g}"
+
+
 def share_of(count: int, rate: float) -> int:
     """Return the share `rate` of `count`, rounded up; first to 6 digits, because 100 * 0.07 is a little above
     7 in floating point and would become 8."""

@@ -127,12 +127,14 @@ def who_may_rename(folder: Path) -> str:
 
 
 def _is_alone_in(gid: int) -> bool:
-    """Whether a group has no other member, like the private group that many systems make for each user."""
+    """Return whether a group has no other member, like the private group that many systems make for each
+    user."""
     try:
-        members = set(grp.getgrgid(gid).gr_mem) | {
-            user.pw_name for user in pwd.getpwall() if user.pw_gid == gid
-        }
-        return members <= {"root", pwd.getpwuid(os.geteuid()).pw_name}
+        own_name, users = pwd.getpwuid(os.geteuid()).pw_name, pwd.getpwall()
+        if own_name not in {user.pw_name for user in users}:
+            return False  # Users of a directory service (SSSD, LDAP) are not all listed.
+        members = set(grp.getgrgid(gid).gr_mem) | {user.pw_name for user in users if user.pw_gid == gid}
+        return members <= {"root", own_name}
     except KeyError:  # the group or the user has no name
         return False
 

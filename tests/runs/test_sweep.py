@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import pandas as pd
 import pytest
 
 import nbgpu
+from nbgpu.client.cluster.lifecycle import Lifecycle
 from nbgpu.client.host import registry
 from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.planning import trials
@@ -241,6 +243,28 @@ def test_a_sweep_that_cannot_get_engines_says_so_and_loses_nothing(
         sweep.wait(400)
     assert sweep.status == "failed"
     assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
+
+
+def test_a_trial_whose_engines_do_not_start_is_trained_where_engines_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other place is done with its own trial long before, and waits for what becomes of this start."""
+    start, first = Lifecycle.start, threading.Event()
+
+    def fails_once(lifecycle: Lifecycle, *args: Any, **settings: Any) -> None:
+        if not first.is_set():
+            first.set()
+            wait_until(lambda: any(trial.over for trial in sweep.trials))
+            time.sleep(1)
+            raise nbgpu.ClusterError("broken on purpose")
+        start(lifecycle, *args, **settings)
+
+    monkeypatch.setattr(Lifecycle, "start", fails_once)
+    sweep = nbgpu.sweep(
+        "autoencoder", seed=[0, 1], parallel=2, steps=3, runs_dir=str(tmp_path / "runs"), **SMALL
+    )
+    assert sweep.wait(400).status == "finished"
+    assert [trial.state for trial in sweep.trials] == ["finished"] * 2
 
 
 def test_a_start_that_fails_outside_of_the_engines_loses_no_trial_and_says_so(

@@ -144,6 +144,7 @@ class Meeting:
         self._clock_s = clock_s
         self._generations: dict[int, _Generation] = {}
         self._given_up = -1
+        """The number of the newest generation that was given up, as all earlier ones are; -1 for none."""
         self.next_expiry_mono_s = math.inf
         """No request that waits has to be answered before this time."""
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _log = logging.getLogger("nbgpu.sweep")
+_STOP_POLL_S = 0.5
+"""How often a place that waits for the starts of others looks whether the sweep is stopping."""
 _STOP_PATIENCE_S = 30.0
 """After a second interrupt `wait` returns within this time, even if the sweep has not ended."""
 TABLE = "table.csv"
@@ -77,6 +79,9 @@ class Sweep:
         self.num_parallel = min(len(clusters), len(self._left))
         """The number of trials that train side by side."""
         self._clusters = clusters[: self.num_parallel]
+        self._num_starting = 0
+        """The number of places that have taken a trial and have no engines for it yet."""
+        self._starts = threading.Condition()
         self._table_lock = threading.Lock()
         self._stopping = threading.Event()
         self._ending: Completion[SweepState] = Completion(folder.name, _log)
@@ -252,7 +257,7 @@ class Sweep:
                         cluster.parts.lifecycle.start(stop=self._stopping)
                 except Exception as error:  # noqa: BLE001
                     # Another place may still train it.
-                    self._left.appendleft(trial)
+                    self._start_is_over(put_back=trial)
                     if self._stopping.is_set():
                         return
                     if not isinstance(error, NbgpuError):
@@ -260,10 +265,13 @@ class Sweep:
                         error = ClusterError(
                             f"the engines could not be started: {type(error).__name__}: {error}"
                         )
+                    # This place takes no more trials.
                     self._lost.append(error)
                     _log.warning("no engines for trial %d: %s", trial.number, error)
                     return
+                self._start_is_over()
                 if self._stopping.is_set():
+                    # The trial has no run and stays 'waiting', so that a sweep that is resumed trains it.
                     return
                 self._train(trial, cluster)
                 self._write_table()
@@ -276,13 +284,24 @@ class Sweep:
 
     def _next(self) -> Trial | None:
         """Take the next trial to train; None once none is left or the sweep is stopping. Several threads may
-        call this."""
-        if self._stopping.is_set():
-            return None
-        try:
-            return self._left.popleft()
-        except IndexError:
-            return None
+        call this. A place whose engines do not start puts its trial back, so that the others wait for it."""
+        with self._starts:
+            while not self._stopping.is_set():
+                if self._left:
+                    self._num_starting += 1
+                    return self._left.popleft()
+                if not self._num_starting:
+                    return None
+                self._starts.wait(_STOP_POLL_S)
+        return None
+
+    def _start_is_over(self, put_back: Trial | None = None) -> None:
+        """Note that a place has engines for the trial that it took, or has none and puts the trial back."""
+        with self._starts:
+            self._num_starting -= 1
+            if put_back is not None:
+                self._left.appendleft(put_back)
+            self._starts.notify_all()
 
     def _train(self, trial: Trial, cluster: Cluster) -> None:
         """Train one trial until it ends in any way."""

@@ -96,8 +96,10 @@ class Trial:
         self._num_ranks = 1
         self._sort_by = sort_by
         self._curves = {LOSS: Curve(), sort_by: Curve(goal)}
-        self._incomplete: dict[tuple[str, int], list[float]] = {}
-        """Values, by name and step, that only some of the ranks have recorded so far."""
+        self._incomplete: dict[tuple[str, int], dict[int, float]] = {}
+        """Values by name and step, and by rank, that only some of the ranks have recorded so far."""
+        self._newest_steps: dict[tuple[str, int], int] = {}
+        """The newest step that is recorded by name and rank."""
         self._step = 0
         self._state: TrialState = "waiting"
         self._run: Run | None = None
@@ -246,7 +248,7 @@ class Trial:
         for curve in self._curves.values():
             curve.cut_after(step)
         self._step = step
-        self._incomplete = {}
+        self._incomplete, self._newest_steps = {}, {}
         self._seconds_before = self.seconds
         self._started_s = (folder / names.SETTINGS).stat().st_mtime
 
@@ -267,12 +269,23 @@ class Trial:
             if not isinstance(record, Sample):
                 continue
             for name in self._curves.keys() & record.values.keys():
-                values = self._incomplete.setdefault((name, record.step), [])
-                values.append(record.values[name])
+                if record.step <= self._newest_steps.get((name, record.rank), -1):
+                    self._go_back(name, record.rank, record.step)
+                self._newest_steps[name, record.rank] = record.step
+                values = self._incomplete.setdefault((name, record.step), {})
+                values[record.rank] = record.values[name]
                 # Validation values are already combined over the ranks, and only rank 0 records them.
                 if len(values) == self._num_ranks or name.startswith("val_"):
                     del self._incomplete[name, record.step]
-                    self._curves[name].add(record.step, sum(values) / len(values))
+                    self._curves[name].add(record.step, sum(values.values()) / len(values))
+
+    def _go_back(self, name: str, rank: int, step: int) -> None:
+        """Drop the points, and the rank's values, from a step on: a run that has lost a rank does these
+        steps again."""
+        self._curves[name].cut_after(step - 1)
+        for (other_name, other_step), values in self._incomplete.items():
+            if other_name == name and other_step >= step:
+                values.pop(rank, None)
 
 
 def _world_size(run_folder: Path) -> int:

@@ -4,9 +4,10 @@ closures."""
 from __future__ import annotations
 
 import gc
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from types import CellType, FrameType, FunctionType
 from typing import Any
@@ -36,13 +37,15 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         for holder in list(_referrers(olds)):
             if id(holder) in ours or is_a(holder, FrameType):
                 continue
-            if type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
+            if type(holder) is frozenset:
+                tuples.append((holder, frozenset(new_of.get(id(item), item) for item in holder)))
+            elif type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
                 # `__new__` of tuple itself: a namedtuple's own takes one argument for each field.
                 again = tuple.__new__(type(holder), (new_of.get(id(item), item) for item in holder))
                 tuples.append((holder, again))
             else:
                 _replace_in(holder, new_of)
-        # A tuple cannot be changed: a new one takes its place in the next turn.
+        # A tuple or a frozenset cannot be changed: a new one takes its place in the next turn.
         pending = tuples
 
 
@@ -86,6 +89,11 @@ def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
             holder.add(new_of[id(item)])
     elif is_a(holder, CellType):
         holder.cell_contents = new_of[id(holder.cell_contents)]
+    elif type(holder) is partial:
+        if id(holder.args) in new_of or id(holder.func) in new_of:
+            function, arguments = (new_of.get(id(part), part) for part in (holder.func, holder.args))
+            state = (function, arguments, holder.keywords, vars(holder) or None)
+            holder.__setstate__(state)  # type: ignore[attr-defined]
     elif is_a(holder, FunctionType):
         if id(holder.__defaults__) in new_of:
             holder.__defaults__ = new_of[id(holder.__defaults__)]
@@ -101,17 +109,29 @@ def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
 
 
 def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
-    """Replace objects among the keys and values of a dict."""
+    """Replace objects among the keys and values of a dict, in its order.
+
+    Args:
+        holder: the dict, which may be the `__dict__` of a class.
+        new_of: the new objects, by the ids of the old ones.
+    """
+    # None unless these are the attributes of a class, which must be set through the class.
     owner = _class_of_attributes(holder)
-    # By dict's own methods, because a subclass of the person's may do other things.
-    for key, value in list(dict.items(holder)):
+    # By the methods of Python's own types, because a subclass of the person's may do other things. An
+    # OrderedDict keeps its order apart.
+    kind = OrderedDict if is_a(holder, OrderedDict) else dict
+    items = list(kind.items(holder))
+    for key, value in items:
         if id(value) in new_of:
             if owner is None:
-                dict.__setitem__(holder, key, new_of[id(value)])
+                kind.__setitem__(holder, key, new_of[id(value)])
             else:
                 type.__setattr__(owner, key, new_of[id(value)])
-        if id(key) in new_of:
-            dict.__setitem__(holder, new_of[id(key)], dict.pop(holder, key))
+    if any(id(key) in new_of for key, _ in items):
+        renamed = [(new_of.get(id(key), key), value) for key, value in kind.items(holder)]
+        kind.clear(holder)
+        for key, value in renamed:
+            kind.__setitem__(holder, key, value)
 
 
 def _class_of_attributes(holder: dict[Any, Any]) -> type | None:

@@ -221,8 +221,11 @@ def network_of(network: str, linear: str) -> FeatureNetwork:
     """
     if network == "random":
         return _random()
-    files = (Path(network).expanduser(), Path(linear).expanduser() if linear else None)
-    return _read(*files, *(_stamp(file) for file in files))
+    file, linear_file = Path(network).expanduser(), Path(linear).expanduser() if linear else None
+    beside = [
+        file.with_name(a.linear_file + suffix) for a in ARCHITECTURES if a.linear_file for suffix in _SUFFIXES
+    ]
+    return _read(file, linear_file, tuple(map(_stamp, [file, linear_file, *beside])))
 
 
 def _stamp(file: Path | None) -> tuple[int, int] | None:
@@ -250,9 +253,7 @@ def _random() -> FeatureNetwork:
 
 # The stamps are part of the cache's key, so a file that was written again is read again.
 @lru_cache(maxsize=2)
-def _read(
-    file: Path, linear: Path | None, _stamp: tuple[int, int] | None, _linear_stamp: tuple[int, int] | None
-) -> FeatureNetwork:
+def _read(file: Path, linear: Path | None, _stamps: tuple[tuple[int, int] | None, ...]) -> FeatureNetwork:
     """Read a file of weights and return the frozen network that its tensors' names and shapes identify, for
     LPIPS with the linear layers that weigh its features.
 

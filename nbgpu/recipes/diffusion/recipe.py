@@ -147,13 +147,18 @@ class Diffusion:
 
     def decoded(self, items: Sequence[Item], with_masks: bool = False) -> dict[str, Tensor]:
         """Decode cases into one batch: `condition` (N, 3, e, e, e), N >= 1, and `target` (N, 1, e, e, e) if
-        all cases have one; with masks also `brain`, and `label` if all have one, in the shape of `target`."""
+        all cases have one; with masks also `brain` and `label`, in the shape of `target`. The label of a case
+        without a segmentation is 0 everywhere, as that of one without a tumour."""
         decode = Decode(self._steps(with_masks))
         decoded = [decode(item) for item in items]
         raise_together(decode.failures)
+        cases = [dict(opened(one)) for one in decoded]
+        for case in cases:
+            if "brain" in case:
+                case.setdefault("label", torch.zeros_like(case["brain"]))
         all_names = ("condition", "brain", "target", "label")
-        names = [name for name in all_names if all(name in opened(one) for one in decoded)]
-        return {name: torch.stack([one[name] for one in decoded]) for name in names}
+        names = [name for name in all_names if all(name in case for case in cases)]
+        return {name: torch.stack([case[name] for case in cases]) for name in names}
 
     # ---- model and loss ----
 
@@ -248,8 +253,9 @@ class Diffusion:
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
         made = {
-            name: self._sampled(model, device, data["condition"], samples, last)
-            for name, last in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
+            # Sampling visits the times from the highest index down to this one.
+            name: self._sampled(model, device, data["condition"], samples, last_index)
+            for name, last_index in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
         }
         measures = {
             name: quality(images, data["target"], data["brain"], data.get("label"))

@@ -188,14 +188,16 @@ class _Reading:
             fold: the heading of the column with the parts; empty for none.
             features: headings of columns with numbers.
             image_problem: returns what is wrong with a volume's file, or None.
-            columns: the headings of columns that have other names.
+            columns: by role, the heading of a column that is not one of the usual ones.
             with_outcomes: whether each line has a time and an event.
         """
         self._image_problem = image_problem
         self._folder = path.parent
-        self._number = table.number
+        self._parse_number = table.number
         names = _names(columns)
-        roles: list[Role] = ["image", *(("time", "event") if with_outcomes else ()), *columns]
+        # A column that was named has to be there, also the patient's, which need not be otherwise. Without
+        # outcomes only the volumes have to.
+        roles: list[Role] = ["image", *(("time", "event", *columns) if with_outcomes else ())]
         asked = [
             *(names[role] for role in dict.fromkeys(roles)),
             *((name,) for name in (fold, *features) if name),
@@ -224,7 +226,7 @@ class _Reading:
         if self._fold is not None and not self.part(line):
             yield f"{self._fold} is {line[self._fold]!r}, and must be 'train', 'val' or 'test'"
         for name in self._features:
-            value = self._number(line[name])
+            value = self._parse_number(line[name])
             if value is None or not math.isfinite(value):
                 yield f"{name} is {line[name]!r}, not a number"
 
@@ -232,7 +234,7 @@ class _Reading:
         self, line: Mapping[str, str], time_heading: str, event_heading: str
     ) -> Iterator[str]:
         """Yield a message if the time of a line is not a number above 0, or its event neither 0 nor 1."""
-        time = self._number(line[time_heading])
+        time = self._parse_number(line[time_heading])
         if time is None or not math.isfinite(time):
             yield f"{time_heading} is {line[time_heading]!r}, not a number"
         elif time <= 0:
@@ -263,7 +265,7 @@ class _Reading:
         return line[self._patient]
 
     def _valid_number(self, text: str) -> float:
-        number = self._number(text)
+        number = self._parse_number(text)
         assert number is not None
         return number
 

@@ -108,7 +108,7 @@ class SettingsForm:
             runs_dir = str(default_of(self.model, "runs_dir"))
             folder = resume.run_to_resume(resumed, runs_dir, self.recipe, name) if resumed else None
             if folder is not None:
-                self._of_run = self._beyond_defaults(runs.read_settings(folder)[1])
+                self._of_run = self.beyond_defaults(runs.read_settings(folder)[1])
                 note = f"the settings are those of {folder.name}"
         except NbgpuError as error:
             note, warns = str(error), True
@@ -118,7 +118,7 @@ class SettingsForm:
         for name in self.fixed:
             self._touched.pop(name, None)
 
-    def _beyond_defaults(self, run: TrainConfig) -> dict[str, Any]:
+    def beyond_defaults(self, run: TrainConfig) -> dict[str, Any]:
         """The settings of a run that differ from this form's defaults; none of another recipe's run."""
         if run.recipe != self.recipe:
             raise ConfigError(f"a run of {run.recipe!r} cannot be resumed with {self.recipe!r}")

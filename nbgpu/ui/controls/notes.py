@@ -13,7 +13,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.machine import cgroups
 from nbgpu.planning import workers
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
-from nbgpu.planning.epochs import DataAmount, epoch_of
+from nbgpu.planning.epochs import DataAmount, epoch_of, number_in_words
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.controls.fields import Field
 
@@ -45,9 +45,9 @@ def global_batch(config: TrainConfig, num_ranks: int) -> str:
     return words
 
 
-def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tuple[str, str]:
-    """Return the notes below the fields of the number of steps and of epochs: each follows from the other
-    one.
+def length_notes(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tuple[str, str]:
+    """Return (the note below the field of steps, the note below that of epochs): the one that was not given
+    follows from the other; '' for no note.
 
     Args:
         config: the settings as a run on these ranks takes them.
@@ -60,12 +60,13 @@ def length(config: TrainConfig, data: DecodedData | None, num_ranks: int) -> tup
     if data is not None:
         amount = DataAmount(data.num_volumes, config.samples_per_volume)
         per_epoch = epoch_of(config, amount, num_ranks).num_steps
+        # The basis is what an estimate was made from; it is empty for exact numbers.
         about = "about " if data.basis else ""
     if config.epochs is not None:
         return (
             f"{about}{config.epochs * per_epoch}, from Epochs" if per_epoch else "follows from Epochs"
         ), ""
-    return "", (f"{about}{config.steps / per_epoch:.3g}, from Steps" if per_epoch else "")
+    return "", (f"{about}{number_in_words(config.steps / per_epoch)}, from Steps" if per_epoch else "")
 
 
 class MemoryNote:

@@ -28,7 +28,7 @@ from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.form import SettingsForm, read, read_drafts
 from nbgpu.ui.controls.hosts import stand_ins
 from nbgpu.ui.controls.layout import WRAPPED, grid, grouped, said
-from nbgpu.ui.controls.notes import MemoryNote, global_batch, length
+from nbgpu.ui.controls.notes import MemoryNote, global_batch, length_notes
 from nbgpu.ui.controls.workload import WorkloadChoice
 
 if TYPE_CHECKING:
@@ -222,11 +222,16 @@ class SettingsArea:
             self.judge()
 
     def _take_last(self) -> None:
-        """Take the settings of the newest run of this recipe, such as that of a kernel that has ended."""
+        """Show the settings of the newest run of this recipe in the fields, such as one of a kernel that has
+        ended. The new run starts from scratch, also if that run was resumed."""
         with self._lock:
-            if (last := self._last_settings()) is not None:
-                self.form.take(last[1].counting(resume="").beyond_defaults)
-                self._on_other_settings()
+            last = self._last_settings()
+            if last is None:
+                return
+            _, config = last
+            # The form's defaults are not the recipe's where a preset is chosen, or where the ranks have GPUs.
+            self.form.take(self.form.beyond_defaults(config))
+            self._on_other_settings()
 
     def _last_settings(self) -> tuple[Path, TrainConfig] | None:
         runs_dir = Path(str(default_of(self.form.model, "runs_dir")))
@@ -273,6 +278,8 @@ class SettingsArea:
                 batch.note = global_batch(config, len(chosen)) if config is not None and is_known else ""
             if config is not None:
                 self._say_length(config, None, len(chosen))
+            else:
+                self._show_length_notes("", "")
             if self._memory is not None:
                 # Nothing is known of other hosts' memory.
                 if not is_local:
@@ -296,9 +303,12 @@ class SettingsArea:
 
     def _say_length(self, config: TrainConfig, data: DecodedData | None, num_ranks: int) -> None:
         """Write below the fields of steps and epochs what follows for each from the other one."""
-        for name, words in zip(("steps", "epochs"), length(config, data, num_ranks), strict=True):
+        self._show_length_notes(*length_notes(config, data, num_ranks))
+
+    def _show_length_notes(self, of_steps: str, of_epochs: str) -> None:
+        for name, note in {"steps": of_steps, "epochs": of_epochs}.items():
             if name in self.fields:
-                self.fields[name].note = words
+                self.fields[name].note = note
 
     def _say_wrong(self) -> None:
         wrong = "\n".join([*self._wrong_devices, *self.form.unplaced])

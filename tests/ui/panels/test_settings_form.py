@@ -14,6 +14,7 @@ import pytest
 from kernel import Kernel, kernel
 
 from nbgpu.config import ClusterConfig, own_file, train_config
+from nbgpu.config.settings import as_text
 from nbgpu.machine.devices import cpu
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import folder as runs
@@ -431,3 +432,16 @@ def test_a_new_form_offers_the_settings_of_the_last_run(area: SettingsArea, tmp_
     assert set(area.form.changed) == {"lr", "batch_size", "amp"}
     # What a person has typed is not overwritten by a press meant for an empty form.
     assert area._last.layout.display == "none"
+
+
+def test_the_settings_of_the_last_run_are_shown_whatever_defaults_the_form_has(area: SettingsArea) -> None:
+    """The form takes other defaults from a preset, and amp='auto' where the ranks have GPUs."""
+    last = train_config("autoencoder", lr=5e-4, batch_size=3)
+    runs.create(SettledConfig(last), ClusterConfig(gpus="none"))
+    area._workload.preset.value = "3d_ldm"
+    area.judge()
+    area.form.suit(True)
+    assert (area.fields["amp"].value, area.fields["epochs"].value) == ("auto", "1000")
+    area._take_last()
+    for name in ("lr", "batch_size", "amp", "epochs", "patch_size", "steps"):
+        assert area.fields[name].value == as_text(getattr(last, name)), name

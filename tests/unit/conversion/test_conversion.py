@@ -277,13 +277,16 @@ def test_the_scripts_own_weights_are_gone_on_from(ldm: Path) -> None:
 def test_crops_that_are_no_cubes_leave_the_volumes_size(
     ldm: Path, crop: str, size: int, fit: str | None
 ) -> None:
-    with_crops = FAST_DDPM.replace("    channels: 1\n", f"    channels: 1\n    crop_size: {crop}\n")
+    with_crops = FAST_DDPM.replace(
+        "    channels: 1\n", f"    channels: 1\n    crop_size: {crop}\n    crops_per_volume: 2\n"
+    ).replace("attn_resolutions: [16, 32]", "attn_resolutions: 32")
     Path("fast_ddpm_3d.yml").write_text(with_crops)
     found = convert([Path("fast_ddpm_3d.yml")], data="BraTS")
     assert (found.values["size"], found.values.get("fit")) == (size, fit)
     # The edges of the network's resolutions follow from the size.
     assert found.values.get("attention_edges", []) == ([32] if size == 128 else [])
     assert any("data.crop_size" in line for line in found.left_out) == (fit is None)
+    assert any("nothing is cropped" in line for line in found.left_out) == (fit is None)
 
 
 def test_fast_ddpms_file_becomes_a_run(ldm: Path) -> None:

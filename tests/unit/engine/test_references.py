@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections import deque, namedtuple
+from collections import OrderedDict, deque, namedtuple
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,6 +62,9 @@ KEEPERS = {
     "a tuple in a list": lambda group: _held([(1, group)], lambda values: values[0][1]),
     "a tuple in a tuple": lambda group: _held([((group,), 1)], lambda values: values[0][0][0]),
     "a named tuple": lambda group: _held([Pair(group, 2)], lambda values: values[0].group),
+    "a key of an ordered dict": lambda group: _held(OrderedDict({group: 1, "b": 2}), lambda d: next(iter(d))),
+    "a frozenset in a list": lambda group: _held([frozenset([group])], lambda values: next(iter(values[0]))),
+    "an argument of a partial": lambda group: _held(partial(print, 1, group), lambda call: call.args[1]),
     "a closure": _closure,
     "a default": _with_default,
 }
@@ -77,3 +81,10 @@ def test_an_object_is_replaced_in(keeper: str) -> None:
         references.replace([(before, now)])
         assert get() is now
         before = now
+
+
+def test_the_order_of_a_dict_stays() -> None:
+    before, now = dist.HashStore(), dist.HashStore()
+    held = _held([kind({1: "a", before: before, 2: "c"}) for kind in (dict, OrderedDict)], list)
+    references.replace([(before, now)])
+    assert [list(each.items()) for each in held()] == [[(1, "a"), (now, now), (2, "c")]] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_a_run_that_begins_in_such_a_folder_says_so(folder: Path, caplog: pytest
         f"every user of this machine ({folder} has mode drwxrwxrwx) may rename what is in runs_dir"
     )
     assert "take a folder that only you can write to" in said
+
+
+def test_a_group_may_whose_members_a_directory_service_does_not_list(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.chmod(0o770)
+    # The group of this user alone, as far as the local files say, in which this user is not either.
+    assert runs.who_may_rename(folder) == ""
+    local = [user for user in pwd.getpwall() if user.pw_uid != os.geteuid()]
+    monkeypatch.setattr(pwd, "getpwall", lambda: local)
+    assert runs.who_may_rename(folder).startswith("the group with gid ")
 
 
 @as_root

@@ -20,6 +20,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.diffusion.baselines import VoxelwiseQuadratic
 from nbgpu.recipes.diffusion.config import DiffusionConfig
 from nbgpu.recipes.diffusion.files import MODALITIES
+from nbgpu.recipes.diffusion.measures import quality
 from nbgpu.recipes.diffusion.recipe import Diffusion, _compare_with_best
 from nbgpu.recipes.diffusion.sampling import sample_share
 from nbgpu.recipes.diffusion.schedules import Sampler
@@ -44,6 +45,15 @@ def _brats(root: Path, patients: int, visits: int = 2) -> None:
                     rng.integers(0, 4, (14, 20, 12)) if kind == "seg" else rng.uniform(100, 900, (14, 20, 12))
                 )
                 nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), root / name / f"{name}-{kind}.nii.gz")
+
+
+def test_a_case_without_a_segmentation_takes_no_measure_from_the_others(tmp_path: Path) -> None:
+    _brats(tmp_path, patients=3, visits=1)
+    next(tmp_path.rglob("*00001-000-seg.nii.gz")).unlink()
+    recipe = Diffusion(_config(data=str(tmp_path), size=8, val_fraction=0.0))
+    data = recipe.decoded(recipe.parts().training, with_masks=True)
+    rows = quality(torch.zeros_like(data["target"]), data["target"], data["brain"], data["label"])
+    assert ["tumour_psnr_db" in row for row in rows] == [True, False, True]
 
 
 class Knows(nn.Module):

@@ -64,3 +64,9 @@ def test_a_table_needs_no_outcomes_and_keeps_the_training_scale(tmp_path: Path) 
     table.write_text("image,time,event\na.nii,3,1\n")
     ((patient,), _) = read_new(table, (), lambda _: None)
     assert (patient.time, patient.event) == (3.0, True)
+    # The names of the training table's outcomes do not make outcomes necessary.
+    table.write_text("ct\na.nii\n")
+    ((patient,), _) = read_new(
+        table, (), lambda _: None, {"image": "ct", "time": "OS_days", "event": "dead", "patient": "PID"}
+    )
+    assert (patient.image.name, patient.time) == ("a.nii", None)
