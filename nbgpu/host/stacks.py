@@ -159,8 +159,9 @@ class Stacks:
 
 
 def _wanted_cpu_s(pid: int) -> float:
-    """Return the CPU time of a process plus its wait for a core, in seconds. On a busy host a process that
-    computes may have next to no CPU time."""
+    """Return the CPU time of a process plus its main thread's wait for a core, in seconds. On a busy host a
+    process that computes may have next to no CPU time. Its other threads do not count: while the GIL is held
+    they wake up 200 times a second to ask for it, and wait for a core each time."""
     times = psutil.Process(pid).cpu_times()
-    use = processes.core_use(pid)
+    use = processes.main_thread_core_use(pid)
     return float(times.user + times.system) + (use.waited_s if use is not None else 0.0)

@@ -296,11 +296,11 @@ def core_use(pid: int) -> CoreUse | None:
     return CoreUse(had_ns / 1e9, waited_ns / 1e9)
 
 
-def main_thread_core_use() -> CoreUse | None:
-    """The CPU time of this process's main thread, and how long it has waited for a core; None where the
-    kernel does not count this."""
+def main_thread_core_use(pid: int | None = None) -> CoreUse | None:
+    """Return the CPU time of the main thread of a process, by default of this one, and how long it has waited
+    for a core; None if the kernel does not count this, or the process has ended."""
     try:
-        had, waited, _ = Path("/proc/self/schedstat").read_text().split()
+        had, waited, _ = Path(f"/proc/{pid or 'self'}/schedstat").read_text().split()
     except (OSError, ValueError):
         return None
     return CoreUse(int(had) / 1e9, int(waited) / 1e9)
