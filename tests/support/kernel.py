@@ -160,7 +160,8 @@ def kernel(
     variables = {**os.environ, **(environment or {})}
     manager.start_kernel(env={name: value for name, value in variables.items() if value is not None})
     client = manager.client()
-    client.start_channels()
+    # Without the heartbeat, which connects anew after each second in which a busy machine did not answer it.
+    client.start_channels(hb=False)
     try:
         client.wait_for_ready(timeout=240)
         yield Kernel(manager, client)
