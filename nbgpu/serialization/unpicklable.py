@@ -177,7 +177,14 @@ def _kind(value: Any) -> str:
 
 
 def _reason(path: str, value: Any, error: Exception, instead: str) -> str:
-    """Return why a value cannot travel: the reason known for its class, or that of the error."""
+    """Return why a value cannot travel: the reason known for its class, or that of the error.
+
+    Args:
+        path: the Python expression of the value.
+        value: the value.
+        error: why it was refused.
+        instead: the verb before what can be taken in its place, such as 'Send'.
+    """
     if isinstance(error, Explained):
         return str(error)
     for base in type(value).__mro__:

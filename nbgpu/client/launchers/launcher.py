@@ -104,8 +104,9 @@ class Launcher(ABC):
         return ""
 
     def start_again(self, join_file: Path) -> str:
-        """Start those hosts again whose programs have ended, as far as that is possible now; return what
-        keeps others from it, in words. Called on a thread of its own, again and again while a host is lost.
+        """Start the hosts again whose programs have ended, if that is possible now; return in words what
+        prevents it for the rest, '' if nothing does. Called on a thread of its own, again and again while a
+        host is lost.
 
         Args:
             join_file: the file with which they dial in.

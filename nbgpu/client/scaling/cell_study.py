@@ -105,7 +105,7 @@ class CellStudy:
 
     def _once(self, cluster: Cluster, code: str, repeat: int, point: int) -> Measured:
         """Run the cell on the cluster's present ranks and time its `step()`. Return the time of each measured
-        step, in seconds, on the rank that was slowest in it."""
+        step, in seconds, on the rank that was slowest in it; note the samples of a step in `_samples`."""
         config = self.plan.config
         # The cell runs before each repeat, because ranks that came since the last one are empty.
         cluster.execute(code)
@@ -113,6 +113,7 @@ class CellStudy:
         of_ranks = [found[rank] for rank in sorted(found)]
         samples = [each["samples"] for each in of_ranks]
         num_ranks = len(of_ranks)
+        # None where step() returns no number of samples.
         if None not in samples:
             self._samples[num_ranks] = sum(samples)
         else:

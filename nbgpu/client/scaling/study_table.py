@@ -174,8 +174,8 @@ def remarks(plan: StudyPlan, found: PointSummary | Gap) -> str:
 
 
 def verdict(plan: StudyPlan, summary: Sequence[PointSummary | Gap], value: Any) -> str:
-    """Return which point is the fastest, or with a value how fast its point is compared with the first
-    one."""
+    """Return which point is the fastest; or, if `value` is given, how fast the point with this value of the
+    varied setting is, compared with the measured point that has the fewest ranks."""
     if value is None:
         return verdicts.fastest(summary, plan.vary)
     return verdicts.point_verdict(summary, value, plan.vary == RANKS)

@@ -101,9 +101,10 @@ def _chosen(explanation: Explanation, number: int) -> Advice:
     return advice
 
 
-def _promised(explanation: Explanation, advice: Advice, name: str) -> float:
+def _promised(explanation: Explanation, advice: Advice, changed_setting: str) -> float:
     """Return the predicted ratio of samples per second with the advice to those without it. The trial's runs
     leave out the validations and checkpoints that the advice is not about, so their time is subtracted from
-    both steps."""
-    between_s = sum(explanation.spent_s[what] for each, what in _BETWEEN.items() if each != name)
+    both step times."""
+    # `advice.step_s` is for as many samples as a step has now.
+    between_s = sum(explanation.spent_s[what] for each, what in _BETWEEN.items() if each != changed_setting)
     return (explanation.step_s - between_s) / (advice.step_s - between_s)

@@ -117,8 +117,8 @@ class Sweep:
         return min(compared, key=self._order, default=None)
 
     def describe(self) -> str:
-        """One line about the progress: '3 of 8 trials finished, 1 failed, 2 train; best val_loss 0.0123
-        (lr=0.001)'."""
+        """Return one line about the progress: 'running: 3 of 8 trials finished, 1 failed, 2 wait, 2 at work;
+        best val_loss 0.0123 (lr=0.001)'."""
         states = [trial.state for trial in self.trials]
         parts = [f"{states.count('finished')} of {len(states)} trials finished"]
         parts += [f"{n} failed" for n in [states.count("failed")] if n]

@@ -93,15 +93,14 @@ class _Search:
         """An error in a try other than a lack of memory."""
 
     def run(self) -> int:
-        """Return the largest batch size that fitted, 0 for none."""
-        fits, too_large = 0, MAX_BATCH_SIZE + 1
-        size = 1
-        while size < too_large and self._fits_everywhere(size):
+        """Return the largest batch size that fitted, to within 1/16; 0 for none."""
+        fits, size = 0, 1
+        while self._fits_everywhere(size):
+            if size == MAX_BATCH_SIZE:
+                return size
             fits, size = size, min(2 * size, MAX_BATCH_SIZE)
-            if fits == MAX_BATCH_SIZE:
-                return fits
         too_large = size
-        # A few percent are not worth a dozen tries.
+        # A gain below 1/16 is not worth more tries.
         while too_large - fits > max(1, fits // 16):
             middle = (fits + too_large) // 2
             if self._fits_everywhere(middle):

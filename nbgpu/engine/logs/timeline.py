@@ -78,10 +78,11 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     Raises:
         ValueError: there is no step in it.
     """
-    whole = [event for event in events if event.get("ph") == "X"]
+    # Those with a begin and a duration.
+    complete = [event for event in events if event.get("ph") == "X"]
     ranges: dict[str, Intervals] = {}
     thread = None
-    for event in whole:
+    for event in complete:
         if event.get("cat") == "user_annotation" and event["name"].startswith(PREFIX):
             ranges.setdefault(event["name"].removeprefix(PREFIX), []).append(_interval(event))
             thread = event["tid"]
@@ -90,11 +91,12 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
         raise ValueError("the trace has no step in it")
     steps = union(ranges.pop("step"))
     parts = {name: union(intervals) for name, intervals in ranges.items()}
-    on_gpu = [event for event in whole if event.get("cat") in _KERNELS]
+    on_gpu = [event for event in complete if event.get("cat") in _KERNELS]
+    # The moments of each part, and apart from them those of communication that is hidden.
     if on_gpu:
-        spent, hidden = _on_gpu(on_gpu, whole, parts, steps)
+        spent, hidden = _on_gpu(on_gpu, complete, parts, steps)
     else:
-        spent, hidden = _on_cpu(whole, thread, parts, steps)
+        spent, hidden = _on_cpu(complete, thread, parts, steps)
     # The times of the trace are in microseconds.
     mean_s = {name: total(intersect(moments, steps)) / num_steps / 1e6 for name, moments in spent.items()}
     step_s = total(steps) / num_steps / 1e6
