@@ -224,7 +224,7 @@ def test_features_are_standardised_with_the_training_patients_alone(cohort: Path
     loaders = recipe.build_loaders(0, 1)
     assert next(iter(loaders.train))["image"].shape == (4, 1, 16, 16, 8)
     loaders.close()
-    assert recipe.amount() == (18, 1)
+    assert recipe.amount() == (18, 1, 6)
 
 
 def test_split_patients_have_all_their_volumes_on_one_side(cohort: Path) -> None:
