@@ -7,6 +7,7 @@ command line was not understood; 130 interrupted; 141 whoever read the output st
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,6 +18,8 @@ from nbgpu.version import VERSION
 
 if TYPE_CHECKING:
     from nbgpu.errors import RankError
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 FAILED, BAD_USAGE, INTERRUPTED, OUTPUT_CLOSED = 1, 2, 130, 141
 
@@ -94,8 +97,7 @@ def _ended(message: str, code: int) -> SystemExit:
 
 
 def _with_tracebacks(error: RankError) -> str:
-    """The text of an error as in a notebook, with the ranks' own tracebacks; in colour on a terminal."""
-    from rich.text import Text
-
+    """Return the text of an error as in a notebook, with the ranks' own tracebacks; in colour on a
+    terminal."""
     trace = "\n".join(error._render_traceback_())
-    return trace if sys.stderr.isatty() else Text.from_ansi(trace).plain
+    return trace if sys.stderr.isatty() else _COLOUR.sub("", trace)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from nbgpu.host import free_gpus
+from nbgpu.config import site
+from nbgpu.errors import NoFreeGpuError
+from nbgpu.host.free_gpus import GpuChooser
+from nbgpu.machine import devices
 from nbgpu.machine.cgroups import usable_cores
 from nbgpu.text.ranks import count_of_ranks
 
@@ -29,7 +33,7 @@ def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
     if config.at_least is None:
         return config, ""
     wanted = config.at_least
-    num_gpus = sum(device.kind == "cuda" for device in free_gpus.assumed(config.gpus, None))
+    num_gpus = _num_gpus(config)
     asked = f"at_least={wanted}"
     if num_gpus >= wanted:
         return config.changed(at_least=None), ""
@@ -39,8 +43,14 @@ def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
             "gloo and take turns, so that times say nothing about several GPUs. gpus='none' takes CPU ranks, to measure"
         )
         return config.changed(at_least=None, ranks=wanted), note
+    is_taken = not num_gpus and config.gpus == "auto" and bool(devices.inventory())
     num_cores = usable_cores()
     notes = []
+    if is_taken:
+        notes.append(
+            f"{asked}, and no GPU is free: {count_of_ranks(wanted)} on the CPU. Times are those of CPU ranks, and can be "
+            "compared with each other"
+        )
     if num_gpus:
         one = num_gpus == 1
         notes.append(
@@ -53,10 +63,24 @@ def placed(config: ClusterConfig) -> tuple[ClusterConfig, str]:
             f"{count_of_ranks(wanted)} share {num_cores} CPU core{'s' if num_cores > 1 else ''} and take turns, so that "
             "times say nothing about several devices"
         )
-    if not num_gpus:
+    if not num_gpus and not is_taken:
         return config.changed(at_least=None, ranks=wanted), ". ".join(notes)
-    # Settings about GPUs alone count no more.
+    # Unlike `changed`, `counting` leaves out the settings that have no effect without GPUs, which would be
+    # refused.
     return config.counting(at_least=None, gpus="none", ranks=wanted), ". ".join(notes)
+
+
+def _num_gpus(config: ClusterConfig) -> int:
+    """Return the number of GPUs that a start with a rank on each would take; 0 also if none is free."""
+    if not config.takes_free_gpus:
+        chosen = devices.choose(config.named_gpus, None)
+    else:
+        try:
+            with closing(GpuChooser()) as chooser:
+                chosen = chooser.choose(config.gpus, None, most=site.most_gpus())
+        except NoFreeGpuError:
+            return 0
+    return sum(device.kind == "cuda" for device in chosen)
 
 
 def _count_of_gpus(number: int) -> str:

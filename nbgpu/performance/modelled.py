@@ -471,6 +471,8 @@ def _lines(
         ):
             if len(some) > 1:
                 yield _Line(name, some, [law.speedup(n).value for n in some], dash, _LAW)
+    if not measured:
+        return
     xs = sorted(measured)
     estimates = [measured[n] for n in xs]
     below = [estimate.value - estimate.between[0] for estimate in estimates]

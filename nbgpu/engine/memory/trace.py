@@ -130,7 +130,10 @@ def _with_missed_frees(
         allocated_us = allocated.pop(address, None)
         if num_bytes > 0:
             if allocated_us is not None:
-                yield from _at_end_of_exchange(allocated_us, address, gathering)
+                # Not where the address is in use again before the end of the communication: the log frees
+                # what it held there, and a free at that end would be one of the new allocation.
+                missed = _at_end_of_exchange(allocated_us, address, gathering)
+                yield from (free for free in missed if free[0] < at_us)
             allocated[address] = at_us
     for address, allocated_us in allocated.items():
         yield from _at_end_of_exchange(allocated_us, address, gathering)

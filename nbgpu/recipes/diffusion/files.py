@@ -49,6 +49,8 @@ _NAMES = {
     for kind, endings in _ENDINGS.items()
 }
 _BEFORE_2023 = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
+_SINCE_2023 = re.compile(r".+[-_](?:t1n|t1c|t2w|t2f)\.nii(?:\.gz)?", re.IGNORECASE)
+"""The names of a modality's file in data sets since 2023."""
 _VISIT = re.compile(r"(?P<patient>BraTS-.+)-\d{3}")
 _TOGETHER = re.compile(r"(?P<case>[^.].*)\.nii(\.gz)?")
 _CHANNELS = {"t2f": 0, "t1n": 1, "t1c": 2, "t2w": 3}
@@ -325,18 +327,21 @@ def label(case: Case) -> Tensor | None:
         values = load_volume(path)
     except READ_ERRORS as error:
         raise DataError(_damaged(path, error)) from None
-    there = set(values.unique().tolist())
-    allowed = {0, 1, 2, 3} if case.is_in_one_file or 3 in there else {0, 1, 2, 4}
-    if wrong := sorted(there - allowed):
+    found = set(values.unique().tolist())
+    is_new = any(_SINCE_2023.fullmatch(file.name) for file in case.files.values())
+    allowed = {0, 1, 2, 3} if case.is_in_one_file or is_new or 3 in found else {0, 1, 2, 4}
+    if wrong := sorted(found - allowed):
         listed = ", ".join(f"{value:g}" for value in wrong)
         raise DataError(
-            f"{path}: has the label(s) {listed}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances"
+            f"{path}: has the label(s) {listed}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances. "
+            "In data after treatment (BraTS 2024) 4 is the cavity: make it 0"
         )
+    # Files since 2023 have no 4, so that nothing is renamed there.
     renamed: Mapping[int, int] = _FROM_DECATHLON if case.is_in_one_file else _FROM_OLD
-    new_names = torch.arange(5)
+    label_of = torch.arange(5)
     for old, new in renamed.items():
-        new_names[old] = new
-    return new_names[values.long()]
+        label_of[old] = new
+    return label_of[values.long()]
 
 
 def _damaged(path: Path, error: BaseException) -> str:

@@ -241,9 +241,18 @@ def contours_over(masks: Tensor, true: Tensor, found: Tensor, threshold: float, 
 
 
 def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: float, margin: int = 0) -> str:
-    """Draw the prints of images (N, H, W) over the designs, with the error at each edge of the designs and
-    the widths along the middle row; return a PNG as a data URI. `margin` pixels on every side are left
-    out."""
+    """Draw what images print over the designs, side by side, and return a PNG as a data URI.
+
+    A dot at each edge of a design has the colour of its placement error, on a scale for the errors that are
+    shown. Widths are measured along the middle row.
+
+    Args:
+        designs: the intended layouts (N, H, W), from 0 to 1.
+        images: the images (N, H, W), which print where they are above `threshold`.
+        threshold: the level above which an image prints.
+        pixel_nm: the width of a pixel.
+        margin: the pixels on every side that are not shown.
+    """
     height, width = (length * pixel_nm for length in designs.shape[1:])
     beside = margin * pixel_nm
     middle = Cut((beside, height / 2), (width - beside, height / 2))
@@ -251,10 +260,15 @@ def errors_over(designs: Tensor, images: Tensor, threshold: float, pixel_nm: flo
         overlay(design, image, threshold, pixel_nm, cuts=[middle])
         for design, image in zip(designs, images, strict=True)
     ]
-    largest = largest_shown_nm([one.errors_nm for one in shown])
+    ends_nm = np.array([width, height]) - beside
+    visible = [
+        ((one.sites.points_nm >= beside) & (one.sites.points_nm < ends_nm)).all(axis=1) for one in shown
+    ]
+    largest = largest_shown_nm([one.errors_nm[inside] for one, inside in zip(shown, visible, strict=True)])
 
     def draw(axes: Axes, index: int) -> None:
         shown[index].draw(axes, largest, dot=3.0)
+        # The tile has the image's proportions already, and "equal" would shrink the image.
         axes.set_aspect("auto")
 
     colours = Colours("error, nm", -largest, largest, ERROR_COLOURS)

@@ -316,12 +316,18 @@ class SettingsArea:
         self._wrong.layout.display = "" if wrong else "none"
 
     def _present_cluster(self) -> tuple[ClusterConfig | None, Sequence[Device]]:
-        """(the settings of the cluster of a run, or None where they are not valid; the devices of its
-        ranks)."""
+        """Check what is typed about the cluster, mark each wrong field, and collect in `_wrong_devices` the
+        problems that belong to no field.
+
+        Returns:
+            The settings of the run's cluster, or None where they are not valid.
+            The devices of its ranks; CPU ranks stand for them where the settings do not say which.
+        """
         existing = self._existing_cluster()
         self._wrong_devices = []
         if existing is not None:
             return existing.config, existing.devices
+        # Those that have an effect with the chosen launcher.
         fields = self.devices.counting
         typed, bad = read_drafts(fields)
         config: ClusterConfig | None = None
@@ -335,8 +341,9 @@ class SettingsArea:
                     partial(devices.least_rank_memory_bytes, config, chosen),
                 )
             else:
-                launcher_of(config)  # refuses what it cannot do
+                # Before the settings may be refused: without devices the form would judge the run for CPUs.
                 chosen = stand_ins(config)
+                launcher_of(config)  # refuses what it cannot do
         except ConfigError as error:
             for line in str(error).splitlines():
                 named = next(

@@ -55,6 +55,27 @@ def test_there_are_enough_ranks_and_what_their_times_mean_is_said(
     assert said in note if said else note == ""
 
 
+@pytest.mark.parametrize(
+    ("asked", "placement", "said"),
+    [
+        ({}, ("none", 2), "at_least=2, and no GPU is free: 2 ranks on the CPU"),
+        ({"share_gpus": True}, ("auto", None), ""),
+    ],
+)
+def test_gpus_that_others_have_count_as_the_start_counts_them(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], placement: tuple[str, int | None], said: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    gpus = pretend_gpus.several(8)
+    for gpu in gpus:
+        gpu.used = 30 * pretend_gpus.GIB
+    pretend_gpus.install(gpus, patch=monkeypatch)
+    config, note = placed(ClusterConfig.checked(at_least=2, **asked))
+    assert (config.gpus, config.ranks, config.at_least) == (*placement, None)
+    assert said in note if said else note == ""
+
+
 @pytest.mark.parametrize("gpus", [1], indirect=True)
 @pytest.mark.usefixtures("gpus")
 def test_a_cluster_has_ranks_as_if_they_had_been_asked_for() -> None:

@@ -97,6 +97,16 @@ def test_each_way_of_naming_gives_the_same_modalities(tmp_path: Path) -> None:
             torch.testing.assert_close(other[kind], found[0][kind], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("labels", [(1, 2, 4), (1, 2, 3, 4)])
+def test_a_cavity_after_treatment_is_not_taken_for_what_enhances(
+    tmp_path: Path, labels: tuple[int, ...]
+) -> None:
+    _case(tmp_path, "BraTS-GLI-02062-101", labels)
+    ((case,), _) = find_cases(tmp_path)
+    with pytest.raises(DataError, match=r"has the label\(s\) 4\. .*4 is the cavity: make it 0"):
+        label(case)
+
+
 def test_brightness_goes_by_the_percentiles_of_what_is_not_0() -> None:
     volume = torch.cat([torch.zeros(500), torch.arange(1.0, 1002.0)])
     got = scaled(volume, *limits_of(volume, "a"))
