@@ -88,7 +88,8 @@ class MetricsTable:
                 if record.text in FINAL_STATES:
                     self._reached[record.rank] = math.inf
                 elif record.text in STATES_OF_NO_STEP:
-                    # The rank has not ended, and its next state says at which step it goes on.
+                    # The rank may go back to an earlier step, and says in its next state to which one. Until
+                    # then no further step is complete.
                     self._reached[record.rank] = min(self._reached[record.rank], self._closed_step)
                 else:
                     self._note_progress(record.rank, record.step)

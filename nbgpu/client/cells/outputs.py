@@ -413,11 +413,13 @@ def _as_json(content: Message, display_id: str | None) -> str:
 
 
 def _as_lines(blocks: Iterable[Block]) -> list[Block]:
+    """Split the texts of stdout and stderr into lines, because views and limits count lines. Displays stay
+    whole."""
     return [
-        Block(b.ranks, b.kind, [line for text in b.texts for line in text.splitlines()])
-        if b.kind in _STREAMS
-        else b
-        for b in blocks
+        Block(block.ranks, block.kind, [line for text in block.texts for line in text.splitlines()])
+        if block.kind in _STREAMS
+        else block
+        for block in blocks
     ]
 
 

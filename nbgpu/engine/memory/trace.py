@@ -79,22 +79,22 @@ def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type
     changes: list[tuple[float, Callable[[], None]]] = []
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     gathering = [(e["ts"], e["ts"] + e["dur"]) for e in spans if str(e["name"]).startswith(_GATHERING)]
-    times: list[float] = []
-    """The time of each change in the log."""
+    times_us: list[float] = []
+    """The time of each change in the log, by which allocations are compared with the spans of kernels."""
     log = trace.log
 
-    def apply_event(time: float, key: int, num_bytes: int) -> None:
+    def apply_event(at_us: float, address: int, num_bytes: int) -> None:
         """Log an allocation (positive bytes) or a free, and the time of each change."""
         if num_bytes > 0:
-            is_gathered = any(begin <= time <= end for begin, end in gathering)
-            if log.holds(key):
+            is_gathered = any(begin <= at_us <= end for begin, end in gathering)
+            if log.holds(address):
                 # The log first frees an allocation whose end was missed, which is a change of its own.
-                times.append(time)
-            log.allocate(key, num_bytes, GATHERED if is_gathered else ACTIVATIONS)
-            times.append(time)
-        elif log.holds(key):
-            log.free(key)
-            times.append(time)
+                times_us.append(at_us)
+            log.allocate(address, num_bytes, GATHERED if is_gathered else ACTIVATIONS)
+            times_us.append(at_us)
+        elif log.holds(address):
+            log.free(address)
+            times_us.append(at_us)
 
     def label(category: str, keys: tuple[int, ...] | None) -> None:
         if keys is None:
@@ -104,14 +104,15 @@ def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type
 
     for event in events:
         name = str(event["name"])
+        # A range with the number of a mark, which `MemoryTrace.note` has put among the events.
         if name.startswith(_MARK) and event.get("cat") == "user_annotation":
             changes.append((event["ts"], partial(label, *trace.marks[int(name.removeprefix(_MARK))])))
     memory_events = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == device_type]
-    for at_us, key, num_bytes in _with_missed_frees(memory_events, gathering):
-        changes.append((at_us, partial(apply_event, at_us, key, num_bytes)))
+    for at_us, address, num_bytes in _with_missed_frees(memory_events, gathering):
+        changes.append((at_us, partial(apply_event, at_us, address, num_bytes)))
     for _, apply in sorted(changes, key=lambda timed: timed[0]):
         apply()
-    for allocation in _scratch_at_peak(log, times, spans):
+    for allocation in _scratch_at_peak(log, times_us, spans):
         allocation.category = SCRATCH
 
 

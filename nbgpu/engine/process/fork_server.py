@@ -251,11 +251,13 @@ def _owner(pid: int, folder: Path) -> int | None:
     return owner if os.getppid() == pid else None
 
 
-def _num_engines(requests: socket.socket, owner: int) -> int | None:
-    """Wait for the owner's request and return the number of engines; None if the owner ends before that."""
-    while requests.fileno() in select.select([requests.fileno(), owner], [], [])[0]:
+def _num_engines(requests: socket.socket, owner_fd: int) -> int | None:
+    """Wait for the owner's first request and return the number of engines in it; None if the owner, whose
+    descriptor can be read once it has ended, ends before that."""
+    while requests.fileno() in select.select([requests.fileno(), owner_fd], [], [])[0]:
         with requests.accept()[0] as request:
             asked = _read(request)
+        # None from a client that went away too early; it may connect again.
         if asked is not None:
             num_engines: int = asked["begin"]
             return num_engines

@@ -249,8 +249,8 @@ class Modality:
 
 
 def images(case: Case) -> dict[str, Tensor]:
-    """Return each modality of the case as (1, D, H, W) from -1 to 1, with axes to the right, front and top;
-    the background is -1.
+    """Return each modality of the case as (1, D, H, W), with values from -1 to 1; the background is -1. D, H
+    and W go to the patient's right, front and top (RAS+).
 
     Raises:
         DataError: a line for each file that is damaged, has NaN, or has no contrast.

@@ -213,9 +213,10 @@ class Own:
 
     def optimizer(self, groups: list[dict[str, Any]]) -> Optimizer | None:
         """Return the recipe's own optimizer, if it has one."""
+        # METHODS has the names of the methods that the person's class itself defines.
         if "optimizer" not in self.config.METHODS:
             return None
-        # The list may be changed by an optimizer, and is compared with the optimizer's groups.
+        # An optimizer may change the dicts that it gets; the check compares its groups with unchanged ones.
         given = [dict(group) for group in groups]
         return checks.optimizer(self._own.optimizer(given), groups, self._own.optimizer)
 

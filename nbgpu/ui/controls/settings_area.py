@@ -4,7 +4,7 @@ others in tabs, and what can be done with all of them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -329,11 +329,11 @@ class SettingsArea:
             return existing.config, existing.devices
         # Those that have an effect with the chosen launcher.
         fields = self.devices.counting
-        typed, bad = read_drafts(fields)
+        values, problems = read_drafts(fields)
         config: ClusterConfig | None = None
         chosen: Sequence[Device] | None = None
         try:
-            config = ClusterConfig.checked(**self.devices.values(typed))
+            config = ClusterConfig.checked(**self.devices.values(values))
             if config.is_local:
                 chosen = self._chosen(config)
                 together(
@@ -345,19 +345,13 @@ class SettingsArea:
                 chosen = stand_ins(config)
                 launcher_of(config)  # refuses what it cannot do
         except ConfigError as error:
-            for line in str(error).splitlines():
-                named = next(
-                    (name for name in fields if line.startswith((f"{name}=", f"{name} =", f"{name}:"))), None
-                )
-                if named is not None:
-                    bad.setdefault(named, line)
-                else:
-                    self._wrong_devices.append(line)
+            by_field, self._wrong_devices = _sort_problems(error, fields)
+            problems = {**by_field, **problems}
         for name, field in self.devices.fields.items():
-            field.problem = bad.get(name, "")
+            field.problem = problems.get(name, "")
         if chosen is None:
-            chosen = devices.choose("none", typed.get("ranks"))
-        if bad or self._wrong_devices or config is None:
+            chosen = devices.choose("none", values.get("ranks"))
+        if problems or self._wrong_devices or config is None:
             return None, chosen
         return with_numbers(config, chosen), chosen
 
@@ -376,3 +370,18 @@ def _limit_bytes(cluster: ClusterConfig | None, chosen: Sequence[Device]) -> int
     if cluster is None or not cluster.memory_limit or any(device.kind == "cuda" for device in chosen):
         return None
     return sum(devices.rank_memory_bytes(cluster, device, chosen) for device in chosen)
+
+
+def _sort_problems(error: ConfigError, fields: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the lines of an error by the field that each begins with, the first of each field, and the lines
+    that belong to no field."""
+    by_field: dict[str, str] = {}
+    others = []
+    for line in str(error).splitlines():
+        beginnings = {name: (f"{name}=", f"{name} =", f"{name}:") for name in fields}
+        field_name = next((name for name in beginnings if line.startswith(beginnings[name])), None)
+        if field_name is None:
+            others.append(line)
+        else:
+            by_field.setdefault(field_name, line)
+    return by_field, others

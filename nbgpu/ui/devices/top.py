@@ -53,7 +53,7 @@ def watch(console: Console) -> None:
     state = _State()
     reader = DeviceReader(state.show, state.complain)
     with _ending_on_sigterm():
-        while _shown(console, state, reader) == "suspend":
+        while _show_until_key(console, state, reader) == "suspend":
             # Stopped as by Ctrl-Z, with the terminal as it was; `fg` goes on here.
             os.kill(os.getpid(), signal.SIGSTOP)
     reader.rest()
@@ -89,8 +89,9 @@ class _State:
         return terminal.Screen(head, self.devices)
 
 
-def _shown(console: Console, state: _State, reader: DeviceReader) -> Literal["quit", "suspend"]:
-    """Show the devices until a key ends that."""
+def _show_until_key(console: Console, state: _State, reader: DeviceReader) -> Literal["quit", "suspend"]:
+    """Show the devices until the person ends that. Return 'quit' after q, or when the terminal is gone, and
+    'suspend' after Ctrl-Z."""
     suspended: list[int] = []
     # Ctrl-Z is only noted here: the terminal has to be restored before the process stops.
     before = signal.signal(signal.SIGTSTP, lambda number, _: suspended.append(number))
@@ -104,6 +105,7 @@ def _shown(console: Console, state: _State, reader: DeviceReader) -> Literal["qu
                 if drawn != (state.num_changes, console.size):
                     drawn = state.num_changes, console.size
                     live.update(state.screen(), refresh=True)
+                # None once the terminal is gone.
                 if (key := pressed(_POLL_S)) is None or "q" in key.lower():
                     return "quit"
                 if suspended:
