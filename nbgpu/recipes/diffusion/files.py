@@ -327,10 +327,10 @@ def label(case: Case) -> Tensor | None:
         values = load_volume(path)
     except READ_ERRORS as error:
         raise DataError(_damaged(path, error)) from None
-    found = set(values.unique().tolist())
+    present = set(values.unique().tolist())
     is_new = any(_SINCE_2023.fullmatch(file.name) for file in case.files.values())
-    allowed = {0, 1, 2, 3} if case.is_in_one_file or is_new or 3 in found else {0, 1, 2, 4}
-    if wrong := sorted(found - allowed):
+    allowed = {0, 1, 2, 3} if case.is_in_one_file or is_new or 3 in present else {0, 1, 2, 4}
+    if wrong := sorted(present - allowed):
         listed = ", ".join(f"{value:g}" for value in wrong)
         raise DataError(
             f"{path}: has the label(s) {listed}. It takes 1, 2 and either 3 (since 2023) or 4 (before) for what enhances. "
