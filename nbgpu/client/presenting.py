@@ -73,7 +73,7 @@ class CellPresenter(Protocol):
         ...
 
     def bundle_of_cell_study(self, study: Any) -> dict[str, Any]:
-        """Return the charts and the table of a cell's study as an output."""
+        """Return the charts and the table of a cell's study as a MIME bundle."""
         ...
 
     def text_of_devices(self) -> str:

@@ -109,7 +109,7 @@ def figure_of_study(study: Study) -> Any:
 
 
 def bundle_of_cell_study(study: CellStudy) -> dict[str, Any]:
-    """Return the charts and the table of a cell's study as an output."""
+    """Return the charts and the table of a cell's study as a MIME bundle."""
     from nbgpu.ui import followed
     from nbgpu.ui.study import view
 

@@ -322,10 +322,15 @@ class CellOutput:
             self._open_view(live=False)
 
     def _open_view(self, live: bool) -> None:
-        """Show the waiting text."""
+        """Open the view of the cell's text, and show in it the text that waited: a `TextView` in which a rank
+        can be chosen, or else the notebook's streams.
+
+        Args:
+            live: whether the cell is still running and more text may come.
+        """
         blocks, self._waiting, self._waiting_since_s = self._waiting, [], 0.0
-        # A few lines, and text that is the same on all ranks, need no choice of a rank and look best as plain
-        # text.
+        # A few lines, or lines that all come from the same ranks, need no choice of a rank and look best as
+        # plain text.
         is_plain = not live and (
             len({block.ranks for block in blocks}) == 1
             or sum(len(block.texts) for block in blocks) <= _FEW_LINES

@@ -103,8 +103,15 @@ def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | b
 
 
 def _setup(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the setting `setup`. Raise ConfigError if sbatch would take one for its options.
+
+    They stand before the first command, where sbatch reads its options, and those of PBS and LSF too. An
+    entry may have several lines.
+    """
     problems = [
-        f"setup: {line!r} would be read as an option of sbatch" for line in lines if "#SBATCH" in line
+        f"setup: {line!r} would be read as an option of sbatch"
+        for line in lines
+        if any(word in line for word in ("#SBATCH", "#PBS", "#BSUB"))
     ]
     if problems:
         raise ConfigError("\n".join(problems))

@@ -233,12 +233,14 @@ class Study:
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:
-        """Return a sentence on the speed-up and the efficiency of a point; none if the study does not vary
-        the number of ranks, or the point is the one that the others are compared with."""
+        """Return one sentence on the speed-up and the efficiency of a point. The list is empty if the study
+        does not vary the number of ranks, if the point was not measured (a `Gap`), or if it has as many ranks
+        as the first point, with which the others are compared."""
         summary = self.summary()[point.number]
         if self.plan.vary != studies.RANKS or not isinstance(summary, PointSummary) or summary.ideal == 1:
             return []
         low, high = summary.relative_between
+        # `ideal` is the number of ranks divided by that of the first point.
         return [
             f"{point.ranks} ranks train {summary.relative:.2f} times as many samples per second as "
             f"{point.ranks / summary.ideal:.0f} ({low:.2f} to {high:.2f}), an efficiency of {summary.efficiency:.0%}."

@@ -36,28 +36,33 @@ def install(shell: Any) -> None:
     streams: tuple[Any, Any] = sys.stdout, sys.stderr
     _children = _ForkedChildren(shell, dict(zip(("stdout", "stderr"), streams, strict=True)))
     set_parent = shell.set_parent
-    # An ipykernel before version 7 attributes a thread's output to the last request of any kind.
+    # ipykernel 7 can set the parent of the current thread alone. Earlier versions have only set_parent, and
+    # there the output of a cell's threads is attributed to the last request of any kind.
     set_thread_parent = getattr(shell, "set_thread_parent", set_parent)
     last_cell: Any = None
 
     def set_parent_of_streams(parent: Any) -> None:
-        """Attribute the output that follows to a request, as ipykernel's `set_parent` does, but that of calls
-        and of widgets' callbacks to the last cell."""
+        """Set the request to which later output is attributed, as ipykernel's `set_parent` does, with two
+        exceptions: the text of functions that the client calls (`apply_request`) and the output of widgets'
+        callbacks (`comm_*`) are attributed to the last cell."""
         nonlocal last_cell
         kind = parent["header"]["msg_type"]
         if kind == "apply_request":
-            # Nobody waits for the text of a call. It is shown below the last cell, as that of a training run.
+            # Only this thread gets the call as its parent, so that threads of the last cell keep theirs. The
+            # client does not read a call's text: it is shown below the last cell, as that of a training run.
             set_thread_parent(parent)
             if last_cell is not None:
                 for stream in streams:
                     stream.set_parent(last_cell)
             return
+        # Only requests that run a cell carry the cell's options.
         if CellOptions.METADATA in parent["metadata"]:
             last_cell = parent
         elif kind.startswith("comm_") and last_cell is not None:
             parent = last_cell  # the callbacks of widgets belong to the last cell, too
         set_parent(parent)
-        # ipykernel tells only what is sys.stdout at this moment.
+        # ipykernel sets the parent of the current sys.stdout and sys.stderr only. A cell may have replaced
+        # them.
         for stream, current in zip(streams, (sys.stdout, sys.stderr), strict=True):
             if current is not stream:
                 stream.set_parent(parent)

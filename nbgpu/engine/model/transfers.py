@@ -117,8 +117,8 @@ class Transfers:
 
     def _arrived(self, transfer: Transfer, sent: torch.futures.Future[Tensor]) -> Tensor:
         """Record that the average has arrived, and return it."""
-        # On a GPU torch calls this while the collective travels, with a stream as the current one that waits
-        # for the collective: the event is passed when the gradients are there.
+        # On a GPU torch calls this before the collective has ended. The current stream is then one that waits
+        # for it, so that the event which Moment records completes when the gradients have arrived.
         average = sent.value()
         transfer.arrived = Moment(self._device)
         return average

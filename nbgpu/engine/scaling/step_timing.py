@@ -205,8 +205,8 @@ class _TimedBlocks:
         replica: the whole model.
         blocks: parts of it, none inside another.
         device: the rank's device.
-        is_compiled: whether torch.compile has the model, which hooks would break apart. No block is timed
-            then.
+        is_compiled: whether torch.compile has compiled the model. Then no block is timed, because hooks would
+            cause graph breaks.
     """
 
     def __init__(
@@ -215,10 +215,13 @@ class _TimedBlocks:
         self._device = device
         self._num_bytes = [_parameter_bytes(block) for block in blocks]
         self.rest_bytes = _parameter_bytes(replica) - sum(self._num_bytes)
+        """The bytes of the parameters outside of the blocks."""
         self._passes: list[list[tuple[Moment, Moment]]] = [[] for _ in blocks]
+        """For each block the begin and the end of each forward pass of this step."""
         self._begun: list[Moment | None] = [None for _ in blocks]
         self.is_forward = False
-        """Whether this is a forward pass. A block that is recomputed in the backward pass does not count."""
+        """Whether the model is in its forward pass. A block that is recomputed in the backward pass runs its
+        hooks again, which does not count."""
         for index, block in enumerate(() if is_compiled else blocks):
             block.register_forward_pre_hook(lambda *_, index=index: self._begin(index))
             block.register_forward_hook(lambda *_, index=index: self._end(index))

@@ -89,7 +89,7 @@ def costs(gpus: Mapping[str, Any]) -> dict[frozenset[str], int]:
 
 
 def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:
-    """The nearest other GPUs of each GPU in words, such as 'NVLink to GPUs 1, 2 and 3' or 'PCIe switch
+    """Describe the nearest other GPUs of each GPU, such as 'NVLink to GPUs 1, 2 and 3' or 'PCIe switch
     shared with GPU 1'; empty where no other GPU is near or the driver does not say.
 
     Args:
@@ -101,7 +101,7 @@ def neighbours(gpus: Mapping[int, Any]) -> dict[int, str]:
         try:
             way = pair(first, second)
         except pynvml.NVMLError:
-            continue  # this is a hint: a GPU that is in trouble is told of where its numbers are read
+            continue  # a faulty GPU is reported where its numbers are read
         if way.has_nvlink:
             by_nvlink[i].append(j)
             by_nvlink[j].append(i)

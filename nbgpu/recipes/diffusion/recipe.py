@@ -331,8 +331,8 @@ class Diffusion:
     # ---- new data ----
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
-        """Return the cases of a folder, which may lack the modality that is made, and a line for each
-        problem."""
+        """Return the samples for `predict`, and a line for each problem. `data` is 'phantoms', for generated
+        heads that training has not seen, or a folder of cases, which need not have the target modality."""
         if data == "phantoms":
             return prediction.new_heads(self.config.num_phantoms), []
         needed = [name for name in MODALITIES if name != self.config.target]

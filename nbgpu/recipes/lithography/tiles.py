@@ -27,7 +27,9 @@ def tiles(
     empty tiles are left out.
 
     The simulation continues a mask periodically. With a margin, each mask has beside its tile that many
-    pixels of the layout on every side, so that what lies beyond the tile's edges has its part in the image.
+    pixels of the layout on every side, so that shapes beyond the tile's edges contribute to the image. It has
+    the shape (1, size + 2 margin, size + 2 margin). The layout's coordinates are in nm, and row 0 is the
+    lowest.
     Each tile is rasterised by itself, so that memory grows with the tiles that hold something and not with
     the area between them.
 
@@ -58,8 +60,9 @@ def tiles(
         (lows - begin) / edge_nm - reach, (highs - begin) / edge_nm + reach, (columns, rows), None
     )
     assert around is not None
-    # Some twenty regions, so that a fifth of them can be held out; a small layout has smaller ones.
-    edge = max(1, math.isqrt(rows * columns // _NUM_REGIONS))
+    # The edge of a square region: there are about twenty, because whole regions are held out. A layout of
+    # fewer than twenty tiles has regions of one tile.
+    region_tiles = max(1, math.isqrt(rows * columns // _NUM_REGIONS))
     pairs = []
     for row, column in sorted(touched):
         x, y = begin + np.array([column, row]) * edge_nm
@@ -74,7 +77,7 @@ def tiles(
                 mask,
                 layout=path,
                 origin_nm=(float(x), float(y)),
-                region=f"{path} rows from {row // edge * edge}, columns from {column // edge * edge}",
+                region=f"{path} rows from {row // region_tiles * region_tiles}, columns from {column // region_tiles * region_tiles}",
             )
         )
     return pairs

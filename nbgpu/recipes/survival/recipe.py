@@ -221,15 +221,18 @@ class Survival:
 
     def judge(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Return `loss` and `c_index` of all held-out patients together, and the ends of the C-index's
-        bootstrap interval; no `c_index` if no pair of them can be ordered."""
+        bootstrap interval; no `c_index` if no pair of them can be ordered. `values` holds what `validate`
+        returned for all held-out patients."""
         numbers = np.array(values["number"], dtype=np.intp)
-        # The draws of the interval are by place, and the ranks share patients out in any order.
+        # The bootstrap draws patients by their position in the arrays, so that they are sorted: the order in
+        # which the ranks return them may differ from run to run.
         in_order = numbers.argsort()
         scores, times, events = self._of(np.array(values["score"])[in_order], numbers[in_order])
         loss = cox_loss(
             torch.as_tensor(scores), torch.as_tensor(times), torch.as_tensor(events), self.config.ties
         )
         concordance = metrics.c_index(scores, times, events)
+        # NaN scores, of a model that diverged, give NaN too, which is shown and not left out.
         if np.isnan(concordance) and not np.isnan(scores).any():
             return {"loss": float(loss)}
         low, high = metrics.c_index_interval(scores, times, events, self.config.split_seed)

@@ -338,8 +338,14 @@ class SettingsForm:
         return None if problems else config
 
     def _field_of(self, line: str, typed: Sequence[str]) -> str | None:
-        """Return the field beside which a line of an error is shown: of the settings that the line names, the
-        one that the person changed last, or else the first. None if it names no field."""
+        """Return the field next to which a line of an error is shown: of the settings that the line names,
+        one that is being typed, or else the one that was changed last, or else the first. None if it names no
+        field.
+
+        Args:
+            line: a line of the error.
+            typed: the fields whose text is being typed or was changed.
+        """
         named = [name for name in _NAMED.findall(line) if name in self.fields]
         unfinished = [name for name in typed if self.fields[name].draft != self.fields[name].value]
         latest = [*unfinished, *reversed(self._touched)]

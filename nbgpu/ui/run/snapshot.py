@@ -247,6 +247,8 @@ def _versions(folder: Path) -> str:
 
 
 def _events(events: Iterable[Event], info: RunInfo) -> str:
+    """Return the table of a run's events as HTML, with the time since the start of the run."""
+    # The clock of another host may be behind the one that told the start.
     rows = [
         (duration(max(e.time_s - info.started_s, 0.0)), e.step, f"rank {e.rank}", e.kind, e.text)
         for e in events
