@@ -50,7 +50,7 @@ class DataAmount(NamedTuple):
     """The volumes for validation and the test."""
 
 
-def number_in_words(num_epochs: float) -> str:
+def epochs_in_words(num_epochs: float) -> str:
     """Return a number of epochs in words: '0.333', '12.5', '1250'."""
     return f"{num_epochs:.0f}" if num_epochs >= 100 else f"{num_epochs:.3g}"
 

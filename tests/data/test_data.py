@@ -21,6 +21,7 @@ from torch import Tensor
 from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.loader import SampleLoader, grid_patches, shard
+from nbgpu.engine.data.parts import Parts
 from nbgpu.engine.data.sampling import Draw
 from nbgpu.engine.data.volumes import check_headers, header_problem, load_volume, scale_intensity
 from nbgpu.errors import DataError
@@ -68,7 +69,7 @@ def loader(
     **settings: Any,
 ) -> SampleLoader:
     return SampleLoader(
-        [{"name": str(p), "image": p} for p in paths],
+        Parts([{"name": str(p), "image": p} for p in paths], [], []),
         Compose([steps]),
         Draw(patch_size=PATCH, samples_per_volume=patches_per_volume),
         train_config("autoencoder", **{"batch_size": 2, "num_workers": 0, **settings}),

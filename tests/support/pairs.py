@@ -16,6 +16,7 @@ from torch import Tensor
 from nbgpu.config import train_config
 from nbgpu.engine.data.decoding import Item
 from nbgpu.engine.data.loader import SampleLoader
+from nbgpu.engine.data.parts import Parts
 from nbgpu.engine.data.sampling import Draw, augmentation
 from nbgpu.errors import DataError, RunError
 
@@ -59,7 +60,7 @@ def loader(
     config = train_config("autoencoder", **values)
     cube = (EDGE,) * 3
     return SampleLoader(
-        [{"name": str(number), "file": path} for number, path in enumerate(files)],
+        Parts([{"name": str(number), "file": path} for number, path in enumerate(files)], [], []),
         Compose([Read(files[0].parent / "log", gain)]),
         Draw(["image", "target"], augment=augmentation(config, ["image", "target"], cube, ["image"])),
         config,
@@ -153,7 +154,7 @@ def what_a_bad_file_gives(files: Sequence[Path]) -> str:
 
 def what_a_lambda_gives(files: Sequence[Path]) -> str:
     batches = SampleLoader(
-        [{"name": "0", "file": files[0]}],
+        Parts([{"name": "0", "file": files[0]}], [], []),
         Compose([lambda item: {"image": torch.load(item["file"])}]),
         Draw(),
         train_config("autoencoder", dataset="plain", num_workers=1),

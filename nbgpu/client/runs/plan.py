@@ -103,7 +103,7 @@ class Plan:
             length = f"{config.steps} steps" if config.epochs is None else f"{config.epochs} epochs"
             return f"{length}; how many steps an epoch has is not known yet"
         num_steps = config.total_steps(per_epoch)
-        return f"steps: {num_steps}, of which an epoch has {per_epoch}; epochs: {epochs.number_in_words(num_steps / per_epoch)}"
+        return f"steps: {num_steps}, of which an epoch has {per_epoch}; epochs: {epochs.epochs_in_words(num_steps / per_epoch)}"
 
     def _memory(self) -> str:
         if "peak" not in self.memory:

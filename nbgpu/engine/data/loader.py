@@ -40,12 +40,13 @@ from nbgpu.config import TrainConfig
 from nbgpu.engine.data import workers as data_workers
 from nbgpu.engine.data.datasets import Shard
 from nbgpu.engine.data.decoding import Item
+from nbgpu.engine.data.parts import Parts
 from nbgpu.engine.data.sampling import Draw, Sample
 from nbgpu.engine.data.spreading import chosen, dealt, micro_batches_of_rare, num_rare_visits
 from nbgpu.engine.data.workers import Visit, Visits, WorkerProcesses
 from nbgpu.engine.workload.recipe import CPU, Batch, Loaders
 from nbgpu.planning import workers
-from nbgpu.planning.epochs import DataAmount, epoch_of
+from nbgpu.planning.epochs import epoch_of
 
 _NUM_VOLUMES_MIXED = 4
 """The number of volumes whose samples are mixed into batches."""
@@ -108,7 +109,7 @@ class SampleLoader:
     even one that is left midway; `close` ends all threads and processes in any case.
 
     Args:
-        items: the training volumes of all ranks.
+        parts: the volumes of all ranks; those to train on are loaded, and the others counted in `summary`.
         steps: decodes an Item into tensors by name, at least those that `draw` needs. PersistentDataset and
             worker processes get its steps as a pickle, so that the steps should have no fields that they do
             not need.
@@ -116,7 +117,6 @@ class SampleLoader:
         config: the run's settings.
         rank, world_size: the rank, and the number of ranks.
         device: the rank's.
-        num_held_out: the volumes that are not trained on, named in `summary`.
         is_rare: tells which volumes are spread evenly over the ranks and, where no volumes are replaced, over
             the micro-batches of an epoch; None to draw all alike. Such volumes give one sample each.
 
@@ -126,14 +126,13 @@ class SampleLoader:
 
     def __init__(
         self,
-        items: Sequence[Item],
+        parts: Parts,
         steps: Compose,
         draw: Draw,
         config: TrainConfig,
         rank: int = 0,
         world_size: int = 1,
         device: torch.device = CPU,
-        num_held_out: int = 0,
         is_rare: Callable[[Item], bool] | None = None,
     ) -> None:
         self._config = config
@@ -145,7 +144,8 @@ class SampleLoader:
         self._batches: Generator[Any, None, None] | None = None
         self._pool: WorkerProcesses | None = None
 
-        epoch = epoch_of(config, DataAmount(len(items), draw.samples_per_volume, num_held_out), world_size)
+        items = parts.training
+        epoch = epoch_of(config, parts.amount(draw.samples_per_volume), world_size)
         self.steps_per_epoch = epoch.num_steps
         self._num_samples = epoch.num_steps * config.accumulate * config.batch_size
         self._workers = workers.workers_for(config, workers.this_host(world_size))

@@ -53,16 +53,12 @@ class Parts:
         part."""
         return self.test or self.validation
 
-    @property
-    def num_held_out(self) -> int:
-        """Return the number of samples for validation and the test. Parts that are cut from one volume do not
-        count as more volumes."""
-        held_out = {item["name"] for item in (*self.validation, *self.test)}
-        return len(held_out - {item["name"] for item in self.training})
-
     def amount(self, samples_per_volume: int = 1) -> DataAmount:
-        """Return the numbers of samples, of which each gives `samples_per_volume` in an epoch."""
-        return DataAmount(len(self.training), samples_per_volume, self.num_held_out)
+        """Return the numbers of samples, of which each gives `samples_per_volume` in an epoch. Parts that are
+        cut from one volume do not count as more volumes."""
+        trained_on = {item["name"] for item in self.training}
+        held_out = {item["name"] for item in (*self.validation, *self.test)}
+        return DataAmount(len(self.training), samples_per_volume, len(held_out - trained_on))
 
     def in_words(self, config: TrainConfig) -> str:
         """Return a sentence about the earlier use of the result's samples; empty if they are validation

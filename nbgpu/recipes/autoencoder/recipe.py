@@ -103,14 +103,7 @@ class Autoencoder:
         val_batches = [{"image": chunk} for chunk in torch.split(share, config.batch_size) if len(chunk)]
         draw = self._draw(augment=augmentation(config, ["image"], config.patch, intensity_keys=["image"]))
         loaders = SampleLoader(
-            parts.training,
-            self._steps(),
-            draw,
-            config,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            num_held_out=parts.num_held_out,
+            parts, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val_batches)
         said = (f"perceptual distance: features of {network.words}",) if network else ()
         return replace(

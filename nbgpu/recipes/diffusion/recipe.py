@@ -78,14 +78,7 @@ class Diffusion:
         both = ("condition", "target")
         draw = Draw(both, augment=augmentation(config, both, (config.edge,) * 3))
         loaders = SampleLoader(
-            parts.training,
-            self._steps(),
-            draw,
-            config,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            num_held_out=parts.num_held_out,
+            parts, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(batches)
         if config.antithetic and config.samples_per_step(world_size) == 1:
             alone = "antithetic has no effect: a step has one sample, and pairs take two. Raise accumulate"

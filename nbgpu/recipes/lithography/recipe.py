@@ -115,14 +115,7 @@ class Lithography:
         both = ("mask", "aerial")
         draw = Draw(both, augment=augmentation(config, both, (self._field, self._field)))
         loaders = SampleLoader(
-            parts.training,
-            self._steps(),
-            draw,
-            config,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            num_held_out=parts.num_held_out,
+            parts, self._steps(), draw, config, rank=rank, world_size=world_size, device=device
         ).loaders(val)
         return replace(loaders, warnings=(*loaders.warnings, *self._warnings(parts.training)))
 

@@ -90,14 +90,13 @@ class Survival:
         draw = Draw(augment=augmentation(config, ["image"], config.volume_shape, intensity_keys=["image"]))
         spreads = config.spread_events and config.dataset_kind != "smart"
         loader = SampleLoader(
-            self._patients.training,
+            self._patients.parts,
             self._steps(),
             draw,
             config,
             rank=rank,
             world_size=world_size,
             device=device,
-            num_held_out=self._patients.parts.num_held_out,
             is_rare=_has_event if spreads else None,
         )
         loaders = loader.loaders(held_out)

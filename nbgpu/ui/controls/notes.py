@@ -13,7 +13,7 @@ from nbgpu.config import TrainConfig
 from nbgpu.machine import cgroups
 from nbgpu.planning import workers
 from nbgpu.planning.decoded_data import DecodedData, UnknownError, decoded_data, memory_fit
-from nbgpu.planning.epochs import DataAmount, epoch_of, number_in_words
+from nbgpu.planning.epochs import DataAmount, epoch_of, epochs_in_words
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.ui.controls.fields import Field
 
@@ -66,7 +66,7 @@ def length_notes(config: TrainConfig, data: DecodedData | None, num_ranks: int) 
         return (
             f"{about}{config.epochs * per_epoch}, from Epochs" if per_epoch else "follows from Epochs"
         ), ""
-    return "", (f"{about}{number_in_words(config.steps / per_epoch)}, from Steps" if per_epoch else "")
+    return "", (f"{about}{epochs_in_words(config.steps / per_epoch)}, from Steps" if per_epoch else "")
 
 
 class MemoryNote:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.planning.epochs import DataAmount, epoch_of, epoch_of_samples, number_in_words, share_of
+from nbgpu.planning.epochs import DataAmount, epoch_of, epoch_of_samples, epochs_in_words, share_of
 from nbgpu.planning.workers import MIN_SHARED_BYTES, HostResources, workers_for
 
 
@@ -103,7 +103,7 @@ def test_held_out_volumes_are_named() -> None:
 
 
 def test_many_epochs_are_told_as_a_person_writes_them() -> None:
-    assert [number_in_words(n) for n in (1 / 3, 12.5, 1250.0, 25000.4)] == ["0.333", "12.5", "1250", "25000"]
+    assert [epochs_in_words(n) for n in (1 / 3, 12.5, 1250.0, 25000.4)] == ["0.333", "12.5", "1250", "25000"]
 
 
 def test_a_share_is_what_a_person_counts() -> None:
