@@ -125,6 +125,7 @@ def _skipped_without_torch(report: Any, path: str, said: str) -> Any:
 _LONGEST_FIRST = (
     "launchers",
     "cluster",
+    "scaling",
     "faults",
     "runs",
     "recipes",
