@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 from nbgpu.client.cluster.parts import ClusterParts
-from nbgpu.client.runs.batch_sizes import BatchSizes
+from nbgpu.client.runs.planning import BatchSizes
 from nbgpu.client.runs.plan import Plan
 from nbgpu.client.runs.run import Run
 

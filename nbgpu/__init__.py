@@ -14,8 +14,7 @@ from nbgpu.machine import operating_system
 from nbgpu.version import VERSION
 
 if TYPE_CHECKING:
-    from nbgpu.client.cluster.attach import attach
-    from nbgpu.client.cluster.cluster import Cluster, current
+    from nbgpu.client.cluster.cluster import Cluster, attach, current
     from nbgpu.client.runs.run import Run
     from nbgpu.client.scaling.measurements import measure_links, memory, nccl_times, time_step
     from nbgpu.client.scaling.starting import scaling, study
@@ -72,8 +71,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "nbgpu.client.cluster.attach": ("attach",),
-    "nbgpu.client.cluster.cluster": ("Cluster", "current"),
+    "nbgpu.client.cluster.cluster": ("Cluster", "attach", "current"),
     # What the text of a distributed cell becomes. It stands in a person's history for good, so its place does
     # not change.
     "nbgpu.client.notebook.magics": ("run_cell",),

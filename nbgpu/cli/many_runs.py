@@ -35,8 +35,7 @@ from nbgpu.planning import studies, trials
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
 from nbgpu.text.console import CommandConsole, say
-from nbgpu.ui.study import terminal as study_terminal
-from nbgpu.ui.sweep import terminal as sweep_terminal
+from nbgpu.ui import table_in_terminal
 
 _FIRST_OF_SCALING = (
     *("ranks", "vary", "values", "preset", "mode", "repeats", "measured_steps", "gpus"),
@@ -66,7 +65,7 @@ def scaling(arguments: list[str]) -> int:
     console = CommandConsole()
     count = f"{len(study.points)} point{'s' if len(study.points) > 1 else ''}"
     say(console, f"{count}, {study.plan.config.repeats} times each, in turns; writes to {study.folder}")
-    study_terminal.follow(study, console)
+    table_in_terminal.follow_study(study, console)
     study.wait(progress=False)
     return 0 if all(isinstance(summary, PointSummary) for summary in study.summary()) else 1
 
@@ -132,7 +131,7 @@ def sweep(arguments: list[str]) -> int:
         sweep = starting_sweeps.go_on(folder, **values)
     console = CommandConsole()
     say(console, f"{len(sweep.trials)} trials, {sweep.num_parallel} side by side; writes to {sweep.folder}")
-    sweep_terminal.follow(sweep, console)
+    table_in_terminal.follow_sweep(sweep, console)
     sweep.wait(progress=False)
     return 0 if all(trial.state == "finished" for trial in sweep.trials) else 1
 

@@ -1,8 +1,13 @@
-"""Text that a notebook shows as HTML, because a page breaks plain text in the middle of words."""
+"""Text and charts as HTML that stays in a notebook.
+
+A page breaks plain text in the middle of words, so text has an HTML form.
+"""
 
 from __future__ import annotations
 
+import base64
 import html
+import re
 from itertools import groupby
 
 _SENTENCES = "margin:0 0 4px;line-height:1.4;white-space:pre-wrap;overflow-wrap:break-word"
@@ -41,3 +46,15 @@ def labelled(rows: list[tuple[str, str]]) -> str:
         for name, value in rows
     )
     return f"<table><tbody>{cells}</tbody></table>"
+
+
+def as_image(svg: str, style: str = "width:100%") -> str:
+    """Return HTML in which each SVG element is an image in this style; empty if there is no SVG element.
+
+    JupyterLab takes SVG elements out of the HTML of a notebook that somebody else ran, and leaves their
+    words. Images stay. The caller labels the image for screen readers.
+    """
+    return "".join(
+        f'<img alt="" src="data:image/svg+xml;base64,{base64.b64encode(element.encode()).decode()}" style="{style}">'
+        for element in re.findall(r"<svg.*?</svg>", svg, re.DOTALL)
+    )

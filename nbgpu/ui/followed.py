@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from IPython.display import display, update_display
 
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend
+from nbgpu.text.html import as_image
 from nbgpu.ui.cell import stop_button
 from nbgpu.ui.cell.live_text import HtmlWidget
-from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import display_in, new_slot, require_notebook, slot_metadata
 
 PERIOD_S = 1.0

@@ -13,8 +13,8 @@ from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.machine.links import PRESETS, Link, parse_link
 from nbgpu.performance import steps as model
 from nbgpu.performance.steps import Overlap, StepTimes
+from nbgpu.text.html import as_image
 from nbgpu.text.palette import KIND_COLORS, TEXT_COLOR
-from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.slot import display_with_page, require_notebook
 
 _BITS = 8

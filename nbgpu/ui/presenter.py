@@ -77,9 +77,9 @@ def show_sweep(sweep: Sweep) -> None:
 
 def report_sweep(sweep: Sweep) -> None:
     """Write `report.html` into the folder of a sweep."""
-    from nbgpu.ui.sweep.report import write_report
+    from nbgpu.ui import reports
 
-    write_report(sweep)
+    reports.write_sweep(sweep)
 
 
 def show_study(study: Study) -> None:
@@ -93,9 +93,9 @@ def show_study(study: Study) -> None:
 
 def report_study(study: Study) -> None:
     """Write `report.html` into the folder of a study."""
-    from nbgpu.ui.study.report import write_report
+    from nbgpu.ui import reports
 
-    write_report(study)
+    reports.write_study(study)
 
 
 def figure_of_study(study: Study) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from nbgpu.client.cluster import status, time_limit
 from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.cluster.recipe_calls import RecipeCalls
+from nbgpu.client.engines import preloading
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.host import registry
 from nbgpu.client.launchers.launcher import print_at_once
@@ -430,12 +431,28 @@ def cluster_with(config: ClusterConfig) -> Cluster:
     return _handle(ClusterParts.for_start(config))
 
 
-def take_over(entry: registry.Entry) -> Cluster:
-    """Make a handle for a cluster that another process has started, from its entry in the registry, with the
-    run or the cell that the ranks were in when their notebook ended."""
+def attach(which: str | int | None = None) -> Cluster:
+    """Connect a new kernel to a cluster that was started with `keep`: its ranks, its run, its history.
+
+    Args:
+        which: the cluster's id, its notebook, or one of its processes, as `nbgpu ps` shows them; needed only
+            if several clusters are kept.
+
+    Returns:
+        The cluster; its `run` is the run that was started last, which may be over. A run in which a rank
+        failed while no client was attached is brought to its end now.
+
+    Raises:
+        NoClusterError: there is no kept cluster, or none that `which` refers to.
+        ClusterError: there are several, or another notebook still has the cluster.
+    """
+    require_none()
+    entry = registry.take_over(None if which is None else str(which))
+    preloading.dismiss()
     cluster = _handle(ClusterParts.from_entry(entry))
     cluster.parts.lifecycle.take_over(entry)
     cluster._become_current()
+    # With the run or the cell that the ranks were in when their notebook ended.
     cluster.parts.lifecycle.rejoin(entry.run)
     return cluster
 

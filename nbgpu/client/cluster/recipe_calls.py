@@ -11,8 +11,8 @@ from typing import Any
 
 from nbgpu.client.cluster.parts import ClusterParts
 from nbgpu.client.runs import planning
-from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.planning import BatchSizes
 from nbgpu.client.runs.run import Run
 from nbgpu.config import signatures, train_config
 

@@ -20,8 +20,7 @@ from IPython.display import display
 
 from nbgpu.client import presenting
 from nbgpu.client.cells.cell import DistributedCell
-from nbgpu.client.cluster.attach import attach
-from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.cluster.cluster import Cluster, attach, current
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.host import doctor, ps, registry
 from nbgpu.client.host.device_cards import DeviceCards

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.runs import planning, predicting
-from nbgpu.client.runs.batch_sizes import BatchSizes
 from nbgpu.client.runs.plan import Plan
+from nbgpu.client.runs.planning import BatchSizes
 from nbgpu.client.runs.predicting import Predictions
 from nbgpu.client.runs.run import Run
 from nbgpu.client.state.cluster_state import ClusterState

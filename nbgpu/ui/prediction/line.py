@@ -10,7 +10,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display, update_display
 
 from nbgpu.run_folder.predictions import Progress
-from nbgpu.ui.prediction.wording import in_words
+from nbgpu.ui.prediction import in_words
 from nbgpu.ui.slot import new_slot
 
 

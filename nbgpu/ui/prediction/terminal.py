@@ -11,7 +11,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
 from nbgpu.run_folder.predictions import Progress
-from nbgpu.ui.prediction.wording import in_words
+from nbgpu.ui.prediction import in_words
 from nbgpu.ui.run.terminal import LINE_PERIOD_S
 
 

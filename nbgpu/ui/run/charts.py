@@ -21,8 +21,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from nbgpu.protocol.records import HIGH, LOW, Event, RunInfo, ends_an_interval, is_learning_rate
+from nbgpu.text.html import as_image
 from nbgpu.text.palette import TEXT_COLOR, rank_color
-from nbgpu.ui.kept_svg import as_image
 from nbgpu.ui.run.history import History, Series
 from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.run.system_charts import SYSTEM_CHARTS, SystemChart

@@ -12,7 +12,7 @@ import pytest
 import nbgpu
 from nbgpu.machine.links import parse_link
 from nbgpu.performance.steps import StepTimes, overlap
-from nbgpu.ui.kept_svg import as_image
+from nbgpu.text.html import as_image
 from nbgpu.ui.overlap import OverlapView, svg
 
 MB = 2**20

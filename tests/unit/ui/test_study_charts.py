@@ -13,7 +13,7 @@ from nbgpu.client.scaling import study_table
 from nbgpu.config import ClusterConfig
 from nbgpu.performance.study_results import Gap, Measured, PointSummary, summarise
 from nbgpu.planning.studies import StudyConfig, StudyPlan
-from nbgpu.ui.kept_svg import as_image
+from nbgpu.text.html import as_image
 from nbgpu.ui.study import view
 from nbgpu.ui.study.chart import chart
 
