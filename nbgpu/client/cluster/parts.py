@@ -11,7 +11,7 @@ from nbgpu.client.cluster.resizing import Resizing
 from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.faults.recovery import Recovery
 from nbgpu.client.host import gpu_choice, registry
-from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
+from nbgpu.client.launchers.launcher import launcher_of, restored_launcher
 from nbgpu.client.runs.manager import RunManager
 from nbgpu.client.state.cluster_state import ClusterState
 from nbgpu.client.state.rank_changes import RankChanges
@@ -69,6 +69,6 @@ class ClusterParts:
         """Make the parts for a cluster that another process has started."""
         # A notebook that ended while its cluster was growing may have taken more GPUs than there are ranks.
         there = entry.devices[: len(entry.assignment.engines)]
-        launcher = launcher_that_started(entry.config, entry.job, entry.launched)
+        launcher = restored_launcher(entry.config, entry.job, entry.launched)
         pool = HostPool(entry.config, launcher, entry.most_ranks)
         return cls(ClusterState(entry.config, pool, there, entry.chosen_transport, entry=entry))

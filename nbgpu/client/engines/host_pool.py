@@ -17,8 +17,7 @@ from nbgpu.client.engines.other_hosts import joining
 from nbgpu.client.engines.other_hosts.other_host import HostLostError, OtherHost
 from nbgpu.client.engines.processes import Processes
 from nbgpu.client.engines.rank_assignment import RankAssignment
-from nbgpu.client.launchers.choosing import launcher_of
-from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.launcher import Launcher, launcher_of
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError, NbgpuError, NoClusterError

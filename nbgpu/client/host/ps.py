@@ -8,8 +8,7 @@ from pathlib import Path
 
 from nbgpu.client.host import registry
 from nbgpu.client.host.registry import ClusterRecord, Entry
-from nbgpu.client.launchers.choosing import launcher_that_started
-from nbgpu.client.launchers.launcher import Launcher
+from nbgpu.client.launchers.launcher import Launcher, restored_launcher
 from nbgpu.client.launchers.slurm import Slurm
 from nbgpu.errors import ClusterError, NoClusterError, RunError
 from nbgpu.machine import processes
@@ -116,7 +115,7 @@ def _end_hosts(entry: Entry) -> str:
 
 def _launcher_of(entry: Entry) -> Launcher:
     """Return the launcher that started the hosts of a cluster, which can end those that still run."""
-    return launcher_that_started(entry.config, entry.job, entry.launched)
+    return restored_launcher(entry.config, entry.job, entry.launched)
 
 
 def _job(number: str) -> str:

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from nbgpu.config import ClusterConfig
@@ -52,7 +53,8 @@ class Launcher(ABC):
 
     @classmethod
     def adopt(cls, config: ClusterConfig, record: Mapping[str, Any]) -> Launcher:
-        """Return the launcher that is to stand for one of another process by `take_over`."""
+        """Return a launcher for the hosts of a kept cluster, whose state `take_over` restores. `record` says
+        which class has started them, where the settings alone leave that open."""
         return cls.create(config)
 
     def listen_at(self) -> tuple[str, str]:
@@ -129,7 +131,8 @@ class Launcher(ABC):
         return {}
 
     def take_over(self, job: str, record: Mapping[str, Any]) -> None:  # noqa: B027 - a launcher may need nothing
-        """Stand for the launcher that has started the hosts of a kept cluster, which is gone.
+        """Restore the state of the launcher that started the hosts of a kept cluster, in a process that is
+        gone.
 
         Args:
             job: its `job`.
@@ -138,3 +141,30 @@ class Launcher(ABC):
 
     def end(self) -> None:  # noqa: B027 - a launcher may have nothing to do
         """End what is left of the hosts, and what was made for them. Harmless when repeated."""
+
+
+def launcher_of(config: ClusterConfig) -> Launcher:
+    """Return the launcher of a cluster's settings, which has started nothing yet.
+
+    Raises:
+        ConfigError: a setting of the launcher is wrong.
+    """
+    return _implementation(config).create(config)
+
+
+def restored_launcher(config: ClusterConfig, job: str, record: Mapping[str, Any]) -> Launcher:
+    """Return the launcher of a kept cluster, as its entry in the registry describes it.
+
+    Args:
+        config: the settings of the cluster.
+        job: the number of its Slurm job or steps; empty where there is none.
+        record: the launcher's `record`.
+    """
+    launcher = _implementation(config).adopt(config, record)
+    launcher.take_over(job, record)
+    return launcher
+
+
+def _implementation(config: ClusterConfig) -> type[Launcher]:
+    implementation: type[Launcher] = resolve_name(config.launcher_settings.IMPLEMENTATION)
+    return implementation

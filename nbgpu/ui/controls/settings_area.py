@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as w
 
 from nbgpu.client.ipykernel.page import answer_while_busy
-from nbgpu.client.launchers.choosing import launcher_of
+from nbgpu.client.launchers.launcher import launcher_of
 from nbgpu.config import ClusterConfig, TrainConfig
 from nbgpu.config.conditions import default_of
 from nbgpu.config.settings import steerable, together

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 import nbgpu
-from nbgpu.client.launchers.choosing import launcher_of, launcher_that_started
+from nbgpu.client.launchers.launcher import launcher_of, restored_launcher
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm import Allocation, Slurm
 from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
@@ -145,9 +145,9 @@ def test_a_kept_cluster_is_taken_over_as_it_was_started(in_job: pytest.MonkeyPat
     config = ClusterConfig.checked(launcher="slurm", nodes=2)
     launcher = launcher_of(config)
     record = launcher.record()
-    assert isinstance(launcher_that_started(config, "9", {"folder": "/f"}), SlurmLauncher)
+    assert isinstance(restored_launcher(config, "9", {"folder": "/f"}), SlurmLauncher)
     in_job.delenv("SLURM_JOB_ID")
-    again = launcher_that_started(config, "7.1", record)
+    again = restored_launcher(config, "7.1", record)
     assert isinstance(again, StepLauncher)
     assert (again.job, again.record()) == ("7.1", record)
 
