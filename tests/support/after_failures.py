@@ -1,6 +1,7 @@
 """What a failed test leaves to read, and what it does not leave to the next test.
 
-The report of a failed test ends with the logs of the clusters that ran during it, which are kept in
+A failed test is named at once: a session that is ended from outside, as CI does at its time limit, shows no
+report. The report of a failed test ends with the logs of the clusters that ran during it, which are kept in
 tests/_artifacts/logs. Fixtures of its module, such as a cluster or a notebook that several tests share, are
 ended, and made anew for the next test: what went wrong in one test is nothing that the next one starts with.
 """
@@ -70,7 +71,21 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 _OF_A_MODULE = (pytest.Module, pytest.Class, pytest.Item)
 
 
-def pytest_configure() -> None:
+class _NamesFailures:
+    """Prints a line for each failure as soon as it is known."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A worker of pytest-xdist has no terminal.
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write(f"\nFAILED in its {report.when}: {report.nodeid}\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_NamesFailures(config))
     # A worker, and a session that a test starts, keep what the others have kept.
     if "/" not in leaks.session_marker():
         shutil.rmtree(KEPT, ignore_errors=True)

@@ -56,6 +56,7 @@ def test_what_a_failure_leaves_and_what_not(tmp_path: Path) -> None:
     kept = after_failures.KEPT / "test_inner-py-test_fails" / "nbgpu-abc-ipengine.log"
     assert "1 failed, 3 passed" in done.stdout, done.stdout
     assert "FAILED" in next(line for line in done.stdout.splitlines() if "::test_fails" in line)
+    assert "FAILED in its call: test_inner.py::test_fails" in done.stdout.partition("= FAILURES =")[0]
     assert f"the cluster's log {kept} ends with" in done.stdout
     assert "what the engine said last" in done.stdout
     assert kept.read_text() == "what the engine said last"
