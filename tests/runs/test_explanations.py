@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from made_runs import CASES, LINK, RECIPE, STEPS, Case
 
@@ -15,6 +17,7 @@ from nbgpu.config import ClusterConfig, write_toml
 from nbgpu.run_folder import names
 
 BOUND_S = 120
+_BUSY_CORES = 0.5
 TRIAL = {"repeats": 1, "measured_steps": 8, "warm_up_steps": 3}
 
 
@@ -38,13 +41,27 @@ def linked() -> Iterator[nbgpu.Cluster]:
     cluster.stop()
 
 
+def _cpu_s_of_others() -> float:
+    """The CPU time, since the machine started, of all processes but this one and its children."""
+    this = psutil.Process()
+    ours = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system - sum(one.user + one.system for one in ours)
+
+
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks_of(case)) for case in CASES])
 def test_the_known_bottleneck_is_named(
     cluster2: Any, linked: nbgpu.Cluster, recipe: str, tmp_path: Path, case: Case
 ) -> None:
     cluster = linked if case.link else cluster2
+    began = _cpu_s_of_others(), time.monotonic()
     run = cluster.train(recipe, runs_dir=str(tmp_path), **STEPS, **case.settings).wait()
+    cores_of_others = (_cpu_s_of_others() - began[0]) / (time.monotonic() - began[1])
     told = run.explain()
+    if told.change_first == "cores" and cores_of_others > _BUSY_CORES:
+        # Other programs took the cores from the ranks, which is then the truth and hides the rest.
+        assert re.search("^Change this first: the cores.*no core", "\n".join(told.sentences), re.MULTILINE)
+        return
     assert told.change_first == case.cause, str(told)
     assert re.search(case.first, "\n".join(told.sentences[:2]))
     # What can be said of a busy machine is more, but never more than a person reads.
