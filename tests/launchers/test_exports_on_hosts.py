@@ -27,12 +27,14 @@ SMALL: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
     "num_phantoms": 20,
-    "steps": 300,
+    "steps": 40,
     "checkpoint_every": 5,
     "val_every": 0,
     "threads": 1,
 }
 ON_CPU = {"nodes": 2, "gpus_per_node": 0, "ranks_per_node": 1, "cpus_per_node": 1}
+LONG = SMALL | {"steps": 200}
+"""For a run that is ended twice from outside before it is over."""
 _PATIENCE_S = 600
 
 
@@ -133,8 +135,9 @@ def test_a_host_that_is_lost_leaves_the_other_with_the_same_samples_a_step(
 
 
 def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_preempted(
-    notebook_run: Run, test_slurm: hosts.Slurm, shared: Path
+    cluster2: nbgpu.Cluster, test_slurm: hosts.Slurm, shared: Path, tmp_path: Path
 ) -> None:
+    notebook_run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **LONG).wait(_PATIENCE_S)
     job = exported(notebook_run, "slurm", shared, time_limit="00:30:00")
 
     def output() -> str:
@@ -158,7 +161,7 @@ def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_preemp
         test_slurm.run(["scancel", "--signal=USR1", number])
         wait_until(lambda: "the job queues again" in output(), _PATIENCE_S, output)
         stopped_at = newest_step(shared)
-        assert stopped_at < SMALL["steps"], "the run was over too early: this test shows nothing"
+        assert stopped_at < LONG["steps"], "the run was over too early: this test shows nothing"
         start_now()
         wait_until(lambda: newest_step(shared) > stopped_at, _PATIENCE_S, output)
         urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]

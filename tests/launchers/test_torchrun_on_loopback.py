@@ -53,7 +53,7 @@ def on_a_network(tmp_path: Path) -> list[str]:
 @pytest.mark.timeout(RUN_PATIENCE_S + 30)
 def test_ranks_listen_on_the_loopback_alone(on_a_network: list[str], tmp_path: Path) -> None:
     run = train_config(
-        "autoencoder", data="phantoms", patch_size=16, steps=40, runs_dir=str(tmp_path / "runs")
+        "autoencoder", data="phantoms", patch_size=16, steps=8, runs_dir=str(tmp_path / "runs")
     )
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=2), run)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
