@@ -103,7 +103,8 @@ def listed(model: type[BaseModel], names: Iterable[str]) -> str:
 
 
 def list_settings_of_every_recipe() -> str:
-    """The settings that all recipes have, under the headings of their groups, and the names of the others."""
+    """Return the settings that all recipes have, grouped under headings, and the names of those of one
+    recipe."""
     parts = []
     for group, names in _groups():
         parts.append(f"{group}\n{listed(TrainConfig, names)}")

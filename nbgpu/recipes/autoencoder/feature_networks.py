@@ -210,7 +210,7 @@ class FeatureNetwork:
 def network_of(network: str, linear: str) -> FeatureNetwork:
     """Return the frozen network that the settings name.
 
-    A file that has not changed since is not read again.
+    The result is cached: a file is read again only after its size or modification time has changed.
 
     Args:
         network: the setting perceptual_network: 'random', or a file.
