@@ -153,19 +153,42 @@ def kernel(
         connection: how the kernel is reached where it is not by TCP on loopback, as a KernelManager takes
             it.
     """
+    variables = {**os.environ, **(environment or {})}
+    present = {name: value for name, value in variables.items() if value is not None}
+    try:
+        manager, client = _started(command, present, connection)
+    except RuntimeError as error:
+        # Another process can take a port between its choice and the kernel's start. Nothing of nbgpu runs
+        # in the kernel by then.
+        print(f"a kernel is started once more: {error}")
+        manager, client = _started(command, present, connection)
+    try:
+        yield Kernel(manager, client)
+    finally:
+        _end(manager, client)
+
+
+def _started(
+    command: Sequence[str], variables: dict[str, str], connection: Mapping[str, Any]
+) -> tuple[KernelManager, BlockingKernelClient]:
+    """A kernel that answers; RuntimeError if it ends or does not within two minutes."""
     manager = KernelManager(kernel_name="python3", **connection)
     if command:
         assert manager.kernel_spec is not None
         manager.kernel_spec.argv = list(command)
-    variables = {**os.environ, **(environment or {})}
-    manager.start_kernel(env={name: value for name, value in variables.items() if value is not None})
+    manager.start_kernel(env=variables)
     client = manager.client()
     # Without the heartbeat, which connects anew after each second in which a busy machine did not answer it.
     client.start_channels(hb=False)
     try:
-        client.wait_for_ready(timeout=240)
-        yield Kernel(manager, client)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=False)
-        manager.context.destroy(linger=0)
+        client.wait_for_ready(timeout=120)
+    except RuntimeError:
+        _end(manager, client)
+        raise
+    return manager, client
+
+
+def _end(manager: KernelManager, client: BlockingKernelClient) -> None:
+    client.stop_channels()
+    manager.shutdown_kernel(now=False)
+    manager.context.destroy(linger=0)
