@@ -234,7 +234,7 @@ def test_ranks_that_are_busy_are_not_waited_for(notebook: Kernel) -> None:
         assert complete(notebook, "%%distributed\nx.sh")["matches"] == []
         assert not finds(notebook, "%%distributed\nblend(")
     assert notebook.run("all(r.ready() for r in busy.values())").value == "False"
-    assert notebook.run("[r.get(timeout=60) for r in busy.values()] and 'back'").value == "'back'"
+    assert notebook.run("[r.get(timeout=180) for r in busy.values()] and 'back'").value == "'back'"
     assert "shape" in matches(notebook, "%%distributed\nx.sh")
 
 

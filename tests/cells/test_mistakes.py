@@ -97,7 +97,7 @@ def test_ranks_that_are_busy_are_not_asked(notebook: Kernel) -> None:
     assert notebook.run("torch.zeros(2) + loss").stderr == f"torch is on the ranks: {RANKS_HAVE}\n"
     assert notebook.run("[len(cluster.ranks[r].outstanding) for r in range(2)]").value == before
     assert notebook.run("all(r.ready() for r in busy.values())").value == "False"
-    assert notebook.run("[r.get(timeout=60) for r in busy.values()] and 'back'").value == "'back'"
+    assert notebook.run("[r.get(timeout=180) for r in busy.values()] and 'back'").value == "'back'"
 
 
 @pytest.mark.parametrize(

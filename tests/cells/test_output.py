@@ -132,7 +132,7 @@ def slow_lines(notebook: Kernel, num_lines: int) -> tuple[int, int, float]:
     started_s = time.monotonic()
     message_id = client.execute(code, allow_stdin=False)
     while True:
-        message = client.get_iopub_msg(timeout=60)
+        message = client.get_iopub_msg(timeout=180)
         if message["parent_header"].get("msg_id") != message_id:
             continue
         if message["msg_type"] == "stream":

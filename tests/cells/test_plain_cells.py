@@ -71,6 +71,6 @@ def test_the_tests_of_cells_pass_with_it(file: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr

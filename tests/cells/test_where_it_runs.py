@@ -41,7 +41,7 @@ def _run_all(notebook: Kernel, cells: list[str]) -> list[str]:
     message_ids = [notebook.client.execute(cell, allow_stdin=False) for cell in cells]
     status_by_id = {}
     while len(status_by_id) < len(message_ids):
-        reply = notebook.client.get_shell_msg(timeout=60)
+        reply = notebook.client.get_shell_msg(timeout=180)
         status_by_id[reply["parent_header"]["msg_id"]] = reply["content"]["status"]
     statuses = [status_by_id[message_id] for message_id in message_ids]
     if "error" in statuses:
@@ -107,7 +107,7 @@ def _of_cells(*sources: str) -> Any:
 def test_nbclient_stops_at_a_failed_cell(tmp_path: Path) -> None:
     content = _of_cells(START, "%distributed rank", FAILS_ON_RANK_1, "%distributed 'never'")
     with pytest.raises(CellExecutionError, match="on purpose"):
-        NotebookClient(content, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        NotebookClient(content, timeout=180, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [o.output_type for o in content.cells[1].outputs] == ["stream"]
     assert content.cells[2].outputs[-1].ename == "RankError"
     assert content.cells[3].outputs == []
@@ -124,7 +124,7 @@ def test_nbconvert_executes_and_keeps_plain_text(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -99,7 +99,7 @@ def test_a_check_that_is_cut_off_keeps_its_figures_and_the_next_one_runs(tmp_pat
         "--folder",
         str(tmp_path / "found"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 1, done.stderr
     checks = json.loads((tmp_path / "found" / "slice1.json").read_text())["checks"]
     assert {name: record["status"] for name, record in checks.items()} == {

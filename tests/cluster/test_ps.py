@@ -49,7 +49,7 @@ def other_notebook(name: str) -> Iterator[subprocess.Popen[str]]:
 
 def nbgpu_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nbgpu.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def members(entry: Entry) -> list[ProcessId]:

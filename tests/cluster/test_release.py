@@ -97,7 +97,7 @@ def test_it_ends_when_nobody_uses_it_and_not_before(notebook: Kernel, tmp_path: 
 @pytest.mark.timeout(120)
 def test_who_types_uses_it(notebook: Kernel) -> None:
     # The first answer takes as long as IPython needs to load its completer.
-    notebook.client.complete("impor", 5, reply=True, timeout=60)
+    notebook.client.complete("impor", 5, reply=True, timeout=180)
     start(notebook, f"--release-after-s {AFTER_S}")
     give_up_s = time.monotonic() + AFTER_S + 3
     while time.monotonic() < give_up_s:

@@ -32,7 +32,7 @@ def _run(
     command: Sequence[str], folder: Path, variables: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     environment = os.environ | variables
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=540)
 
 
 @row("`{limit}` where a cluster starts", "it is refused in a sentence, before anything starts", bound_s=None)
@@ -65,6 +65,7 @@ with nbgpu.Cluster(gpus="none", ranks=1) as cluster:
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_without_docstrings_and_asserts(tmp_path: Path) -> None:
     """`python -OO` leaves both out, also on the ranks."""
     own = ("train", "my_recipe.py", "--gpus", "none", "--ranks", "2", "--steps", "2", "--num-workers", "1")
@@ -123,15 +124,15 @@ with nbgpu.Cluster(gpus="none", ranks=2) as cluster:
     except nbgpu.RankError as error:
         print(error.failures[0].traceback)
     print(cluster.execute(LOADER.format(10))[1])
-    settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, dataset="plain", batch_size=96)
+    settings = dict(data="phantoms", patch_size=16, num_phantoms=8, steps=2, val_every=0, dataset="plain", batch_size=48)
     print(cluster.train("autoencoder", **settings).wait(400).status)
     cluster.train("autoencoder", num_workers=1, **settings).wait(400)
 """
-    small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+    small = 'mount -t tmpfs -o size=512k tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "--", "bash", "-c", small, "bash", sys.executable, "-c", script]
     done = _run(command, tmp_path, {})
     advice = (
-        "/dev/shm, through which worker processes send their samples, has 1.0 MiB and is full. Give it more"
+        "/dev/shm, through which worker processes send their samples, has 512.0 KiB and is full. Give it more"
     )
     assert f"\n{advice}" in done.stdout, done.stderr
     assert "\n4096.0\n" in done.stdout, "the ranks go on"

@@ -148,7 +148,7 @@ def test_safe_mode_sets_what_nobody_has_set() -> None:
     code = "import os, json; from nbgpu.engine.group import safe_nccl; print(json.dumps([safe_nccl.apply(), dict(os.environ)]))"
     environment = {"PATH": "", "NCCL_IB_DISABLE": "0", "PYTHONPATH": str(Path(nbgpu.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=180
     )
     told, now = json.loads(done.stdout)
     assert now["NCCL_IB_DISABLE"] == "0"

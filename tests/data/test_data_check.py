@@ -27,7 +27,7 @@ from nbgpu.recipes.autoencoder.recipe import Autoencoder
 
 def _train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nbgpu.cli", "train", *arguments, "--gpus", "none"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=360)
 
 
 def test_missing_paths_are_told_at_once_and_torch_is_not_loaded_for_that(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_missing_paths_are_told_at_once_and_torch_is_not_loaded_for_that(tmp_pat
         env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
     )
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]

@@ -88,7 +88,7 @@ def test_a_single_process_chooses_as_a_cluster_does(
     config = train_config("survival", **SMALL, data=str(cohort), runs_dir=str(tmp_path / "runs"))
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
-    subprocess.run(command, check=True, timeout=240, capture_output=True)
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
     (folder,) = (tmp_path / "runs").iterdir()
     assert runs.read_settings(folder)[1] == cluster2.parts.runs.settle(config).config
     assert "the median of 12 volumes" in json.loads((folder / "chosen.json").read_text())["words"][0]

@@ -25,12 +25,13 @@ OF_RUNS = [
 
 @pytest.mark.hosts
 @pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "chosen",
     [
         pytest.param(OF_CELLS, id="cells"),
-        pytest.param(OF_RUNS, id="runs", marks=pytest.mark.release),
+        pytest.param(OF_RUNS, id="runs"),
     ],
 )
 def test_chosen_tests_pass_with_ranks_on_other_hosts(chosen: list[str], tmp_path: Path) -> None:
@@ -41,6 +42,6 @@ def test_chosen_tests_pass_with_ranks_on_other_hosts(chosen: list[str], tmp_path
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr

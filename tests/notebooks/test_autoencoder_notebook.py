@@ -10,6 +10,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_trains_against_a_discriminator_and_encodes_a_volume(tmp_path: Path) -> None:
     shorter = {
         '"steps": 600, "val_every": 100': '"steps": 30, "val_every": 15',

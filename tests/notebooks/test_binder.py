@@ -43,7 +43,7 @@ def _answers(python: Path, index: str) -> bool:
     environment = {name: value for name, value in _clean_environment().items() if not name.startswith("PIP_")}
     environment["PIP_CONFIG_FILE"] = os.devnull
     command = [python, "-m", "pip", "index", "versions", "torch", "--index-url", index, "--retries=0", "--timeout=10"]
-    asked = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+    asked = subprocess.run(command, env=environment, capture_output=True, timeout=360, check=False)
     return asked.returncode == 0
 
 

@@ -42,7 +42,7 @@ def _command(notebook: Path, folder: Path) -> list[str]:
 
 def _execute(notebook: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        _command(notebook, folder), capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY
+        _command(notebook, folder), capture_output=True, text=True, timeout=360, check=False, cwd=REPOSITORY
     )
 
 
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_it_and_its_kernel(tmp_path: Path) -> None:
         while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline_s:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=360)
     assert process.returncode == 130, errors
     assert "Traceback" not in said + errors
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()

@@ -9,6 +9,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_trains_and_samples_on_all_ranks(tmp_path: Path) -> None:
     content = executed(
         "10_diffusion.ipynb", tmp_path, {"steps=200": "steps=40, num_phantoms=64, val_cases=4"}

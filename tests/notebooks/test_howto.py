@@ -64,7 +64,7 @@ def test_every_page_in_one_notebook(tmp_path: Path) -> None:
                     env=commands,
                     capture_output=True,
                     text=True,
-                    timeout=280,
+                    timeout=600,
                     check=False,
                 )
                 assert ran.returncode == 0, f"{page}: {code}\n{ran.stdout}\n{ran.stderr}"

@@ -9,6 +9,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_learns_images_and_draws_a_process_window(tmp_path: Path) -> None:
     content = executed("13_lithography.ipynb", tmp_path, {"steps=256": "steps=64, num_masks=96"})
     outputs = [output for cell in content.cells if cell.cell_type == "code" for output in cell.outputs]

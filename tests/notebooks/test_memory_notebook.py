@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from notebook_run import executed
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.release]
 
 
 @pytest.fixture(scope="module")

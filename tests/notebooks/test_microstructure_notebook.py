@@ -9,6 +9,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_finds_a_volume_and_draws_it(tmp_path: Path) -> None:
     content = executed("12_microstructure.ipynb", tmp_path, {"steps=200": "steps=60"})
     cells = {cell.source: cell.outputs for cell in content.cells if cell.cell_type == "code"}

@@ -152,7 +152,7 @@ def test_the_numbers_are_those_of_the_script_under_torchrun(
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

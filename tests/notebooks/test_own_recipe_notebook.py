@@ -10,6 +10,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_trains_and_sweeps_a_recipe_of_its_own(tmp_path: Path) -> None:
     changes = {"!nbgpu": f"!{sys.executable} -m nbgpu.cli", "steps=200": "steps=60, gpus='none'"}
     content = executed("02_your_own_recipe.ipynb", tmp_path, changes)

@@ -9,6 +9,7 @@ from notebook_run import executed
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_the_notebook_learns_hazards_and_draws_risk_groups(tmp_path: Path) -> None:
     changes = {'train("survival")': 'train("survival", steps=10, num_patients=80, val_every=5)'}
     content = executed("11_survival.ipynb", tmp_path, changes)

@@ -190,7 +190,7 @@ def test_lab_opens_the_first_notebook_in_jupyterlab(python: Path, tmp_path: Path
         shown = _address(lab, tmp_path)
         assert f"/lab/tree/{FIRST}?" in shown or f"/lab/tree/notebooks/{FIRST}?" in shown
         base, _, rest = shown.partition("/lab/tree/")
-        with urllib.request.urlopen(f"{base}/api/contents/{rest}", timeout=60) as answer:
+        with urllib.request.urlopen(f"{base}/api/contents/{rest}", timeout=180) as answer:
             served = json.load(answer)["content"]
         original = json.loads((REPOSITORY / "notebooks" / FIRST).read_text())
         assert len(served["cells"]) == len(original["cells"])

@@ -74,7 +74,7 @@ def test_the_tutorials_files_train(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", "--gpus", "none"]
     command += ["--config", "config.json", "--environment-file", "environment.json"]
     command += ["--perceptual-network", "squeezenet1_1.pth", "--no-work-out-result"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "The same here, with nothing to set: " in done.stderr
     assert "features of SqueezeNet 1.1 from squeezenet1_1.pth" in done.stdout

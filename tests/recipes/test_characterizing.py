@@ -251,7 +251,7 @@ def test_the_commands_own_process_loads_no_torch(tmp_path: Path, picture: Path) 
         f"cli.main(['characterize', {str(picture)!r}, '--out', {str(tmp_path / 'out')!r}, '--limit-to', '4']); "
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=360)
 
 
 @pytest.mark.long

@@ -93,7 +93,7 @@ def test_a_survey_on_two_ranks_writes_what_one_writes(tmp_path: Path) -> None:
     survey.main([*asked, str(tmp_path / "one")])
     module = ["--standalone", "--nproc-per-node=2", "-m", "nbgpu.recipes.lithography.survey"]
     command = [sys.executable, "-m", "torch.distributed.run", *module, *asked, str(tmp_path / "two")]
-    subprocess.run(command, check=True, timeout=240, env=os.environ | {"TMPDIR": str(tmp_path)})
+    subprocess.run(command, check=True, timeout=600, env=os.environ | {"TMPDIR": str(tmp_path)})
     one, two = ((tmp_path / name / "window.csv").read_text() for name in ("one", "two"))
     assert one == two
     rows = list(csv.DictReader(one.splitlines()))

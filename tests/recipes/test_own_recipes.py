@@ -309,7 +309,7 @@ def test_the_command_line_shows_the_persons_lines(wrong_shape: Path, tmp_path: P
             ],
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
         for recipe in (wrong_shape, wrong_import)
@@ -335,7 +335,7 @@ def test_under_torchrun_too(wrong_shape: Path, tmp_path: Path) -> None:
         [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert f'File "{wrong_shape}", line ' in done.stderr

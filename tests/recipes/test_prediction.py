@@ -279,7 +279,7 @@ def test_the_command_predicts_and_says_what_failed(run: Run, volumes: Path, tmp_
     def command(*flags: str) -> subprocess.CompletedProcess[str]:
         arguments = ["predict", str(run.folder), "--out", str(tmp_path / "out"), "--gpus", "none", *flags]
         return subprocess.run(
-            [sys.executable, "-m", "nbgpu.cli", *arguments], capture_output=True, text=True, timeout=120
+            [sys.executable, "-m", "nbgpu.cli", *arguments], capture_output=True, text=True, timeout=360
         )
 
     done = command("--data", str(volumes))

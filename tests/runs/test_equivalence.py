@@ -197,6 +197,7 @@ def test_a_discriminator_counts_from_its_first_step_on(on_one_rank: dict[str, li
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_a_compiled_model_loses_the_same(on_one_rank: dict[str, list[float]], tmp_path: Path) -> None:
     runs = {"compiled": ({"batch_size": 8, "compile": True}, "group")}
     losses = _losses(1, runs, TMPDIR=str(tmp_path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path))

@@ -207,7 +207,7 @@ def test_packages_that_are_not_installed_are_named_before_anything_starts(tmp_pa
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 1
     assert "packages tensorboard and wandb are not installed here" in done.stderr

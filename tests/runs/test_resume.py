@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_goes_on_with_auto_from_the_command_line(
         str(tmp_path / "run.toml"),
     ]
     told = subprocess.run(
-        [*command, "--resume", "auto"], check=True, capture_output=True, text=True, timeout=120
+        [*command, "--resume", "auto"], check=True, capture_output=True, text=True, timeout=360
     )
     assert told.stderr.count(f"going on from step-{step:08d} of {folder.name}") == 1
     (resumed,) = set((tmp_path / "runs").iterdir()) - {folder}
@@ -188,7 +188,7 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     config = train_config("autoencoder", **{**settings, **changed, "runs_dir": str(tmp_path / "second")})
     write_toml(tmp_path / "run.toml", ClusterConfig(gpus="none", ranks=1), config)
     command = [sys.executable, "-m", "nbgpu.engine.train", str(tmp_path / "run.toml")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=360)
     (folder,) = (tmp_path / "second").iterdir()
     assert done.stdout.startswith(f"finished: {folder}\n")
     records, _ = Reader(folder, world_size=1, live=False).since()

@@ -81,7 +81,7 @@ def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Clu
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
     ).stdout
     assert from_notebook.info.data
     for sentence in from_notebook.info.data:
@@ -98,7 +98,7 @@ def test_the_three_ways_give_the_same_losses_to_the_last_bit(cluster2: nbgpu.Clu
         [*torchrun, "-m", "nbgpu.engine.train", str(toml)],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=360,
         env=os.environ | {"TMPDIR": str(tmp_path)},  # torchrun leaves its logs behind
     )
 
@@ -233,7 +233,7 @@ def test_bad_settings_start_nothing(cluster2: nbgpu.Cluster, tmp_path: Path) -> 
 
 def test_the_command_line_names_a_bad_value_before_any_engine_starts() -> None:
     command = [sys.executable, "-m", "nbgpu.cli", "train", "autoencoder", "--batch-size", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1
     assert "batch_size = 0 is not valid. Give a value within: 1 to 4096" in done.stderr
 

@@ -60,7 +60,7 @@ def _told(sweep: subprocess.Popen[str] | nbgpu.Sweep) -> str:
     if sweep.poll() is None:
         sweep.send_signal(signal.SIGINT)  # it then says how far its trials have come
     try:
-        out, errors = sweep.communicate(timeout=60)
+        out, errors = sweep.communicate(timeout=180)
     except subprocess.TimeoutExpired:
         sweep.kill()
         out, errors = sweep.communicate()
@@ -204,7 +204,7 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) ->
         both = [folder / f"trial-00{number}" for number in (0, 1)]
         wait_until(lambda: all(any(steps_saved(trial)) for trial in both), of=process)
         process.send_signal(signal.SIGINT)
-        told, errors = process.communicate(timeout=120)
+        told, errors = process.communicate(timeout=360)
     assert process.returncode == 1, errors
     assert "stopping all runs" in told
     assert told.count("stopped") >= 2
@@ -220,7 +220,7 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_it_was_killed(tmp_path: Path) ->
     assert all(before < after for before, after in zip(stopped, killed, strict=True))
 
     with start_sweep("--resume", str(folder)) as process:
-        told, errors = process.communicate(timeout=200)
+        told, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert "2 of 2 trials finished" in told
     for trial in both:
@@ -283,7 +283,7 @@ def test_a_start_that_fails_outside_of_the_engines_loses_no_trial_and_says_so(
 def test_bad_values_start_nothing_and_leave_no_folder(tmp_path: Path) -> None:
     command = ["autoencoder", "--lr", "1e-3,50", "--batch-size", "0,2", "--runs-dir", str(tmp_path)]
     with start_sweep(*command) as process:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=360)
     assert process.returncode == 1
     assert "3 of 4 trials cannot run" in errors
     assert "lr=50 (2 trials): lr = '50' is not valid" in errors

@@ -387,6 +387,7 @@ print(hasattr(DistributedDataParallel.forward, '__wrapped__'))
 
 
 @pytest.mark.long
+@pytest.mark.release
 @pytest.mark.slow_link
 def test_steps_take_as_long_as_over_a_real_link() -> None:
     """Layers wait, as a CPU does while its GPU computes; docs/scaling.md has the figures of a quiet host."""

@@ -116,7 +116,7 @@ class Kernel:
             if meanwhile is not None and _shows(message, once_shown):
                 meanwhile()
                 meanwhile = None
-        while (reply := self.client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != message_id:
+        while (reply := self.client.get_shell_msg(timeout=180))["parent_header"].get("msg_id") != message_id:
             pass
         done.status = reply["content"]["status"]
         if done.status == "aborted":

@@ -89,6 +89,6 @@ def executed(
         nbformat.v4.new_code_cell(_LOOK_AT_AXES),
     ]
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(content, timeout=240, kernel_name="python3", resources=resources).execute()
+    NotebookClient(content, timeout=600, kernel_name="python3", resources=resources).execute()
     content.cells = cells
     return content

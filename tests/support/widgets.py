@@ -14,14 +14,14 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 def run_cell(kernel: BlockingKernelClient, code: str) -> list[dict[str, Any]]:
     """Runs a cell as a page would; returns what came on iopub."""
     came: list[dict[str, Any]] = []
-    kernel.execute_interactive(code, allow_stdin=True, timeout=60, output_hook=came.append)
+    kernel.execute_interactive(code, allow_stdin=True, timeout=180, output_hook=came.append)
     errors = [m["content"]["traceback"] for m in came if m["msg_type"] == "error"]
     assert not errors, "\n".join(errors[0])
     return came
 
 
 def new_subshell(kernel: BlockingKernelClient) -> str:
-    info = kernel.kernel_info(reply=True, timeout=60)
+    info = kernel.kernel_info(reply=True, timeout=180)
     assert "kernel subshells" in info["content"]["supported_features"], (
         "the marker 'subshells' skips where there are none"
     )

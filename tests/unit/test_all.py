@@ -67,7 +67,7 @@ def _run(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     _, _, summary = done.stdout.partition("=== summary\n")

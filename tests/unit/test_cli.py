@@ -45,7 +45,7 @@ def test_the_version_and_the_overview_import_no_library() -> None:
         "print({'torch', 'pydantic', 'tyro', 'rich'} & {*sys.modules})"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
     )
     assert said.stdout.startswith(f"nbgpu {VERSION}\n")
     assert said.stdout.endswith("\nset()\n")
@@ -158,7 +158,7 @@ def test_ctrl_c_exits_with_130_and_no_traceback() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() != "", "it has begun"
         process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=180)
     assert process.returncode == cli.INTERRUPTED
     assert "Traceback" not in said + errors
 

@@ -381,7 +381,7 @@ def test_the_reading_of_imports_itself(code: str, expected: list[str]) -> None:
 
 def _python(code: str) -> str:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
 
 
 def test_importing_nbgpu_imports_nothing_heavy() -> None:

@@ -37,7 +37,7 @@ DEEP = "[" * 20_000
 
 def _nbgpu(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nbgpu.cli", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
 
 
 def _make(kind: str, path: Path) -> None:

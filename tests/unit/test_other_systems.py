@@ -32,7 +32,7 @@ sys.platform = sys.argv.pop(1)
 
 def _on(system: str, code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _PRETENDING + code, system, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=cwd)
 
 
 def _command(system: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

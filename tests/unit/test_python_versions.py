@@ -61,7 +61,7 @@ def _run(name: str, *arguments: str | Path, folder: Path) -> str:
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

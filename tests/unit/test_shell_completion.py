@@ -52,7 +52,7 @@ def test_tab_completes_what_is_typed(shell: str, plain: str, folder: Path) -> No
     (folder / "script").write_text(completion.script(shell))
     surroundings = {"HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin", "TERM": "dumb", "PS1": "> "}
     session = pexpect.spawn(
-        shell, [plain, "-i"], encoding="utf8", timeout=60, dimensions=(50, 200), env=surroundings, cwd=folder
+        shell, [plain, "-i"], encoding="utf8", timeout=180, dimensions=(50, 200), env=surroundings, cwd=folder
     )
     try:
         # A stand-in for the command, which says with what it was called.
@@ -80,7 +80,7 @@ def test_fish_completes_what_is_typed(folder: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=180,
     )
     assert said.stderr == ""
     offered = [

@@ -12,7 +12,7 @@ from rows import row
 
 import nbgpu
 
-NUM_BREAKS = 200
+NUM_BREAKS = 50
 WELL = {0: "2 0\n", 1: "2 7\n"}
 TOTAL = "total = torch.ones(1); dist.all_reduce(total); print(int(total), kept)"
 BREAKS = (
@@ -28,7 +28,7 @@ BREAKS = (
 
 @pytest.mark.long
 @row(
-    "200 times in a row, a rank raises at a random moment: in a collective, while a group is made, or while the "
+    "50 times in a row, a rank raises at a random moment: in a collective, while a group is made, or while the "
     "others wait in the store in which the ranks meet",
     "the failure is named each time, all are back, the sum is right each time, variables are kept",
     bound_s=None,

@@ -145,7 +145,7 @@ def test_a_run_that_needs_more_ends_and_one_that_needs_less_trains(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.release)])
 def test_the_largest_batch_that_fits_is_found_and_trains(
     limited: nbgpu.Cluster, strategy: str, tmp_path: Path
 ) -> None:

@@ -83,14 +83,14 @@ def test_a_run_without_a_notebook_has_a_report_for_the_asking(page: Page, tmp_pa
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=360,
         env=environment(tmp_path),
     )
     folder = run_folder(tmp_path)
     assert f"nbgpu report {folder}" in done.stdout
     assert not (folder / "report.html").exists()
     command = [sys.executable, "-m", "nbgpu.cli", "report", str(folder)]
-    told = subprocess.check_output(command, text=True, timeout=60)
+    told = subprocess.check_output(command, text=True, timeout=180)
     assert told.strip() == str(folder / "report.html")
     text = opened(page, folder / "report.html")
     assert "autoencoder: finished, step 6 of 6" in text

@@ -182,7 +182,7 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
     notebook = nbformat.v4.new_notebook()
     cells = [start_code(tmp_path, steps=100), "run.wait()", "import nbgpu\nnbgpu.controls('autoencoder')"]
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    NotebookClient(notebook, timeout=60).execute()
+    NotebookClient(notebook, timeout=180).execute()
     assert "widgets" not in notebook.metadata
     head, curves = notebook.cells[0].outputs
     assert set(head.data) == {"text/html", "text/plain"}
@@ -204,7 +204,7 @@ def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) ->
     often = "import nbgpu.ui.run.panel\nnbgpu.ui.run.panel.PICTURE_PERIOD_S = 1\n"
     cells = [often + start_code(tmp_path), "import time; time.sleep(5)", "run.stop(); run.wait()"]
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    client = NotebookClient(notebook, timeout=60)
+    client = NotebookClient(notebook, timeout=180)
     lines, pictures = [], []
 
     def look(cell: Any, cell_index: int, execute_reply: Any) -> None:
@@ -231,7 +231,7 @@ def test_the_plan_stands_above_the_curves_of_a_run(tmp_path: Path) -> None:
         "run.show_result()\n%nbgpu stop",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    NotebookClient(notebook, timeout=90).execute()
+    NotebookClient(notebook, timeout=270).execute()
     plan, head, curves, pictures = notebook.cells[1].outputs
     # At first nothing was known of the data.
     assert "8 volumes over 2 ranks: 4 on each" in plan.data["text/plain"]

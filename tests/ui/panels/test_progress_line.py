@@ -39,5 +39,5 @@ def test_a_terminal_has_one_line_that_is_whole_at_the_end() -> None:
 
 
 def test_a_file_gets_nothing() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, timeout=180)
     assert done.stdout + done.stderr == b""

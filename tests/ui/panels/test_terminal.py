@@ -151,7 +151,7 @@ def test_ctrl_c_in_a_real_terminal_stops_the_run_with_a_checkpoint(tmp_path: Pat
         # The narrowest window that people have: nothing is cut off in it, and the learning rate is left out.
         dimensions=(24, 80),
         env={**os.environ, "COLUMNS": "80"},
-        timeout=90,
+        timeout=270,
     )
     try:
         process.expect(r"CPU rank 1 +training +[1-9]\d* +0\.\d+ +\d+\.\d +\d+\.\d/\d+ GiB +\d+ %")

@@ -38,7 +38,7 @@ def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[di
     }
     command = [sys.executable, "-m", "nbgpu.cli", "doctor", "--json", "--runs-dir", str(tmp_path)]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=clean | environment, check=False, timeout=120
+        command, capture_output=True, text=True, env=clean | environment, check=False, timeout=360
     )
     assert not done.stderr
     found: dict[str, list[dict[str, str]]] = {}

@@ -27,6 +27,6 @@ print(rfc3987_syntax.RFC3987_SYNTAX_PARSER_TYPE, rfc3987_syntax.__name__)
 def test_a_grammar_is_built_when_an_address_is_checked() -> None:
     pytest.importorskip("rfc3987_syntax")
     done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=360
     )
     assert done.stdout.splitlines() == ["False True False True", "earley rfc3987_syntax"]

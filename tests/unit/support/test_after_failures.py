@@ -51,7 +51,7 @@ def test_what_a_failure_leaves_and_what_not(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=360,
     )
     kept = after_failures.KEPT / "test_inner-py-test_fails" / "nbgpu-abc-ipengine.log"
     assert "1 failed, 3 passed" in done.stdout, done.stdout

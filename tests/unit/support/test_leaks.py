@@ -92,7 +92,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
     command = [sys.executable, "-m", "pytest", "-p", "leaks", "--junitxml=result.xml", "test_inner.py"]
     support = Path(leaks.__file__).parent
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(support), str(support / "warm")])}
-    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=120)
+    subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=360)
     cases = ElementTree.parse(folder / "result.xml").iter("testcase")
     found: Verdicts = {}
     for case in cases:

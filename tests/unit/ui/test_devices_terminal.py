@@ -105,7 +105,7 @@ def plain(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=360,
         env={**os.environ, **environment},
     )
 
