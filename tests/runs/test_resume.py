@@ -192,7 +192,9 @@ def test_new_settings_and_another_number_of_ranks_count_after_a_resume_and_are_s
     (folder,) = (tmp_path / "second").iterdir()
     assert done.stdout.startswith(f"finished: {folder}\n")
     records, _ = Reader(folder, world_size=1, live=False).since()
-    assert [r.text for r in records if isinstance(r, Event) and r.kind == "note"] == [
+    notes = [r.text for r in records if isinstance(r, Event) and r.kind == "note"]
+    # Some processors have no instructions for 16 bits, which a note says.
+    assert [note for note in notes if not note.startswith("amp=")] == [
         *goes_on,
         "goes on with another number of ranks: 3 ranks then, 1 now",
         "an epoch has 12 steps now, 4 before; epoch 3 begins again",

@@ -98,6 +98,7 @@ def test_nothing_is_said_of_a_hang_that_is_over(notebook: Kernel, tmp_path: Path
 import nbgpu, os, signal, time
 run = nbgpu.current().train('autoencoder', **{settings!r})
 while not run.hang: time.sleep(0.1)
+before = run.hang
 os.kill(nbgpu.current().pids[1], signal.SIGKILL)
 while run.hang: time.sleep(0.01)
 said, until_s = set(), time.monotonic() + 4
@@ -105,8 +106,14 @@ while time.monotonic() < until_s:
     said.add(run.hang)
     time.sleep(0.01)
 run.stop()
-run.wait().status, said"""
-    assert notebook.run(code, timeout_s=BOUND_S).value == "('stopped', {''})"
+run.wait().status, before, said"""
+    value = notebook.run(code, timeout_s=BOUND_S).value
+    assert value is not None
+    status, before, said = ast.literal_eval(value)
+    assert status == "stopped"
+    of_rank_1 = next(part for part in before.split("; ") if part.startswith("rank 1"))
+    # On a busy machine ranks wait for one another again, which is then said.
+    assert not any(of_rank_1 in text for text in said), (before, said)
     assert notebook.run(f"%%distributed\n{faults.MEND}").status == "ok"
 
 
