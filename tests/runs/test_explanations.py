@@ -89,8 +89,8 @@ def test_an_advice_is_tried_and_said_to_bring_what_it_brought(
     run = cluster.train(recipe, runs_dir=str(tmp_path), **STEPS, **case.settings).wait()
     study = nbgpu.try_advice(run, studies_dir=str(tmp_path), **TRIAL).wait(BOUND_S)
     with_it = study.summary()[1]
-    # Which of the two promises more, and what it brings, differs on a busy machine: `make bench` compares what it
-    # brings with the promise.
+    # Which of the two promises more, and what it brings, differs on a busy machine: `make bench` compares
+    # what it brings with the promise.
     assert study.plan.vary in {*case.tried, "accumulate"}
     assert study.plan.promised > 1
     assert study.plan.cluster.link == case.link

@@ -133,10 +133,10 @@ def kill_in_a_run(
         assert run.wait(400).status == "finished"
 
         check_equal(run, unhurt)
-        # What the killed rank had not written when it died is all that is missing, and none of it is the
-        # others'.
+        # What the killed rank had not written when it died is missing, and of a rank that a busy machine kept in
+        # the end of its step 13, that step: it took the state of one that was further.
         missing = set(recorded(unhurt, "loss")) - set(recorded(run, "loss"))
-        assert [one for one in sorted(missing) if one[0] != dies or one[1] >= 14] == []
+        assert [one for one in sorted(missing) if one[1] >= 14 or (one[0] != dies and one[1] != 13)] == []
         assert {(event.rank, event.step) for event in heals(run)} == {(rank, 13) for rank in range(3)}
         assert all(f"rank {dies} was killed by SIGKILL" in event.text for event in heals(run))
 
