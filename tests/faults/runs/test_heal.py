@@ -133,8 +133,8 @@ def kill_in_a_run(
         assert run.wait(400).status == "finished"
 
         check_equal(run, unhurt)
-        # What the killed rank had not written when it died is missing, and of a rank that a busy machine kept in
-        # the end of its step 13, that step: it took the state of one that was further.
+        # What the killed rank had not written when it died is missing, and of a rank that a busy machine kept
+        # in the end of its step 13, that step: it took the state of one that was further.
         missing = set(recorded(unhurt, "loss")) - set(recorded(run, "loss"))
         assert [one for one in sorted(missing) if one[1] >= 14 or (one[0] != dies and one[1] != 13)] == []
         assert {(event.rank, event.step) for event in heals(run)} == {(rank, 13) for rank in range(3)}
