@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,23 @@ def test_draws_stay_within_their_ranges_and_are_the_same_for_the_same_seed() -> 
 def test_a_draw_from_lists_repeats_no_combination() -> None:
     drawn = trials_of(lr=[1e-4, 1e-3, 1e-2], seed=[0, 1], random=6)
     assert len({str(trial) for trial in drawn}) == 6
+
+
+def test_a_draw_from_a_huge_grid_does_not_make_the_grid() -> None:
+    ten = list(range(1, 11))
+    settings = {name: ten for name in ("seed", "batch_size", "warmup_steps", "val_every", "log_every")}
+    tenths = [number / 10_000 for number in ten]
+    drawn = trials.plan(
+        "autoencoder", {**settings, "lr": tenths, "weight_decay": tenths, "clip_norm": ten, "random": 3}
+    ).trials
+    assert len({str(trial) for trial in drawn}) == 3
+
+
+def test_a_draw_from_lists_takes_the_members_of_the_grid_by_their_numbers() -> None:
+    lists: dict[str, list[Any]] = {"lr": [1e-4, 1e-3], "seed": [0, 1, 2], "batch_size": [2, 4, 8, 16]}
+    grid = list(trials.plan("autoencoder", lists).trials)
+    drawn = trials.plan("autoencoder", {**lists, "random": 20, "random_seed": 5}).trials
+    assert drawn == random.Random(5).sample(grid, 20)
 
 
 def test_every_bad_combination_is_told_once_with_what_it_depends_on() -> None:
