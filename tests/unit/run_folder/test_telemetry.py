@@ -132,6 +132,22 @@ def test_the_curves_go_on_after_a_file_could_not_be_read(
     assert caplog.text.count("come late") == 1
 
 
+def test_an_interrupt_leaves_no_gap_in_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(str):
+        def encode(self, *_args: str) -> bytes:
+            raise KeyboardInterrupt
+
+    with recording(tmp_path) as recorder:
+        recorder.sample(1, loss=1.0)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(json, "dumps", lambda _fields: Interrupted())
+            recorder.sample(2, loss=2.0)
+        recorder.sample(3, loss=3.0)
+    with reading(tmp_path) as reader:
+        assert seqs(reader) == [0, 1]
+        assert reader.damage() == []
+
+
 def test_who_comes_late_gets_the_past_too(tmp_path: Path) -> None:
     with recording(tmp_path) as recorder:
         for step in range(100):
