@@ -137,13 +137,13 @@ def _gpus_waited_for(cluster: ClusterConfig, parallel: int | None) -> list[Devic
     if num_there := cluster.num_free_gpus or len(devices.inventory()):
         _require_enough(parallel or 1, num_ranks, num_there)
     waited_for = gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
-    found = [device for device in dict.fromkeys(waited_for) if device.kind == "cuda"]
+    gpus = [device for device in dict.fromkeys(waited_for) if device.kind == "cuda"]
     if parallel is not None:
-        return found
+        return gpus
     # Somebody may have taken some of them since.
     with suppress(NoFreeGpuError):
-        found = max(found, _free_gpus(cluster), key=len)
-    return found
+        gpus = max(gpus, _free_gpus(cluster), key=len)
+    return gpus
 
 
 def _require_enough(num_places: int, num_ranks: int, num_gpus: int) -> None:

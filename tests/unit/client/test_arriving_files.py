@@ -77,9 +77,10 @@ def test_a_checkpoint_replaces_the_old_one_before_that_is_removed(
     def be_killed(*_args: object, **_settings: object) -> None:
         raise SystemExit
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+    with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", be_killed)
-        files.complete(name)
+        with pytest.raises(SystemExit):
+            files.complete(name)
     assert manifest.read_bytes() == b"2"
     # What the killed process has left is in nobody's way.
     files.write(Piece(f"{name}/manifest.json", 0, b"3", True))

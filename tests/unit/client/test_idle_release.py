@@ -17,10 +17,10 @@ def test_the_watch_survives_a_look_that_fails() -> None:
     released = threading.Event()
 
     def is_working() -> bool:
-        found = next(looks, False)
-        if isinstance(found, OSError):
-            raise found
-        return found
+        look = next(looks, False)
+        if isinstance(look, OSError):
+            raise look
+        return look
 
     watch = IdleRelease(0.2, is_working, released.set)
     assert released.wait(HANG_S)

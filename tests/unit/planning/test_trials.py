@@ -103,7 +103,7 @@ def test_a_draw_from_lists_repeats_no_combination() -> None:
 
 def test_a_draw_from_a_huge_grid_does_not_make_the_grid() -> None:
     ten = list(range(1, 11))
-    settings = {name: ten for name in ("seed", "batch_size", "warmup_steps", "val_every", "log_every")}
+    settings = dict.fromkeys(("seed", "batch_size", "warmup_steps", "val_every", "log_every"), ten)
     tenths = [number / 10_000 for number in ten]
     drawn = trials.plan(
         "autoencoder", {**settings, "lr": tenths, "weight_decay": tenths, "clip_norm": ten, "random": 3}
