@@ -74,7 +74,7 @@ def fields_of(command: str, recipe: str | None = None) -> Iterator[tuple[str, Fi
     """The fields that are flags of a command, in order.
 
     Args:
-        command: its name; one without settings has none.
+        command: its name. A command without settings has no flags.
         recipe: the recipe that stands after it; None for what all recipes have.
     """
     model = TRAIN_CONFIGS[recipe] if recipe else TrainConfig

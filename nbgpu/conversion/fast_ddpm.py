@@ -60,17 +60,16 @@ def _data(result: Converted) -> int | None:
     """Convert the table `data`. Return the edge in voxels of what the network gets: that of the crops if they
     are cubes, else that of the volumes; None if neither is given as a cube."""
     result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
-    size: int | None = result.take("data.volume_size", "size", convert=_cube)
-    if "data.crop_size" in result.keys:
-        # The network gets the crops, so that their edge takes the place of the volumes'.
-        cropped: int | None = result.take(
-            "data.crop_size", "size", "cut from the middle; the script cuts at random places", convert=_cube
-        )
-        if cropped is not None:
-            size = cropped
-            result.set("fit", "crop", "data.crop_size")
-        why = "nothing is cropped" if cropped is None else "a volume is cropped once, in its middle"
-        result.leave("data.crops_per_volume", why)
+    size: int | None = result.take(
+        "data.crop_size", "size", "cut from the middle; the script cuts at random places", convert=_cube
+    )
+    if size is not None:
+        result.set("fit", "crop", "data.crop_size")
+        result.leave("data.volume_size", "crops are cut at the own resolution of the files; see fit")
+        result.leave("data.crops_per_volume", "a volume is cropped once, in its middle")
+    else:
+        size = result.take("data.volume_size", "size", convert=_cube)
+        result.leave("data.crops_per_volume", "nothing is cropped")
     result.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
     result.take("data.num_workers", "num_workers", "for each rank")
     result.leave("data.normalization", "percentiles 1 to 99 of the brain become -1 to 1, for all volumes")

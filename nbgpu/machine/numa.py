@@ -92,11 +92,11 @@ def bindable() -> dict[str, str]:
 
 
 def binding(nodes: Mapping[str, str], device: Device, devices_here: Sequence[Device]) -> Binding:
-    """The binding of the rank that has a device.
+    """Return the cores for the rank on `device`.
 
     Args:
         nodes: what `bindable` returned on the rank's host.
-        device: the rank's.
+        device: the rank's device.
         devices_here: the device of each rank on that host.
     """
     cores = nodes.get(str(device.numa_node), "")

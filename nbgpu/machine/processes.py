@@ -307,14 +307,20 @@ def main_thread_core_use(pid: int | None = None) -> CoreUse | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat)."""
+    """The fields of /proc/PID/stat from the third on (man 5 proc_pid_stat).
+
+    Raises:
+        ProcessLookupError: there is no such process that this user may see.
+        OSError: the file cannot be read for another reason, such as too many open files in this process.
+    """
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
             return _fields(os.read(file, _STAT_BYTES))
         finally:
             os.close(file)
-    except OSError:
+    # Where /proc is mounted with hidepid=1, other users' files are refused.
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         raise ProcessLookupError(f"there is no process {pid}") from None
 
 

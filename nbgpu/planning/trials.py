@@ -317,7 +317,7 @@ def _problems(
             yield f"{name}=[] has no value"
         elif len(set(map(repr, values))) < len(values):
             yield f"{name}={list(values)} has a value twice"
-    grid_size = math.prod(len(values) for values in varied.values() if not isinstance(values, Range))
+    grid_size = _grid_size(varied)
     if not config.random and grid_size > MAX_TRIALS:
         yield f"the grid has {grid_size} trials, at most {MAX_TRIALS} go. Give fewer values, or random=N"
     if not any(isinstance(v, Range) for v in varied.values()) and config.random > grid_size > 0:
@@ -326,15 +326,31 @@ def _problems(
 
 def _grid(varied: Varied) -> list[dict[str, Any]]:
     """Return every combination of the values; the field that was given last changes first."""
-    lists = [values for values in varied.values() if not isinstance(values, Range)]
-    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*lists)]
+    return [_combination(varied, number) for number in range(_grid_size(varied))]
+
+
+def _grid_size(varied: Varied) -> int:
+    """Return the number of combinations of the values, without the fields that have a range."""
+    return math.prod(len(values) for values in varied.values() if not isinstance(values, Range))
+
+
+def _combination(varied: Varied, number: int) -> dict[str, Any]:
+    """Return one combination of the values by its number in the grid."""
+    reversed_combination: dict[str, Any] = {}
+    for name, values in reversed(list(varied.items())):
+        assert not isinstance(values, Range), "a grid has lists only"
+        number, index = divmod(number, len(values))
+        reversed_combination[name] = values[index]
+    return dict(reversed(reversed_combination.items()))
 
 
 def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
     """Draw combinations at random, no two alike."""
     source = random.Random(config.random_seed)
     if not any(isinstance(values, Range) for values in varied.values()):
-        return source.sample(_grid(varied), config.random)
+        # The numbers are drawn, because the whole grid may not fit into memory.
+        numbers = source.sample(range(_grid_size(varied)), config.random)
+        return [_combination(varied, number) for number in numbers]
     trials: dict[str, dict[str, Any]] = {}
     for _ in range(_MAX_DRAWS_FOR_EACH * config.random):
         drawn = {

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -70,6 +71,8 @@ class _RankSource:
     another one."""
     heard_mono_s: float = field(default_factory=time.monotonic)
     read_mono_s: float = 0.0
+    reported: set[str] = field(default_factory=set)
+    """The errors of the thread with this rank's files and socket that were logged."""
 
 
 def _progress_in(record: Event, before: tuple[int, int]) -> tuple[int, int]:
@@ -96,6 +99,18 @@ def _damage_of(source: _RankSource) -> list[str]:
             "so that curves, tables and events are not as the rank recorded them"
         )
     return sentences
+
+
+@contextmanager
+def _reporting(source: _RankSource) -> Iterator[None]:
+    """Log each error of the block once for this rank and go on, because the thread tries again and follows
+    other ranks as well."""
+    try:
+        yield
+    except (OSError, RunError, zmq.ZMQError) as error:
+        if str(error) not in source.reported:
+            source.reported.add(str(error))
+            _log.warning("the records of rank %d come late: %s", source.rank, error)
 
 
 class Reader:
@@ -254,23 +269,28 @@ class Reader:
                         source.socket is None
                         or time.monotonic() - source.heard_mono_s > 2 * HEARTBEAT_PERIOD_S
                     ):
-                        self._connect(context, poller, source)
+                        with _reporting(source):
+                            self._connect(context, poller, source)
                 if all(source.socket is None for source in self._sources):
                     # A poller with nothing to poll returns at once, and this loop would take a core.
                     self._closing.wait(_POLL_PERIOD_MS / 1000)
                 for socket, _ in poller.poll(_POLL_PERIOD_MS):
                     source = next(s for s in self._sources if s.socket is socket)
-                    self._receive(source)
+                    with _reporting(source):
+                        self._receive(source)
                 while self._heard:
                     heard, batch = self._heard.popleft()
-                    if not self._take(heard, batch, is_file=False):
-                        self._read_file(heard)
+                    with _reporting(heard):
+                        if not self._take(heard, batch, is_file=False):
+                            self._read_file(heard)
                 for source in self._sources:
                     # A subscriber that comes late misses messages without knowing: look at the file as well.
                     if time.monotonic() - source.read_mono_s > 1.0:
-                        self._read_file(source)
+                        with _reporting(source):
+                            self._read_file(source)
             for source in self._sources:
-                self._read_file(source)
+                with _reporting(source):
+                    self._read_file(source)
         finally:
             for source in self._sources:
                 if source.socket is not None:
@@ -286,15 +306,15 @@ class Reader:
         try:
             with lines.open_file(path) as file:
                 text = file.read()
-        except (FileNotFoundError, RunError):  # what the file of records says comes without it too
+        except FileNotFoundError:  # what the file of records says comes without it too
             return
         if text == source.endpoint:
             return
+        socket = context.socket(zmq.SUB)
         if source.socket is not None:
             poller.unregister(source.socket)
             source.socket.close(0)
         source.endpoint = text
-        socket = context.socket(zmq.SUB)
         # The rank does not check who reads, but Curve needs a key pair on either side. Nobody gets records
         # without the rank's public key.
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()

@@ -68,7 +68,10 @@ class Recorder:
         self._probe = probe
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
-        self._seq = _make_whole(record_path(folder, rank))
+        self._num_taken = _make_whole(record_path(folder, rank))
+        """The number of records before those that wait. No other count goes up with each record, because an
+        interrupt between that and the append would leave a gap, which looks like a line that was taken
+        out."""
         self._step: int | None = None
         """The step of the probe's samples. A rank that takes another's place, or goes on from a checkpoint,
         does not begin at step 0, and nothing is measured before its step is known."""
@@ -129,7 +132,7 @@ class Recorder:
         self._file.close()
 
     def _append(self, step: int | None, fields: dict[str, Any], time_s: float | None = None) -> None:
-        """Number a record and hand it to the thread as a line of JSON, by a list under a lock.
+        """Number a record, make it a line of JSON, and append it to the list that the thread empties.
 
         Args:
             step: the step of the record; None for the newest known one.
@@ -144,8 +147,8 @@ class Recorder:
                 # The record of a checkpoint comes when it is written, perhaps some steps later, and must not
                 # set the step back.
                 self._step = step if self._step is None else max(self._step, step)
-            line = json.dumps({"seq": self._seq, "time_s": time_s, "step": step, **fields})
-            self._seq += 1
+            seq = self._num_taken + len(self._waiting)
+            line = json.dumps({"seq": seq, "time_s": time_s, "step": step, **fields})
             self._waiting.append(line.encode() + b"\n")
 
     def _send_until_closed(self) -> None:
@@ -160,6 +163,7 @@ class Recorder:
                 self._append_probe()
             with self._lock:
                 waiting, self._waiting = self._waiting, []
+                self._num_taken += len(waiting)
             if waiting:
                 batch = b"".join(waiting)
                 self._unwritten += batch

@@ -46,7 +46,8 @@ def require_none() -> None:
     """Raise ClusterError if this process has a cluster."""
     if _current is not None:
         raise ClusterError(
-            f"a cluster is already running ({_current.describe()}). Stop it first: %nbgpu stop"
+            f"a cluster is already running ({_current.describe()}). nbgpu.current() returns it; to end it, and its "
+            "ranks' variables: %nbgpu stop"
         )
 
 

@@ -16,6 +16,7 @@ from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.cell_replies import Answer, Arrivals
 from nbgpu.client.engines.host_pool import HostPool
 from nbgpu.client.engines.lifetimes import Lifetimes, by_host
+from nbgpu.client.engines.other_hosts.other_host import HostLostError
 from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import RanksLateError, collect, failures
@@ -46,7 +47,7 @@ class Ranks:
 
     Args:
         pool: the hosts of the engines, which have been started.
-        client: ipyparallel's client, to which as many engines have come as there are ranks and spares.
+        client: ipyparallel's client. All engines for ranks and spares are already registered with it.
         chosen: the device of each rank.
         transport: the transport between the ranks, if it is known already.
         config: the cluster's settings.
@@ -207,16 +208,28 @@ class Ranks:
         for host, processes in by_host(self.assignment.processes[rank] for rank in ranks).items():
             self._pool.hosts[host].interrupt(processes)
 
-    def sever(self) -> None:
+    def sever(self, generation: int | None = None) -> None:
         """Free all ranks from whatever collective they wait in; afterwards the group must be formed again.
 
         Ranks that wait in no collective are cut off too: gloo may not notice a connection that was cut at one
         end only. A second call for the same generation does nothing more.
+
+        Args:
+            generation: the generation of the group that is given up; None for the present one. A thread that
+                may come after the next one was formed names the one that it saw.
         """
-        for host, processes in by_host(self.assignment.processes.values()).items():
-            self._pool.hosts[host].give_up(processes, self.assignment.generation)
-        if self.assignment.is_whole:
-            self.assignment.is_whole = False
+        assignment = self.assignment
+        given_up = assignment.generation if generation is None else generation
+        is_news = assignment.is_whole and given_up == assignment.generation
+        if is_news:
+            assignment.is_whole = False
+        for host, processes in by_host(assignment.processes.values()).items():
+            try:
+                self._pool.hosts[host].give_up(processes, given_up)
+            except HostLostError:
+                # Its ranks are lost with it, and those of the other hosts wait to be freed.
+                _log.warning("host %s is lost, and its ranks could not be freed", host)
+        if is_news:
             self._note()
 
     @property

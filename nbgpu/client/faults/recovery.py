@@ -355,6 +355,7 @@ class Recovery:
         of them fails."""
         self._submitted = dict(results)
         ranks = self._state.ranks
+        generation = ranks.assignment.generation
 
         def on_answer(_: object) -> None:
             pending = [result for result in results.values() if not result.ready()]
@@ -368,7 +369,7 @@ class Recovery:
             with suppress(NbgpuError):  # the cluster is ending, and its ranks with it
                 self._freed_mono_s = time.monotonic()
                 self._abandoned = dict(results)
-                ranks.sever()
+                ranks.sever(generation)
 
         for result in results.values():
             result.add_done_callback(on_answer)

@@ -69,9 +69,10 @@ def more(config: ClusterConfig, now: Sequence[Device], num_ranks: int) -> tuple[
     return (*now, *(own[rank % len(own)] for rank in range(len(now), num_ranks)))
 
 
-def wait(config: ClusterConfig) -> None:
-    """Wait until as many GPUs are free as the settings ask for. This claims nothing."""
-    Taking(config, (), 0.0, print_at_once, None).wait()
+def wait(config: ClusterConfig) -> tuple[Device, ...]:
+    """Wait until as many GPUs are free as the settings ask for, and return the device of every rank on them.
+    This claims nothing."""
+    return Taking(config, (), 0.0, print_at_once, None).wait()
 
 
 class Taking:
@@ -105,13 +106,13 @@ class Taking:
         self._chooser = GpuChooser()
         self._reservations = Reservations()
 
-    def wait(self) -> None:
-        """Wait until as many GPUs are free as the settings ask for, and claim none."""
+    def wait(self) -> tuple[Device, ...]:
+        """Wait until as many GPUs are free as the settings ask for, and return the device of every rank on
+        them; claim none."""
         try:
             while True:
                 try:
-                    _chosen(self._chooser, self._config, registry.entries())
-                    break
+                    return _chosen(self._chooser, self._config, registry.entries())
                 except NoFreeGpuError as error:
                     self._show(str(error))
                 self._pause()

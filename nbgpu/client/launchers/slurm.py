@@ -15,6 +15,10 @@ from nbgpu.errors import ClusterError
 
 _SUBMIT_PATIENCE_S = 30.0
 """Where the queue is full, sbatch tries again and again."""
+_TIMED_OUT = 124
+"""The exit status, as timeout(1) has it, that stands for a program that did not end in time."""
+_SUBMITTED = re.compile(r"^(\d+)(?:;\S+)?\s*$", re.MULTILINE)
+"""What sbatch prints: 'JOB', or 'JOB;CLUSTER'. A site's wrapper of sbatch may print other lines."""
 _STEP_PATIENCE_S = 5.0
 _STEP_LOOK_S = 0.2
 
@@ -90,14 +94,18 @@ class Slurm:
         """Submit a batch script and return the job's number.
 
         Raises:
-            ClusterError: Slurm refuses it, in Slurm's words, or is not here.
+            ClusterError: Slurm refuses it, in Slurm's words, does not answer in time, or is not here.
         """
         done = self._run(["sbatch", "--parsable"], script, patience_s=_SUBMIT_PATIENCE_S)
-        # 'JOB' or 'JOB;CLUSTER'
-        job = done.stdout.strip().split(";")[0]
-        if done.returncode or not job.isdecimal():
+        if done.returncode == _TIMED_OUT:
+            raise ClusterError(
+                f"Slurm did not say that it took the job: {self._with_advice(done)}. It may have taken the job all the "
+                "same: `squeue --me` shows your jobs, and `scancel NUMBER` ends one"
+            )
+        jobs = _SUBMITTED.findall(done.stdout)
+        if done.returncode or not jobs:
             raise ClusterError(f"Slurm did not take the job: {self._with_advice(done)}")
-        return job
+        return str(jobs[-1])
 
     def state(self, job: str) -> JobState:
         """Return what Slurm knows of a job.
@@ -241,7 +249,7 @@ class Slurm:
                 else error.stderr or ""
             )
             late = f"{said.strip()}\n{command[0]} did not end within {patience_s:.0f} s".strip()
-            return subprocess.CompletedProcess(words, 1, "", late)
+            return subprocess.CompletedProcess(words, _TIMED_OUT, "", late)
 
     def _with_advice(self, done: subprocess.CompletedProcess[str]) -> str:
         said = "; ".join(

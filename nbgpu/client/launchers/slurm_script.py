@@ -19,11 +19,12 @@ _OURS = {
     "error": "nbgpu reads the job's output",
     "signal": "nbgpu looks at the time left itself, and a signal would end the ranks",
     "array": "a cluster is one job",
+    "clusters": "only the Slurm of this host can be asked about the job later",
     "export": "the ranks get this notebook's environment",
     "wrap": "the job is nbgpu's own",
 }
 """Options that nobody else may give, each with the reason."""
-_SHORT = {"N": "nodes", "n": "ntasks", "o": "output", "e": "error", "a": "array"}
+_SHORT = {"N": "nodes", "n": "ntasks", "o": "output", "e": "error", "a": "array", "M": "clusters"}
 _OPTION = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 

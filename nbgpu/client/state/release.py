@@ -8,6 +8,7 @@ completion or for help on a name, as a page does while a person types. The time 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any
 from nbgpu.client.ipykernel import shell as ipython_shell
 from nbgpu.client.ipykernel.notice import Notice
 from nbgpu.text.durations import duration
+
+_log = logging.getLogger("nbgpu.cluster")
 
 _LONGEST_WARNING_S = 60.0
 _SHARE_OF_WARNING = 0.2
@@ -104,7 +107,7 @@ class IdleRelease:
             if self._left_s > self._warning_s:
                 is_warned = False
                 continue
-            if self._cell_runs or self._is_working():
+            if self._is_in_use():
                 # Do not take the lock: the thread that holds it may be ending the cluster, and waiting for
                 # this thread.
                 self._used_mono_s = time.monotonic()
@@ -123,6 +126,15 @@ class IdleRelease:
                 self._loop.call_soon_threadsafe(self._release_if_unused)
                 # The loop may be held up; in that case it is asked again.
                 self._closing.wait(self._after_s)
+
+    def _is_in_use(self) -> bool:
+        """Return whether the notebook or a rank works. Where that cannot be seen, the cluster counts as in
+        use."""
+        try:
+            return self._cell_runs or self._is_working()
+        except OSError as error:  # such as too many open files in this process
+            _log.warning("whether the ranks work cannot be seen, and the cluster goes on: %s", error)
+            return True
 
     def _release_if_unused(self) -> None:
         """Release the cluster, unless it was used while the notebook's loop had other things to do."""

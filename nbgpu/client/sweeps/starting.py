@@ -6,6 +6,7 @@ For editors and type checkers the parameters are in `starting.pyi`, which docs/g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from nbgpu.client.host import gpu_choice, registry
 from nbgpu.client.sweeps.sweep import Sweep
 from nbgpu.config import ClusterConfig, TrainConfig, signatures
 from nbgpu.config.cluster import MAX_RANKS
-from nbgpu.errors import ConfigError
+from nbgpu.errors import ConfigError, NoFreeGpuError
 from nbgpu.machine import devices
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.machine.slurm_job import NEW_JOB
@@ -110,22 +111,48 @@ def places(cluster: ClusterConfig, parallel: int | None) -> list[str]:
         NoFreeGpuError: no GPU is free.
     """
     num_ranks = cluster.ranks or 1
-    if cluster.wait:
-        gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
-    gpus: Sequence[Device] = [d for d in gpu_choice.choose(cluster.changed(ranks=None)) if d.kind == "cuda"]
+    gpus = _gpus_waited_for(cluster, parallel) if cluster.wait else _free_gpus(cluster)
     if not gpus:
         return ["none"] * (parallel or max(1, devices.DEFAULT_CPU_RANKS // num_ranks))
     num_places = parallel or max(1, len(gpus) // num_ranks)
-    if num_places > 1 and num_places * num_ranks > len(gpus) and not cluster.share_gpus:
-        raise ConfigError(
-            f"parallel={num_places} with ranks={num_ranks} takes {num_places * num_ranks} GPUs, and there are {len(gpus)}. "
-            "Give less, or share_gpus=True to have several trials on one GPU"
-        )
+    if not cluster.share_gpus:
+        _require_enough(num_places, num_ranks, len(gpus))
     taken = [
         [gpus[(place * num_ranks + rank) % len(gpus)].uuid for rank in range(num_ranks)]
         for place in range(num_places)
     ]
     return [",".join(dict.fromkeys(uuids)) for uuids in taken]
+
+
+def _free_gpus(cluster: ClusterConfig) -> list[Device]:
+    """Return the GPUs that the settings take, by what is free now; none where there is no GPU."""
+    return [device for device in gpu_choice.choose(cluster.changed(ranks=None)) if device.kind == "cuda"]
+
+
+def _gpus_waited_for(cluster: ClusterConfig, parallel: int | None) -> list[Device]:
+    """Wait until the clusters have enough free GPUs, and return these; without `parallel` all that are free
+    then."""
+    num_ranks = cluster.ranks or 1
+    # No wait helps where the host does not have so many.
+    if num_there := cluster.num_free_gpus or len(devices.inventory()):
+        _require_enough(parallel or 1, num_ranks, num_there)
+    waited_for = gpu_choice.wait(cluster.changed(ranks=min(MAX_RANKS, (parallel or 1) * num_ranks)))
+    gpus = [device for device in dict.fromkeys(waited_for) if device.kind == "cuda"]
+    if parallel is not None:
+        return gpus
+    # Somebody may have taken some of them since.
+    with suppress(NoFreeGpuError):
+        gpus = max(gpus, _free_gpus(cluster), key=len)
+    return gpus
+
+
+def _require_enough(num_places: int, num_ranks: int, num_gpus: int) -> None:
+    """Raise ConfigError if several clusters need more GPUs than there are."""
+    if num_places > 1 and num_places * num_ranks > num_gpus:
+        raise ConfigError(
+            f"parallel={num_places} with ranks={num_ranks} takes {num_places * num_ranks} GPUs, and there are {num_gpus}. "
+            "Give less, or share_gpus=True to have several trials on one GPU"
+        )
 
 
 def _require_free(clusters: Sequence[Cluster]) -> None:

@@ -89,25 +89,30 @@ class Sentinel:
             _log.error(
                 "the rank's process %d ends: its sentinel has lost its descriptors (%s)", os.getpid(), error
             )
-        descendants.end_all_but_those_that_finish(_GRACE_S)
-        # While the fork server lives, it removes the folder when all engines have ended. One that was killed
-        # is the parent still for a moment after its pipe has closed.
-        if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
-            shutil.rmtree(self._cluster_folder, ignore_errors=True)
-        # SIGKILL, because the main thread may be in C++ and not return to Python for any other signal.
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            descendants.end_all_but_those_that_finish(_GRACE_S)
+            # While the fork server lives, it removes the folder when all engines have ended. One that was
+            # killed is the parent still for a moment after its pipe has closed.
+            if os.getppid() != self._fork_server_pid or is_ending(self._fork_server_pid):
+                shutil.rmtree(self._cluster_folder, ignore_errors=True)
+        except OSError:
+            # Such as too many open files in this process, which ends all the same.
+            _log.exception("what the rank's process %d has started may be left over", os.getpid())
+        finally:
+            # SIGKILL, because the main thread may be in C++ and not return to Python for any other signal.
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _serve_until_over(self) -> None:
         """Give up each generation of the group that the client names, until the lifetime is over."""
         socket_fd = self._socket.fileno()
         while not self._lifetime.over(ready := select.select([*self._lifetime.fds, socket_fd], [], [])[0]):
             if socket_fd in ready:
-                generation = int(self._socket.recv(GivenUp.MAX_BYTES))
+                message = self._socket.recv(GivenUp.MAX_BYTES)
                 try:
-                    import_module("nbgpu.engine.group.group").give_up(generation)
+                    import_module("nbgpu.engine.group.group").give_up(int(message))
                 except Exception:  # noqa: BLE001 - it is logged
                     # Without this thread nothing could free or end the rank any more.
-                    _log.exception("generation %d of the process group could not be given up", generation)
+                    _log.exception("generation %r of the process group could not be given up", message)
 
 
 _sentinel: Sentinel | None = None

@@ -343,12 +343,12 @@ class _Code:
         self._seed = seed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._original, self._source, self._seed)
+        return _run_in_worker, (self._original, self._source, self._seed)
 
 
-def _arrived(original: Path, source: Path, seed: int) -> _Code:
-    """Run the recipe's file in a worker process that unpickles a `_Code`, so that the dataset's classes,
-    which come after it in the pickle, can be found."""
+def _run_in_worker(original: Path, source: Path, seed: int) -> _Code:
+    """Run the recipe's file in a worker process that unpickles a `_Code`. The `_Code` is pickled before the
+    dataset, so the dataset's classes can be resolved."""
     if original.stem not in sys.modules:
         with randomness.seeded(seed):
             _run(original.stem, original, source)

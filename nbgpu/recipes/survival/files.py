@@ -303,8 +303,8 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: st
 
 
 def _problems_of_unit(found: Sequence[tuple[int, PatientRow, str, str]]) -> Iterator[str]:
-    """Yield a message if the times fall into two groups, one more than ten times the other, each with at
-    least a tenth of the rows: probably some are in days and others in years.
+    """Yield a message if there is a gap of more than 10x between neighbouring times, with at least 3 rows and
+    a tenth of all rows on each side: probably some times are in days and others in years.
 
     Args:
         found: (number of the line, row, part, patient) of each valid line.

@@ -66,7 +66,9 @@ class LiveText:
         self._blocks: list[Block] = []
         self._rows = ""
         self._tail: list[str] = []
+        """Lines of the last block that the page has, which it has not been sent yet."""
         self._new: list[Block] = []
+        """The blocks after that one, of which the page has been sent nothing yet."""
         self._chosen = ALL
         self._page_is_ready = False
         self._ended = False
@@ -82,7 +84,7 @@ class LiveText:
         display_in(self._slot, self._widget, text="")
 
     def add(self, blocks: Sequence[Block]) -> None:
-        """Append lines. The page gets them with the next rows."""
+        """Append lines. The page gets them with the next call of `show_rows`."""
         if self._streams is not None:
             self._streams.add(blocks)
             return
@@ -118,7 +120,8 @@ class LiveText:
                 self._go_on_in_streams()
 
     def close(self) -> None:
-        """Replace the widget in the notebook with the text."""
+        """End the widget and leave the text in the notebook as an ordinary output; do nothing where the text
+        went to the notebook's streams."""
         self._cell.over()
         if self._streams is not None:
             return

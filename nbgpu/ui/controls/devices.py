@@ -10,7 +10,7 @@ import ipywidgets as w
 
 from nbgpu.config import ClusterConfig
 from nbgpu.config.conditions import site_defaults
-from nbgpu.config.settings import control_fields
+from nbgpu.config.settings import as_text, control_fields
 from nbgpu.machine.devices import DEFAULT_CPU_RANKS
 from nbgpu.machine.gpus import setting as gpus_setting
 from nbgpu.ui.controls.device_picker import DevicePicker
@@ -33,7 +33,6 @@ class DeviceControls:
         }
         """The fields of the devices' settings, by name."""
         self.ranks = self.of_devices["ranks"]
-        self._ranks_shown = ""
         self.gpus = DevicePicker()
         self.gpus.observe(lambda _: self._show_ranks(), ["value", "devices"])
         self._show_ranks()
@@ -61,13 +60,16 @@ class DeviceControls:
         self._show_what_counts()
 
     def _show_ranks(self) -> None:
-        """Show the number of ranks that the choice gives, unless a person has typed another one."""
+        """Make the number of ranks that the choice gives the default, and show it unless a person has typed
+        another one."""
         devices = self.gpus.read
         if devices is not None and len(devices.cards) == 1:
             self.ranks.label = "CPU ranks"
-        if self.ranks.value == self._ranks_shown or not self._ranks_shown:
-            self.ranks.show(len(self.gpus.value) or DEFAULT_CPU_RANKS)
-            self._ranks_shown = self.ranks.value
+        is_typed = self.ranks.value != self.ranks.standard
+        self.ranks.standard = as_text(len(self.gpus.value) or DEFAULT_CPU_RANKS)
+        if not is_typed:
+            self.ranks.show(self.ranks.standard)
+        self.ranks.changed = self.ranks.value != self.ranks.standard
 
     @property
     def of_hosts(self) -> dict[str, Field]:

@@ -91,8 +91,8 @@ class SettingsArea:
                 w.HBox([self._reset, self._last, self._copy], layout=WRAPPED),
             ]
         )
-        for name, field in self.devices.fields.items():
-            field.observe(partial(self._take_device, name, field), "value")
+        for field in self.devices.fields.values():
+            field.observe(partial(self._take_device, field), "value")
             field.observe(lambda _: self.judge(), "draft")
             field.on_reset(partial(self._reset_device, field))
         self.devices.gpus.observe(lambda _: self._on_other_settings(), "value")
@@ -204,9 +204,8 @@ class SettingsArea:
                 self._on_other_settings()
             self.judge()
 
-    def _take_device(self, name: str, field: Field, _: Any) -> None:
-        # The number of ranks follows the choice of devices.
-        field.changed = name != "ranks" and field.value != field.standard
+    def _take_device(self, field: Field, _: Any) -> None:
+        field.changed = field.value != field.standard
         self._on_other_settings()
 
     def _reset_device(self, field: Field) -> None:

@@ -69,6 +69,23 @@ def test_what_matters_first_stands_at_the_top_and_all_else_in_tabs(area: Setting
     ]
 
 
+def test_a_number_of_ranks_that_was_typed_is_reset_to_that_of_the_devices(area: SettingsArea) -> None:
+    ranks = area.devices.ranks
+    assert (ranks.value, ranks.standard, ranks.changed) == ("2", "2", False)
+    assert area._reset.disabled
+    ranks.value = "3"
+    assert area._reset.description == "Reset all (1 changed)"
+    area._reset.click()
+    assert (ranks.value, ranks.changed) == ("2", False)
+    assert area._reset.disabled
+    # The choice of devices changes the default, and what was typed stays.
+    ranks.value = "3"
+    area.devices.gpus.value = ("A", "B", "C", "D")
+    assert (ranks.value, ranks.standard, ranks.changed) == ("3", "4", True)
+    area._reset.click()
+    assert ranks.value == "4"
+
+
 def shown(area: SettingsArea, title: str) -> list[str]:
     """The fields of a tab that a person sees."""
     (page,) = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_checkpoint_that_does_not_come_leaves_the_one_that_is_here(files: Arri
     files.drop(name)
     files.give_up()
     assert (files.folder / name / "manifest.json").read_bytes() == b"1"
+    assert [path.name for path in (files.folder / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_checkpoint_replaces_the_old_one_before_that_is_removed(
+    files: ArrivingFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "checkpoints/step-00000004"
+    manifest = files.folder / name / "manifest.json"
+    files.write(Piece(f"{name}/manifest.json", 0, b"1", True))
+    files.complete(name)
+    files.write(Piece(f"{name}/manifest.json", 0, b"2", True))
+
+    def be_killed(*_args: object, **_settings: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", be_killed)
+        with pytest.raises(SystemExit):
+            files.complete(name)
+    assert manifest.read_bytes() == b"2"
+    # What the killed process has left is in nobody's way.
+    files.write(Piece(f"{name}/manifest.json", 0, b"3", True))
+    files.complete(name)
+    assert manifest.read_bytes() == b"3"
     assert [path.name for path in (files.folder / "checkpoints").iterdir()] == ["step-00000004"]
 
 

@@ -287,6 +287,7 @@ def test_crops_that_are_no_cubes_leave_the_volumes_size(
     assert found.values.get("attention_edges", []) == ([32] if size == 128 else [])
     assert any("data.crop_size" in line for line in found.left_out) == (fit is None)
     assert any("nothing is cropped" in line for line in found.left_out) == (fit is None)
+    assert any("data.volume_size" in line for line in found.left_out) == (fit is not None)
 
 
 def test_fast_ddpms_file_becomes_a_run(ldm: Path) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pretend_gpus
 import pytest
 
+from nbgpu.client.host import gpu_choice
 from nbgpu.client.sweeps.starting import places
 from nbgpu.client.sweeps.trial import CURVE_POINTS, Curve
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, flags
-from nbgpu.errors import ConfigError
+from nbgpu.errors import ConfigError, NoFreeGpuError
 from nbgpu.machine.devices import cpu
 from nbgpu.planning import trials
 from nbgpu.planning.trials import SweepConfig, SweepPlan
@@ -96,6 +99,23 @@ def test_draws_stay_within_their_ranges_and_are_the_same_for_the_same_seed() -> 
 def test_a_draw_from_lists_repeats_no_combination() -> None:
     drawn = trials_of(lr=[1e-4, 1e-3, 1e-2], seed=[0, 1], random=6)
     assert len({str(trial) for trial in drawn}) == 6
+
+
+def test_a_draw_from_a_huge_grid_does_not_make_the_grid() -> None:
+    ten = list(range(1, 11))
+    settings = dict.fromkeys(("seed", "batch_size", "warmup_steps", "val_every", "log_every"), ten)
+    tenths = [number / 10_000 for number in ten]
+    drawn = trials.plan(
+        "autoencoder", {**settings, "lr": tenths, "weight_decay": tenths, "clip_norm": ten, "random": 3}
+    ).trials
+    assert len({str(trial) for trial in drawn}) == 3
+
+
+def test_a_draw_from_lists_takes_the_members_of_the_grid_by_their_numbers() -> None:
+    lists: dict[str, list[Any]] = {"lr": [1e-4, 1e-3], "seed": [0, 1, 2], "batch_size": [2, 4, 8, 16]}
+    grid = list(trials.plan("autoencoder", lists).trials)
+    drawn = trials.plan("autoencoder", {**lists, "random": 20, "random_seed": 5}).trials
+    assert drawn == random.Random(5).sample(grid, 20)
 
 
 def test_every_bad_combination_is_told_once_with_what_it_depends_on() -> None:
@@ -183,6 +203,32 @@ def test_each_place_gets_gpus_of_its_own(
     assert places(ClusterConfig(ranks=ranks, share_gpus=share), parallel) == expected
     with pytest.raises(ConfigError, match=r"parallel=5 with ranks=1 takes 5 GPUs, and there are 4"):
         places(ClusterConfig(ranks=1), 5)
+
+
+def test_no_wait_for_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    in_use = [(os.getpid(), pretend_gpus.GIB)]
+    pretend_gpus.install(
+        [pretend_gpus.PretendGpu(uuid=uuid, processes=in_use) for uuid in "AB"], patch=monkeypatch
+    )
+    monkeypatch.setattr(gpu_choice, "wait", lambda _: pytest.fail("it waits"))
+    with pytest.raises(ConfigError, match=r"parallel=2 with ranks=2 takes 4 GPUs, and there are 2"):
+        places(ClusterConfig(ranks=2, wait=True), 2)
+
+
+@pytest.mark.parametrize(("parallel", "expected"), [(None, ["A", "B"]), (1, ["A"])])
+def test_gpus_that_are_taken_after_the_wait_do_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, parallel: int | None, expected: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend_gpus.install([pretend_gpus.PretendGpu(uuid=uuid) for uuid in "AB"], patch=monkeypatch)
+    assert places(ClusterConfig(ranks=1, wait=True), parallel) == expected
+
+    def taken(_: ClusterConfig) -> NoReturn:
+        raise NoFreeGpuError("none is free")
+
+    monkeypatch.setattr(gpu_choice, "choose", taken)
+    assert places(ClusterConfig(ranks=1, wait=True), parallel) == ["A"]
 
 
 def test_cpu_places_have_two_ranks_in_all_unless_more_are_asked_for() -> None:

@@ -21,7 +21,7 @@ import zmq
 from nbgpu.protocol.records import Device, Event, Sample
 from nbgpu.run_folder.commands import CommandWatch, send_command, send_settings
 from nbgpu.run_folder.progress import NewestRecords
-from nbgpu.run_folder.rank_files import Record, record_path
+from nbgpu.run_folder.rank_files import Record, endpoint_path, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
 from nbgpu.run_folder.recorder import Recorder
 
@@ -115,6 +115,38 @@ def test_a_cursor_gives_only_what_is_new(tmp_path: Path) -> None:
         recorder.sample(2, loss=2.0)
         wait_for(reader, 2)
         assert [record.step for record in reader.since(cursor)[0]] == [2]
+
+
+@pytest.mark.parametrize("path", [record_path, endpoint_path])
+def test_the_curves_go_on_after_a_file_could_not_be_read(
+    path: Callable[[Path, int], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with reading(tmp_path) as reader:
+        # Reading the first byte of this file is an input/output error.
+        path(tmp_path, 0).symlink_to("/proc/self/mem")
+        wait_until(lambda: "records of rank 0 come late" in caplog.text, "the error is logged")
+        path(tmp_path, 0).unlink()
+        with recording(tmp_path) as recorder:
+            recorder.sample(1, loss=1.0)
+            wait_for(reader, 1)
+    assert caplog.text.count("come late") == 1
+
+
+def test_an_interrupt_leaves_no_gap_in_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(str):
+        def encode(self, *_args: str) -> bytes:
+            raise KeyboardInterrupt
+
+    with recording(tmp_path) as recorder:
+        recorder.sample(1, loss=1.0)
+        with monkeypatch.context() as patched:
+            patched.setattr(json, "dumps", lambda _fields: Interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                recorder.sample(2, loss=2.0)
+        recorder.sample(3, loss=3.0)
+    with reading(tmp_path) as reader:
+        assert seqs(reader) == [0, 1]
+        assert reader.damage() == []
 
 
 def test_who_comes_late_gets_the_past_too(tmp_path: Path) -> None:

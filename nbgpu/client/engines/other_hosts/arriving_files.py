@@ -96,14 +96,20 @@ class ArrivingFiles:
         shutil.rmtree(self.folder / _CHECKPOINTS / _ARRIVING, ignore_errors=True)
 
     def complete(self, name: str) -> None:
-        """Move a checkpoint, all of which has arrived, to its final name, once it is safe on the disk."""
+        """Move a completely received checkpoint to its final name, once it is safe on the disk."""
         final = self._path_of(name)
         arrived = final.parent / _ARRIVING / final.name
         for path in (*arrived.iterdir(), arrived):
             _sync(path)
+        replaced = final.with_name(f"{final.name}{UNFINISHED}")
+        if replaced.exists():
+            # A process that was killed has left it behind, and the rename below would fail.
+            shutil.rmtree(replaced)
         if final.exists():
-            shutil.rmtree(final.rename(final.with_name(f"{final.name}{UNFINISHED}")))
+            final.rename(replaced)
         arrived.rename(final)
+        # Removing takes long. The new checkpoint has the name already if this process is killed meanwhile.
+        shutil.rmtree(replaced, ignore_errors=True)
         with suppress(OSError):  # another one may be on its way
             arrived.parent.rmdir()
         _sync(final.parent)

@@ -61,6 +61,8 @@ def test_a_job_is_requeued_only_where_that_is_asked_for() -> None:
         ({"nodes": 3}, "'nodes' cannot be given, because it is the setting `nodes`"),
         ({"--ntasks_per_node": 3}, "'--ntasks_per_node' cannot be given, because each node has one task"),
         ({"N": 3}, "'N' cannot be given"),
+        ({"clusters": "b"}, "'clusters' cannot be given, because only the Slurm of this host"),
+        ({"M": "b"}, "'M' cannot be given"),
         ({"time 3\n": 3}, "is not the name of an option of sbatch"),
         ({"time": "1\n#SBATCH --uid=0"}, "is more than one line"),
     ],
