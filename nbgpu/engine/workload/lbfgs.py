@@ -69,9 +69,7 @@ def describe_nonfinite(loss: float, gradient_norm: float, has_lr: bool = False) 
         has_lr: whether the search has a learning rate.
     """
     advice = "a smaller lr, or other start values" if has_lr else "other start values, such as another seed"
-    return (
-        f"the loss is {loss} and the norm of its gradient {gradient_norm}, and both must be finite: try {advice}"
-    )
+    return f"the loss is {loss} and the norm of its gradient {gradient_norm}, and both must be finite: try {advice}"
 
 
 @dataclass(frozen=True)

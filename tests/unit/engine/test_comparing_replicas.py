@@ -36,7 +36,15 @@ def test_hosts_with_other_processors_agree_on_equal_weights(shape: tuple[int, ..
 
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128, torch.int64, torch.bool],
+    [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.int64,
+        torch.bool,
+    ],
 )
 def test_one_element_tells(dtype: torch.dtype) -> None:
     weights = torch.zeros(4, 3).to(dtype)

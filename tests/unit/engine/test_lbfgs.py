@@ -98,7 +98,9 @@ def test_a_gradient_that_lies_ends_the_search() -> None:
     assert ended == "no step along the gradient gives a lower loss"
 
 
-@pytest.mark.parametrize(("optimizer", "advice"), [("lbfgs", "try other start"), ("adam", "try a smaller lr")])
+@pytest.mark.parametrize(
+    ("optimizer", "advice"), [("lbfgs", "try other start"), ("adam", "try a smaller lr")]
+)
 def test_what_is_not_finite_is_said_with_a_way_out(optimizer: str, advice: str) -> None:
     def search(loss: float, slope: float) -> None:
         evaluate = lambda x: (torch.tensor(loss), torch.full_like(x, slope))  # noqa: E731

@@ -112,7 +112,9 @@ KEEPERS = {
     "an attribute of a person's deque": lambda group: _attribute(_Deque(), group),
     "a person's list": lambda group: _held(_List([group]), lambda values: values[0]),
     "a person's set": lambda group: _held(_Set({group}), lambda values: next(iter(values))),
-    "an argument of a person's partial": lambda group: _held(_Partial(print, group), lambda call: call.args[0]),
+    "an argument of a person's partial": lambda group: _held(
+        _Partial(print, group), lambda call: call.args[0]
+    ),
     "a dict": lambda group: _held({"a": group}, lambda d: d["a"]),
     "a key": lambda group: _held({group: 1}, lambda d: next(iter(d))),
     "a dict in a dict": lambda group: _held({"a": {"b": group}}, lambda d: d["a"]["b"]),
