@@ -35,8 +35,8 @@ _MAX_READ_VOXELS = 2**26
 """The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
 They are small because the kernel reads them, in which a person's cells run as well."""
 _READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
-"""The errors of nibabel, numpy and gzip for a damaged file, without the classes of nibabel, whose import takes a
-moment."""
+"""The errors of nibabel, numpy and gzip for a damaged file, without nibabel's own classes, whose import takes
+a moment."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
 """Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""

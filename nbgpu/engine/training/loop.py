@@ -105,8 +105,8 @@ class RunContext:
     log_writer: LogWriter | None = None
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
     commands_since_s: float = 0.0
-    """In seconds since the epoch: requests from before this moment had their effect on earlier processes of the
-    run."""
+    """In seconds since the epoch: requests from before this moment had their effect on earlier processes of
+    the run."""
     settings_since_s: float = 0.0
     """In seconds since the epoch: settings that were requested before this moment are already in `config`."""
 

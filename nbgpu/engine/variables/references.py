@@ -106,9 +106,8 @@ def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
             function, arguments = (new_of.get(id(part), part) for part in (holder.func, holder.args))
             state = (function, arguments, holder.keywords, vars(holder) or None)
             partial.__setstate__(holder, state)  # type: ignore[attr-defined]
-    elif is_a(holder, FunctionType):
-        if id(holder.__defaults__) in new_of:
-            holder.__defaults__ = new_of[id(holder.__defaults__)]
+    elif is_a(holder, FunctionType) and id(holder.__defaults__) in new_of:
+        holder.__defaults__ = new_of[id(holder.__defaults__)]
     # Python keeps the attributes of most objects without a dict until somebody asks for it.
     _replace_in_dict(attributes(holder), new_of)
     for kind in type(holder).__mro__:

@@ -1,4 +1,4 @@
-"""After SIGTERM a rank that works ends with its checkpoint, and one that waits for a lost peer ends by itself."""
+"""After SIGTERM a rank that works ends with its checkpoint; one that waits for a lost peer ends by itself."""
 
 from __future__ import annotations
 
