@@ -102,7 +102,7 @@ class Converted:
             )
             self.left_out.append(f"{prefix} ({listed}): {reason}")
 
-    def expect(self, key: str, *values: Any, otherwise: str) -> None:
+    def note_fixed(self, key: str, *values: Any, otherwise: str) -> None:
         """Note a key as equal to nbgpu's behaviour if it has one of these values, and as left out
         otherwise."""
         if key in self.keys:

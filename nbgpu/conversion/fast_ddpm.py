@@ -43,7 +43,7 @@ def convert(keys: Keys, names: str, data: str, network: str) -> Converted:
     _sampling(result)
     if network:
         result.left_out.append("--perceptual-network: the loss is the squared error alone")
-    result.expect("device", "cuda", otherwise="the cluster chooses the devices: --gpus")
+    result.note_fixed("device", "cuda", otherwise="the cluster chooses the devices: --gpus")
     result.take("mixed_precision", "amp", convert=lambda on: "fp16" if on else "off")
     return result
 
@@ -59,7 +59,7 @@ def _cube(value: Any) -> int:
 def _data(result: Converted) -> int | None:
     """Convert the table `data`. Return the edge in voxels of what the network gets: that of the crops if they
     are cubes, else that of the volumes; None if neither is given as a cube."""
-    result.expect("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
+    result.note_fixed("data.dataset", "BraTS3D", otherwise="the recipe reads folders of BraTS")
     size: int | None = result.take(
         "data.crop_size", "size", "cut from the middle; the script cuts at random places", convert=_cube
     )
@@ -70,7 +70,7 @@ def _data(result: Converted) -> int | None:
     else:
         size = result.take("data.volume_size", "size", convert=_cube)
         result.leave("data.crops_per_volume", "nothing is cropped")
-    result.expect("data.channels", 1, otherwise="volumes have one channel for each modality here")
+    result.note_fixed("data.channels", 1, otherwise="volumes have one channel for each modality here")
     result.take("data.num_workers", "num_workers", "for each rank")
     result.leave("data.normalization", "percentiles 1 to 99 of the brain become -1 to 1, for all volumes")
     return size
@@ -86,8 +86,8 @@ def _network(result: Converted, size: int | None) -> None:
             known.
     """
     result.leave("model.type", "one modality is made from the other three; see target")
-    result.expect("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
-    result.expect("model.out_ch", 1, otherwise="one modality comes out")
+    result.note_fixed("model.in_channels", 4, otherwise="three modalities and the noisy fourth come in")
+    result.note_fixed("model.out_ch", 1, otherwise="one modality comes out")
     channels = result.keys.take("model.ch")
     multiples = result.keys.take("model.ch_mult")
     if not (
@@ -113,9 +113,11 @@ def _network(result: Converted, size: int | None) -> None:
         result.left_out.append(
             f"model.attn_resolutions = {in_words(missing)}: the network's resolutions have the edges {edges}"
         )
-    result.expect("model.dropout", 0, 0.0, otherwise="MONAI's network has no dropout")
-    result.expect("model.resamp_with_conv", True, otherwise="resolutions are changed by convolutions")
-    result.expect("model.use_sigmoid", False, otherwise="the output is not squashed: images go from -1 to 1")
+    result.note_fixed("model.dropout", 0, 0.0, otherwise="MONAI's network has no dropout")
+    result.note_fixed("model.resamp_with_conv", True, otherwise="resolutions are changed by convolutions")
+    result.note_fixed(
+        "model.use_sigmoid", False, otherwise="the output is not squashed: images go from -1 to 1"
+    )
     result.leave(
         "model.var_type", "DDIM's steps (eta) draw with no variance of their own; see sampler and variance"
     )
@@ -150,7 +152,7 @@ def _training(result: Converted) -> None:
     result.take("training.batch_size", "batch_size", "per rank in both")
     result.take("training.gradient_accumulation_steps", "accumulate")
     result.take("training.epochs", "epochs")
-    result.expect("training.loss_type", "mse", "simple", otherwise="the loss is the squared error")
+    result.note_fixed("training.loss_type", "mse", "simple", otherwise="the loss is the squared error")
     result.take("training.gradient_clip", "clip_norm")
     result.take("training.save_every", "checkpoint_every")
     result.take("training.validate_every", "val_every")
@@ -175,15 +177,15 @@ def _optimizer(result: Converted) -> None:
     if rate is None:
         result.take("training.learning_rate", "lr")
     else:
-        result.expect("training.learning_rate", rate, otherwise="the optimizer takes optim.lr")
+        result.note_fixed("training.learning_rate", rate, otherwise="the optimizer takes optim.lr")
     decay = result.take("optim.weight_decay", "weight_decay")
     if decay is None:
         result.take("training.weight_decay", "weight_decay")
     else:
-        result.expect("training.weight_decay", decay, otherwise="the optimizer takes optim.weight_decay")
-    result.expect("optim.beta1", 0.9, otherwise="Adam's first beta is 0.9")
-    result.expect("optim.amsgrad", False, otherwise="Adam is without AMSGrad")
-    result.expect("optim.eps", 1e-8, otherwise="Adam's epsilon is 1e-8")
+        result.note_fixed("training.weight_decay", decay, otherwise="the optimizer takes optim.weight_decay")
+    result.note_fixed("optim.beta1", 0.9, otherwise="Adam's first beta is 0.9")
+    result.note_fixed("optim.amsgrad", False, otherwise="Adam is without AMSGrad")
+    result.note_fixed("optim.eps", 1e-8, otherwise="Adam's epsilon is 1e-8")
 
 
 def _sampling(result: Converted) -> None:
@@ -199,12 +201,12 @@ def _sampling(result: Converted) -> None:
         "sampling.scheduler_type", "spacing", "0, 100, ..., 900 is what the script visits", convert=known
     )
     if spacing == "non-uniform":
-        result.expect("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
+        result.note_fixed("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
     else:
         result.take("sampling.timesteps", "sampling_steps")
     if "sampling.eta" in result.keys:
         result.take("sampling.eta", "eta")
     result.leave("sampling.batch_size", "validation samples in batches of batch_size")
-    result.expect("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")
-    result.expect("sampling.noise_std", 1.0, otherwise="the first noise has standard deviation 1")
-    result.expect("sampling.noise_mean", 0.0, otherwise="the first noise has mean 0")
+    result.note_fixed("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")
+    result.note_fixed("sampling.noise_std", 1.0, otherwise="the first noise has standard deviation 1")
+    result.note_fixed("sampling.noise_mean", 0.0, otherwise="the first noise has mean 0")

@@ -107,8 +107,10 @@ def _images(base: Any) -> str:
 
 
 def _volumes(result: Converted) -> None:
-    result.expect("spatial_dims", 3, otherwise="the recipe is for volumes")
-    result.expect("image_channels", 1, otherwise="image_channels here are the numbers of a file's channels")
+    result.note_fixed("spatial_dims", 3, otherwise="the recipe is for volumes")
+    result.note_fixed(
+        "image_channels", 1, otherwise="image_channels here are the numbers of a file's channels"
+    )
     result.take("spacing", "spacing")
     result.take("channel", "image_channels", convert=lambda channel: [channel])
 
@@ -127,9 +129,9 @@ def _network(result: Converted) -> None:
                 f"{result.names}: {prefix}_target_ is {target}, and the recipe trains AutoencoderKL"
             )
         result.the_same.append(f"{prefix}_target_ = {in_words(target)}")
-    result.expect(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
+    result.note_fixed(f"{prefix}spatial_dims", 3, otherwise="the recipe is for volumes")
     for name in ("in_channels", "out_channels"):
-        result.expect(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
+        result.note_fixed(f"{prefix}{name}", 1, otherwise="the network takes as many as image_channels names")
     old = f"{prefix}num_channels" in keys
     result.leave("latent_channels", f"{prefix}latent_channels does not refer to it")
     for name, setting, default in (
@@ -143,15 +145,15 @@ def _network(result: Converted) -> None:
     ):
         if result.take(f"{prefix}{name}", setting) is None:
             result.set(setting, default, f"MONAI's default of {name}, which autoencoder_def leaves out")
-    result.expect(f"{prefix}norm_eps", 1e-6, otherwise="GroupNorm's epsilon is 1e-6 here")
+    result.note_fixed(f"{prefix}norm_eps", 1e-6, otherwise="GroupNorm's epsilon is 1e-6 here")
     for name in ("use_checkpoint", "use_checkpointing"):
         result.take(f"{prefix}{name}", "checkpoint_activations", convert=bool)
-    result.expect(
+    result.note_fixed(
         f"{prefix}use_flash_attention", False, otherwise="torch chooses the kernel of the attention; see sdpa"
     )
     for name in ("use_convtranspose", "use_combined_linear"):
-        result.expect(f"{prefix}{name}", False, otherwise="the network has none here")
-    result.expect(f"{prefix}include_fc", True, otherwise="the attention has its last linear layer here")
+        result.note_fixed(f"{prefix}{name}", False, otherwise="the network has none here")
+    result.note_fixed(f"{prefix}include_fc", True, otherwise="the attention has its last linear layer here")
 
 
 def _training(result: Converted) -> None:

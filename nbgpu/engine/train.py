@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -91,7 +92,7 @@ def get_ready(recipes: Iterable[str]) -> None:
 
 
 def run_in_engine(
-    folder: str, mended: str = "", settings_since_s: float = 0.0, goes_on: bool = False
+    folder: str, mended: str = "", settings_since_s: float = 0.0, commands_since_s: float = 0.0
 ) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
@@ -104,7 +105,8 @@ def run_in_engine(
         mended: the failure that was mended, in words; empty at the run's start.
         settings_since_s: settings that were requested before this moment are in `changes.jsonl`, in seconds
             since the epoch, because all ranks begin again from a checkpoint (`set_down`).
-        goes_on: whether the run had ended, and the commands that it was sent so far have had their effect.
+        commands_since_s: where the run had ended and begins again, the moment at which it does: what it was
+            sent before has had its effect. 0 for any other run.
 
     Returns:
         'finished' or 'stopped'.
@@ -114,7 +116,7 @@ def run_in_engine(
     with randomness.kept():
         rank = group.membership().rank
         return _leaving_outcome(
-            Path(folder), rank, lambda: _continue_run(folder, mended, settings_since_s, goes_on)
+            Path(folder), rank, lambda: _continue_run(folder, mended, settings_since_s, commands_since_s)
         )
 
 
@@ -142,13 +144,13 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bool) -> RunState:
+def _continue_run(folder: str, mended: str, settings_since_s: float, commands_since_s: float) -> RunState:
     """Begin the run of a folder on this rank, or continue with the trainer that an earlier call has kept
     after a failure.
 
     Args:
         folder: the run's folder.
-        mended, settings_since_s, goes_on: as for `run_in_engine`.
+        mended, settings_since_s, commands_since_s: as for `run_in_engine`.
     """
     member = group.membership()
     before = _interrupted.pop(folder, None)
@@ -161,7 +163,7 @@ def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bo
         else:
             runs.require_own(Path(folder))
             _, config = runs.read_settings(Path(folder))
-            if mended or goes_on:
+            if mended or commands_since_s:
                 config = runs.with_changes(config, Path(folder))
             assert member.described is not None, "only ranks of a cluster come here"
             device = member.described
@@ -169,7 +171,7 @@ def _continue_run(folder: str, mended: str, settings_since_s: float, goes_on: bo
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device, goes_on, settings_since_s)
+                trainer = _trainer(config, Path(folder), member, device, commands_since_s, settings_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
@@ -277,7 +279,7 @@ def _trainer(
     folder: Path,
     member: Membership,
     device: Device,
-    goes_on: bool = False,
+    commands_since_s: float = 0.0,
     settings_since_s: float = 0.0,
 ) -> Loop:
     """Build the loop of a run on this rank: recorder, recipe, log writer, and Trainer or Minimiser.
@@ -287,8 +289,8 @@ def _trainer(
         folder: the run's folder.
         member: this rank's place in the group.
         device: the description of the rank's device.
-        goes_on: whether the run goes on in a folder where earlier processes have followed the commands so
-            far.
+        commands_since_s: requests from before this moment had their effect on earlier processes of the run,
+            in seconds since the epoch.
         settings_since_s: settings that were requested before this moment are in `config`, in seconds since
             the epoch.
     """
@@ -307,7 +309,7 @@ def _trainer(
             recorder.close()
         raise
     log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, log_writer, goes_on, settings_since_s)
+    context = RunContext(folder, member, device, recorder, log_writer, commands_since_s, settings_since_s)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)
@@ -418,7 +420,7 @@ def _train_as_member(
             print(_finished_already(folder))  # noqa: T201 - what the command is for
         return 0
     held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
-    trainer = _trainer(config, folder, member, place.device, goes_on)
+    trainer = _trainer(config, folder, member, place.device, time.time() if goes_on else 0.0)
     try:
         with ending.listening(lambda: trainer.step):
             state = _leaving_outcome(folder, rank, lambda: train(trainer))

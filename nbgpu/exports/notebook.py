@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import GIVEN_NAMES
@@ -23,6 +24,10 @@ from nbgpu.text.ranks import parse_ranges
 
 _CELL_MAGIC = "%%distributed"
 _KNOWN = {*GIVEN_NAMES, *dir(builtins), "__name__", "__file__"}
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_CONDITIONAL = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.TryStar, ast.Match)
+"""Statements whose parts may not be executed."""
 
 _HEAD = resources.files("nbgpu.exports") / "templates" / "cells.py.txt"
 _TAIL = "\ndist.destroy_process_group()\n"
@@ -52,14 +57,27 @@ class _Cell:
 
     @property
     def stores(self) -> set[str]:
-        return set() if self.tree is None else set(_stored(self.tree))
+        """The names that the cell may define."""
+        return set() if self.tree is None else set(_stored(self.tree.body))
+
+    @property
+    def surely_stores(self) -> set[str]:
+        """The names that the cell defines on every rank, so that no earlier definition is needed."""
+        return set() if self.tree is None or self.ranks is not None else set(_surely_stored(self.tree.body))
+
+    @property
+    def changes(self) -> set[str]:
+        """The names that the cell changes in place, as by `lr *= 2`, or deletes."""
+        return set() if self.tree is None else set(_changed(self.tree))
 
     @property
     def loads(self) -> set[str]:
         """The names that the cell uses, without those that every rank has."""
         if self.tree is None:
             return set()
-        return set(_used(symtable.symtable(self.code, "cell", "exec"))) - _KNOWN
+        used = set(_used(symtable.symtable(self.code, "cell", "exec")))
+        # symtable does not count a change as a use.
+        return (used | self.changes) - _KNOWN
 
     @property
     def is_about_cluster(self) -> bool:
@@ -130,8 +148,9 @@ def _carried(cells: Sequence[_Cell]) -> list[_Cell]:
     for cell in reversed(cells):
         if cell.tree is None or not cell.code.strip():
             continue
-        if cell.is_distributed or (cell.stores & needed and not cell.is_about_cluster):
-            needed = (needed - cell.stores) | cell.loads
+        is_needed = not needed.isdisjoint(cell.stores | cell.changes) and not cell.is_about_cluster
+        if cell.is_distributed or is_needed:
+            needed = (needed - cell.surely_stores) | cell.loads
             carried.insert(0, cell)
     return carried
 
@@ -247,21 +266,58 @@ def _python(lines: Sequence[str], notes: list[str]) -> tuple[str, ast.Module | N
 def _used(table: symtable.SymbolTable) -> Iterator[str]:
     """The global names that a cell uses, also in its functions."""
     for symbol in table.get_symbols():
+        # symtable marks names assigned at module level as local, not global.
         if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
             yield symbol.get_name()
     for inner in table.get_children():
         yield from _used(inner)
 
 
-def _stored(tree: ast.Module) -> Iterator[str]:
-    """The global names that a cell defines."""
-    waiting: list[ast.AST] = list(tree.body)
+def _changed(scope: ast.AST) -> Iterator[str]:
+    """The global names that are targets of augmented assignments or of `del` in a scope, and in the functions
+    within it."""
+    nodes = list(_within(scope))
+    declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    for node in nodes:
+        if isinstance(node, _SCOPES):
+            yield from _changed(node)
+        target: Any = node.target if isinstance(node, ast.AugAssign) else node
+        is_changed = isinstance(target, ast.Name) and (target is not node or isinstance(target.ctx, ast.Del))
+        if is_changed and (isinstance(scope, ast.Module) or target.id in declared):
+            yield target.id
+
+
+def _within(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a scope, without those inside of the scopes within it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _within(node)
+
+
+def _surely_stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """The global names that statements define in any case: not those of a branch, a loop or a `try`."""
+    for statement in statements:
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            yield from _surely_stored(statement.body)
+        elif not isinstance(statement, _CONDITIONAL):
+            yield from _stored([statement])
+
+
+def _stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """The global names that statements define."""
+    waiting: list[ast.AST] = list(statements)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
             continue
         if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            continue
+        if isinstance(node, ast.AnnAssign) and node.value is None:
+            continue
+        if isinstance(node, ast.AugAssign):
+            waiting.append(node.value)
             continue
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:

@@ -49,7 +49,7 @@ def own_job(variables: Mapping[str, str] | None = None) -> OwnJob | None:
         return None
     return OwnJob(
         number,
-        # The older name has the number of the step's nodes in a step.
+        # Inside a step SLURM_NNODES counts the step's nodes, not the job's.
         _number(variables, "SLURM_JOB_NUM_NODES") or _number(variables, "SLURM_NNODES") or 1,
         variables.get("SLURMD_NODENAME", ""),
         _number(variables, "SLURM_GPUS_ON_NODE"),

@@ -26,8 +26,6 @@ from nbgpu.text.ranks import count_of_ranks
 End = Literal["least", "expected", "most"]
 """Which end of the interval of a cost, or its middle."""
 
-_LIKE_ALL_REDUCE = ("all_reduce", "two all_reduce at once")
-
 
 GPUS = ("V100", "A100", "H100", "B200")
 SIZES_BYTES = tuple(1024 * 2**power for power in range(21))
@@ -116,7 +114,7 @@ class RingCosts(Costs):
 
     def timing(self, operation: str, ranks: int, end: End = "expected") -> Timing:
         """Return the times of a ring: an all_reduce passes it twice, an all_gather or reduce_scatter once."""
-        passes = 2 if operation in _LIKE_ALL_REDUCE else 1
+        passes = 2 if operation == "all_reduce" else 1
         latency_s = passes * _steps(ranks, end) * self.link.latency_s
         bytes_per_s = self.link.bytes_per_s / bus_factor(operation, ranks)
         return lambda num_bytes: (latency_s, num_bytes / bytes_per_s)
@@ -159,7 +157,7 @@ class NodesCosts(Costs):
             raise ConfigError(f"{ranks} ranks do not fill nodes of {self._ranks_per_node}")
         parts = [self._between.timing(operation, nodes, end)]
         if self._ranks_per_node > 1:
-            on_node = ("reduce_scatter", "all_gather") if operation in _LIKE_ALL_REDUCE else (operation,)
+            on_node = ("reduce_scatter", "all_gather") if operation == "all_reduce" else (operation,)
             parts += [self._inside.timing(each, self._ranks_per_node, end) for each in on_node]
 
         def cost(num_bytes: float) -> tuple[float, float]:

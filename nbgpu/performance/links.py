@@ -44,7 +44,8 @@ class Timed:
     ranks: tuple[int, ...]
     """The ranks that took part."""
     num_bytes: int
-    """The size of the whole tensor; for all_gather and reduce_scatter, all ranks' parts together."""
+    """The size of the whole tensor; for all_gather and reduce_scatter, all ranks' parts together, and for two
+    all_reduce at once, one of the two tensors."""
     least_s: float
     median_s: float
     between_s: Interval
@@ -57,8 +58,10 @@ class Timed:
 
     @property
     def algorithm_bytes_per_s(self) -> float:
-        """The tensor's bytes by the median time."""
-        return self.num_bytes / self.median_s
+        """The bytes of the tensor, or of both tensors, by the median time."""
+        # num_bytes is the size of one of the two tensors, and the link carries both.
+        num_tensors = 2 if self.operation == "two all_reduce at once" else 1
+        return num_tensors * self.num_bytes / self.median_s
 
     @property
     def bus_bytes_per_s(self) -> float:
@@ -299,13 +302,12 @@ class Links:
 def bus_factor(operation: str, world_size: int) -> float:
     """Return the bus bandwidth of an operation divided by its algorithm bandwidth."""
     match operation:
-        case "all_reduce":
+        case "all_reduce" | "two all_reduce at once":
             return 2 * (world_size - 1) / world_size
-        case "two all_reduce at once":
-            return 4 * (world_size - 1) / world_size
         case "all_gather" | "reduce_scatter":
             return (world_size - 1) / world_size
         case _:
+            # send: the tensor crosses one link once.
             return 1.0
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,9 @@ MAX_READ = 2
 _MAX_READ_VOXELS = 2**26
 """The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
 They are small because the kernel reads them, in which a person's cells run as well."""
+_READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
+"""The errors of nibabel, numpy and gzip for a damaged file, without nibabel's own classes, whose import takes
+a moment."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
 """Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""
@@ -284,7 +289,7 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
     divided by the voxels of the file."""
     try:
         values = np.asarray(_opened(path).dataobj, np.float32)
-    except (OSError, EOFError, ValueError) as error:
+    except _READ_ERRORS as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     values = values.reshape(*values.shape[:3], -1)
     if config.image_channels and max(config.image_channels) < values.shape[3]:
@@ -309,9 +314,9 @@ def _opened(path: Path) -> Any:
 
     try:
         image: Any = nibabel.load(path)
-    except (OSError, EOFError, ValueError, ImageFileError, HeaderDataError) as error:
+    except (*_READ_ERRORS, ImageFileError, HeaderDataError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path}: cannot be read as NIfTI ({reason})") from None
     if len(image.shape) < 3:
-        raise DataError(f"{path}: has {len(image.shape)} dimensions")
+        raise DataError(f"{path}: has {len(image.shape)} dimensions, and a volume needs three")
     return image

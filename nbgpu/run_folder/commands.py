@@ -91,6 +91,8 @@ class CommandWatch:
         settings_since_s: the time, in seconds since the epoch, before which requests for settings are
             skipped, because the run begins with them. A pause or a stop counts whenever it was requested: a
             run stays paused until the person resumes it.
+        since_s: the time, in seconds since the epoch, before which all requests are skipped, because the run
+            had ended then and begins again.
     """
 
     def __init__(
@@ -99,9 +101,11 @@ class CommandWatch:
         cluster_folder: Path | None = None,
         only_new: bool = False,
         settings_since_s: float = 0.0,
+        since_s: float = 0.0,
     ) -> None:
         """Begin at the start of both files, or behind what they hold already."""
         self._settings_since_s = settings_since_s
+        self._since_s = since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
@@ -126,7 +130,12 @@ class CommandWatch:
     def newest(self) -> Command | None:
         """Read new requests and return the newest command, or None. A stop is never overruled by a later
         command."""
-        requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
+        requests = [
+            fields
+            for path in self._offsets_bytes
+            for fields in self._read_new_requests(path)
+            if _is_since(self._since_s, fields)
+        ]
         for fields in requests:
             if _is_since(self._settings_since_s, fields):
                 self._settings |= fields.get("set", {})

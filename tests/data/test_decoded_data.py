@@ -131,6 +131,23 @@ def test_what_cannot_be_known_is_said_with_the_reason(folder: Path, tmp_path: Pa
             decoded_data(train_config(recipe, **settings, **more))
 
 
+def test_a_damaged_file_is_named_whichever_way_it_is_damaged(folder: Path) -> None:
+    config = train_config("autoencoder", data=str(folder), **NETWORK)
+    whole = {path: path.read_bytes() for path in folder.iterdir()}
+    # A block of deflate of a kind that there is not makes zlib.error, in the header or in the voxels.
+    for begin in (lambda content: 10, lambda content: len(content) // 2):
+        for path, content in whole.items():
+            path.write_bytes(content[: begin(content)] + b"\xff" * 4096)
+        with pytest.raises(UnknownError, match=r"\d\.nii\.gz: cannot be read"):
+            decoded_data(config)
+    for path, content in whole.items():
+        path.write_bytes(content)
+    path = folder / "3.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(np.zeros((9, 9), np.float32), np.eye(4)), path)
+    with pytest.raises(UnknownError, match=r"3\.nii\.gz: has 2 dimensions, and a volume needs three"):
+        decoded_data(config)
+
+
 def test_words_say_what_fits() -> None:
     data = DecodedData(num_volumes=100, volume_bytes=0.146 * GIB)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 from nbgpu.client.faults.recovery import Recovery
@@ -127,7 +128,9 @@ class RunManager:
         values, before = config.model_dump(mode="json"), run.config.model_dump(mode="json")
         changes = {name: value for name, value in values.items() if value != before[name]}
         runs.note_change(run.folder, step, changes)
-        run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, True))
+        # A stop from before has ended the run once; the ranks that replace others must pass it over too.
+        since_s = time.time()
+        run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, since_s), since_s)
         self._set_run(run)
         state.write_entry()
         run.on_end(lambda _: state.note_use())

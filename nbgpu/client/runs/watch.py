@@ -62,6 +62,8 @@ class RunWatch:
             ranks.
         is_served: whether a host does not see the run's folder. Then the run does not go on on other hosts:
             what a lost one has not sent is missing.
+        commands_since_s: where the run had ended and begins again, the moment at which it does, in seconds
+            since the epoch: its ranks pass over what it was sent before. 0 for any other run.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -82,6 +84,7 @@ class RunWatch:
         statuses: Callable[[], list[RankStatus]],
         take_ranks: Callable[[TrainConfig], None],
         is_served: bool = False,
+        commands_since_s: float = 0.0,
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
@@ -115,6 +118,7 @@ class RunWatch:
         self._settings_since_s = 0.0
         """The time before which the settings that were asked for are in `changes.jsonl`, or were asked for
         again."""
+        self._commands_since_s = commands_since_s
         self._checkpoint_before: Path | None = None
         """The newest checkpoint when a host came back; None while none has."""
         self._takes_host_back = False
@@ -450,7 +454,8 @@ class RunWatch:
         self.heals.append(heal)
 
     def _call_to_train(self, repaired: str) -> Mapping[int, Reply]:
-        return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, self._settings_since_s)
+        since = self._settings_since_s, self._commands_since_s
+        return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, *since)
 
     def _begin_again(self, repaired: str) -> None:
         """Have the ranks train again; `repaired` says for the run's record what happened."""

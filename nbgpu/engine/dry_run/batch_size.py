@@ -25,6 +25,8 @@ from nbgpu.engine.model.strategy import Sharded
 from nbgpu.engine.workload import by_name
 from nbgpu.engine.workload.recipe import Recipe
 from nbgpu.errors import OutOfMemoryError
+from nbgpu.machine import cgroups
+from nbgpu.machine.clock import boot_id
 from nbgpu.text.sizes import in_words
 
 MAX_BATCH_SIZE = 4096
@@ -32,7 +34,7 @@ MAX_BATCH_SIZE = 4096
 _NUM_STEPS = 2
 """The optimizer's state is only there after the first step."""
 _SHARE_OF_HOST = 0.8
-"""The share of the host's free memory for all CPU ranks together, if no limit was set."""
+"""The share of the host's free memory for all its CPU ranks together, if no limit was set."""
 
 
 @torch_settings.as_at_the_beginning()
@@ -67,14 +69,11 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
         spread = (
             held.enter_context(_sharded(config, recipe, member.device)) if config.strategy == "fsdp" else None
         )
-        dry_run = DryRun(config, member.device, recipe, spread=spread)
         if member.device.type == "cpu":
             # The data are in the same memory.
             loaders = together(lambda: recipe.build_loaders(member.rank, member.world_size))
             held.callback(loaders.close)
-        search = _Search(dry_run, member.device)
-        # So that only the search holds the model, and `close` frees it.
-        del dry_run
+        search = _Search(lambda: DryRun(config, member.device, recipe, spread=spread), member.device)
         held.callback(search.close)
         largest = search.run()
     if largest == 0:
@@ -83,10 +82,17 @@ def find(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Search:
-    """The search for the largest batch size, in which all ranks take the same tries."""
+    """The search for the largest batch size, in which all ranks take the same tries.
 
-    def __init__(self, dry_run: DryRun, device: torch.device) -> None:
-        self._dry_run: DryRun | None = dry_run
+    Args:
+        make: builds the model and its optimizer; called in the first try, for which there may be too little
+            memory as well.
+        device: the rank's device.
+    """
+
+    def __init__(self, make: Callable[[], DryRun], device: torch.device) -> None:
+        self._make = make
+        self._dry_run: DryRun | None = None
         self._device = device
         self.tried: list[dict[str, Any]] = []
         self._failure: Exception | None = None
@@ -138,11 +144,13 @@ class _Search:
             `why`: the reason if there is too little memory, else ''; any other error is left in `_failure`.
             `peak_bytes`: the most memory that was in use.
         """
-        assert self._dry_run is not None, "the search goes on"
         memory_limit.tighten(SPARE_BYTES)
         memory.begin_peak(self._device)
         why = ""
         try:
+            if self._dry_run is None:
+                self._dry_run = self._make()
+                memory.begin_peak(self._device)
             for _ in range(_NUM_STEPS):
                 self._dry_run.step(batch_size)
         except Exception as error:  # noqa: BLE001 - all ranks must learn of it
@@ -161,7 +169,8 @@ class _Search:
                     self._failure = error
                 # The traceback holds the activations of the step that failed.
                 memory.let_go(error)
-                self._dry_run.zero_grad()
+                if self._dry_run is not None:
+                    self._dry_run.zero_grad()
         peak_bytes = memory.peak_bytes(self._device)
         memory.free()
         # `lifted` leaves a reserve above the limit.
@@ -203,12 +212,13 @@ def _sharded(
 
 
 def _bounded(device: torch.device) -> Any:
-    """Return a context in which a CPU rank without a limit uses at most its share of the host's free
-    memory."""
+    """Return a context in which a CPU rank without a limit uses at most its share of the free memory of its
+    host, or of its container. A collective of CPU ranks without a limit."""
     if device.type == "cuda" or memory_limit.left_bytes() is not None:
         return nullcontext()
     own_bytes = psutil.Process().memory_info().rss
-    num_ranks = len(exchange.gather(None))
+    host = boot_id()
+    num_ranks = exchange.gather(host).count(host)
     return memory_limit.enforced_meanwhile(
-        own_bytes + int(_SHARE_OF_HOST * psutil.virtual_memory().available / num_ranks)
+        own_bytes + int(_SHARE_OF_HOST * cgroups.free_memory_bytes() / num_ranks)
     )

@@ -17,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from nbgpu.engine.group import torch_private
+
+_FAKE = "fake"
+"""The backend of the group in which a new rank repeats cells without the other ranks."""
 _numbers = itertools.count()
 _made: WeakKeyDictionary[DistributedDataParallel, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
 """For every DDP object that is alive: the number of objects made before it, and its arguments."""
@@ -42,14 +46,16 @@ def note() -> None:
         _made[self] = number, arguments
         # What was registered meanwhile is DDP's own, as with mixed precision.
         _hooks.pop(self, None)
-        if dist.get_backend() == "fake":
+        if dist.get_backend() == _FAKE and not torch_private.has_comm_hook(self):
             # The reducer needs a result of each exchange, and the fake group gives none.
             # A lambda, because DDP checks annotations and does not understand them as strings.
-            self.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+            register(self, None, lambda _, bucket: _done(bucket.buffer()))
 
     @functools.wraps(register)
     def register_and_note(self: DistributedDataParallel, state: object, hook: Any) -> None:
-        register(self, state, hook)
+        # In a fake group the object has its one hook already. The person's is registered on the real group.
+        if dist.get_backend() != _FAKE or self not in _made:
+            register(self, state, hook)
         note_hook(self, state, hook)
 
     DistributedDataParallel.__init__ = make_and_note  # type: ignore[method-assign]

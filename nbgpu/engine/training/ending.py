@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_GRACE_S = 20.0
+from nbgpu.engine.group import activity
+
+_GRACE_S = 28.0
 """How long a rank may take from SIGTERM to its end if it is stuck: torchrun kills it 30 s after the signal,
 and a collective whose peer is gone may wait for ever."""
+_WORKING_SHARE = 0.02
+"""A process that uses this share of a CPU works: one that waits for a peer uses less, for its records."""
 
 _received: signal.Signals | None = None
 _steps: Callable[[], int] | None = None
@@ -32,7 +36,7 @@ def listening(step: Callable[[], int]) -> Iterator[None]:
     only if it still runs `_GRACE_S` later.
 
     Args:
-        step: returns the number of steps done, which distinguishes a rank that is stuck from one that works.
+        step: returns the number of steps done.
     """
     global _steps
     _steps = step
@@ -70,11 +74,15 @@ def _take(number: int, _: FrameType | None) -> None:
 
 
 def _end_if_stuck() -> None:
-    """End this process if it takes no step for `_GRACE_S`: then it waits for a peer that has ended."""
+    """End this process if it neither takes a step nor works for `_GRACE_S`: then it waits for a peer that has
+    ended."""
     steps = _steps
     before = steps() if steps is not None else 0
+    cpu_before_s = time.process_time()
     time.sleep(_GRACE_S)
+    # A step or a validation may take longer, and a slow disk takes no CPU time.
+    works = time.process_time() - cpu_before_s > _WORKING_SHARE * _GRACE_S or activity.current()
     # os._exit, because an ordinary exit would wait for the main thread. The code is the shell's for a process
     # that SIGTERM has ended.
-    if steps is None or steps() == before:
+    if steps is None or (steps() == before and not works):
         os._exit(128 + signal.SIGTERM)

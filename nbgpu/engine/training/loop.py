@@ -104,8 +104,9 @@ class RunContext:
     """Records the numbers of each step; None leaves them unrecorded."""
     log_writer: LogWriter | None = None
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
-    goes_on: bool = False
-    """Whether the run goes on in a folder where earlier processes have followed the commands so far."""
+    commands_since_s: float = 0.0
+    """In seconds since the epoch: requests from before this moment had their effect on earlier processes of
+    the run."""
     settings_since_s: float = 0.0
     """In seconds since the epoch: settings that were requested before this moment are already in `config`."""
 
@@ -126,7 +127,7 @@ class Loop(ABC):
         self.device = context.member.device
         self.recorder = context.recorder
         self.log_writer = context.log_writer
-        self._goes_on = context.goes_on
+        self._commands_since_s = context.commands_since_s
         self._settings_since_s = context.settings_since_s
         self.step = 0
         """Optimizer steps done."""
@@ -164,10 +165,16 @@ class Loop(ABC):
             RunError: a step gave NaN or an infinite number; every rank raises it, after a checkpoint of the
                 step before.
         """
-        where = (self.folder, cluster_folder(), self._goes_on, self._settings_since_s)
         # Only rank 0 reads the person's commands; the other ranks get them with each step's consensus
         # message.
-        commands = CommandWatch(*where) if self.rank == 0 else None
+        commands = None
+        if self.rank == 0:
+            commands = CommandWatch(
+                self.folder,
+                cluster_folder(),
+                settings_since_s=self._settings_since_s,
+                since_s=self._commands_since_s,
+            )
         self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
         if mended:

@@ -27,11 +27,12 @@ RESULT_NOTE = (
 
 @contextmanager
 def anomalies(config: TrainConfig) -> Iterator[None]:
-    """Make a backward pass that gives NaN name the operation, with the line of its forward pass, inside the
-    context.
+    """Inside the context torch's anomaly detection is on: if a backward pass gives NaN, the error names the
+    operation and shows the line of the forward pass that called it.
 
-    Only steps belong inside: torch keeps the whole stack of every operation with a gradient, and looks at the
-    files of all its frames, so that a fit of a result's baseline would take minutes where files are slow.
+    Use it around training steps only. torch records a Python stack for every differentiable operation;
+    computing the result's baseline (a model fitted for comparison) would then take minutes on a slow file
+    system.
     """
     if not config.smoke_test:
         yield

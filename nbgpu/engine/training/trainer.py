@@ -278,8 +278,8 @@ class Trainer(Loop):
             self._event("note", gone)
 
     def _describe_continuation(self) -> str:
-        """Return a sentence about the step from which training goes on; with fsdp, whose state was lost, also
-        about the steps that are lost."""
+        """Return a sentence about the step from which training goes on; if the sharded state was lost (fsdp),
+        also how many steps were done."""
         if not self._lost_step:
             return f"Training goes on after step {self.step}."
         lost, self._lost_step = self._lost_step, 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from types import CellType, FrameType, FunctionType
+from types import CellType, FrameType, FunctionType, MemberDescriptorType
 from typing import Any
 
 from nbgpu.engine.variables.persons_objects import attributes, is_a
@@ -24,11 +24,15 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
 
     Local variables of functions that still run, references held in C++ alone, and objects that were there
     before this process was forked are left alone.
+
+    Raises:
+        Exception: what a person's `__hash__` or `__eq__` raised in one object; all others were searched.
     """
     pending = [(old, new) for old, new in pairs if old is not None and old is not new]
+    failures: list[Exception] = []
     for _ in range(_DEPTH):
         if not pending:
-            return
+            break
         new_of = {id(old): new for old, new in pending}
         olds = [old for old, _ in pending]
         # The containers of this function hold the objects too.
@@ -37,16 +41,22 @@ def replace(pairs: Sequence[tuple[Any, Any]]) -> None:
         for holder in list(_referrers(olds)):
             if id(holder) in ours or is_a(holder, FrameType):
                 continue
-            if type(holder) is frozenset:
-                tuples.append((holder, frozenset(new_of.get(id(item), item) for item in holder)))
-            elif type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
-                # `__new__` of tuple itself: a namedtuple's own takes one argument for each field.
-                again = tuple.__new__(type(holder), (new_of.get(id(item), item) for item in holder))
-                tuples.append((holder, again))
-            else:
-                _replace_in(holder, new_of)
+            try:
+                if type(holder) is frozenset:
+                    tuples.append((holder, frozenset(new_of.get(id(item), item) for item in holder)))
+                elif type(holder) is tuple or (is_a(holder, tuple) and hasattr(type(holder), "_fields")):
+                    # By the methods of tuple itself: a namedtuple's own `__new__` takes one argument for each
+                    # field.
+                    items = (new_of.get(id(item), item) for item in tuple.__iter__(holder))
+                    tuples.append((holder, tuple.__new__(type(holder), items)))
+                else:
+                    _replace_in(holder, new_of)
+            except Exception as error:  # noqa: BLE001 - one object may not keep the others from being searched
+                failures.append(error)
         # A tuple or a frozenset cannot be changed: a new one takes its place in the next turn.
         pending = tuples
+    if failures:
+        raise failures[0]
 
 
 def _referrers(objects: Sequence[Any]) -> Iterator[Any]:
@@ -77,35 +87,37 @@ def _replace_in(holder: Any, new_of: dict[int, Any]) -> None:
         holder: the object that refers to them.
         new_of: the new objects, by the ids of the old ones.
     """
+    # By the methods of Python's own types, because a subclass of the person's may do other things.
     if is_a(holder, dict):
         _replace_in_dict(holder, new_of)
     elif is_a(holder, (list, deque)):
-        for index, item in enumerate(holder):
+        sequence: Any = list if is_a(holder, list) else deque
+        for index, item in enumerate(sequence.__iter__(holder)):
             if id(item) in new_of:
-                holder[index] = new_of[id(item)]
+                sequence.__setitem__(holder, index, new_of[id(item)])
     elif is_a(holder, set):
-        for item in [item for item in holder if id(item) in new_of]:
-            holder.discard(item)
-            holder.add(new_of[id(item)])
+        for item in [item for item in set.__iter__(holder) if id(item) in new_of]:
+            set.discard(holder, item)
+            set.add(holder, new_of[id(item)])
     elif is_a(holder, CellType):
         holder.cell_contents = new_of[id(holder.cell_contents)]
-    elif type(holder) is partial:
+    elif is_a(holder, partial):
         if id(holder.args) in new_of or id(holder.func) in new_of:
             function, arguments = (new_of.get(id(part), part) for part in (holder.func, holder.args))
             state = (function, arguments, holder.keywords, vars(holder) or None)
-            holder.__setstate__(state)  # type: ignore[attr-defined]
-    elif is_a(holder, FunctionType):
-        if id(holder.__defaults__) in new_of:
-            holder.__defaults__ = new_of[id(holder.__defaults__)]
-    else:
-        # Python keeps the attributes of most objects without a dict until somebody asks for it.
-        _replace_in_dict(attributes(holder), new_of)
-        for kind in type(holder).__mro__:
-            for name in vars(kind).get("__slots__", ()):
+            partial.__setstate__(holder, state)  # type: ignore[attr-defined]
+    elif is_a(holder, FunctionType) and id(holder.__defaults__) in new_of:
+        holder.__defaults__ = new_of[id(holder.__defaults__)]
+    # Python keeps the attributes of most objects without a dict until somebody asks for it.
+    _replace_in_dict(attributes(holder), new_of)
+    for kind in type(holder).__mro__:
+        # By the descriptors of the slots: `__slots__` may be one name, and private names are kept mangled.
+        for slot in list(vars(kind).values()) if "__slots__" in vars(kind) else ():
+            if type(slot) is MemberDescriptorType:
                 with suppress(AttributeError):  # an empty slot
-                    value = object.__getattribute__(holder, name)
+                    value = slot.__get__(holder)
                     if id(value) in new_of:
-                        object.__setattr__(holder, name, new_of[id(value)])
+                        slot.__set__(holder, new_of[id(value)])
 
 
 def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
@@ -117,8 +129,7 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
     """
     # None unless these are the attributes of a class, which must be set through the class.
     owner = _class_of_attributes(holder)
-    # By the methods of Python's own types, because a subclass of the person's may do other things. An
-    # OrderedDict keeps its order apart.
+    # An OrderedDict keeps its order apart.
     kind = OrderedDict if is_a(holder, OrderedDict) else dict
     items = list(kind.items(holder))
     for key, value in items:
@@ -128,9 +139,10 @@ def _replace_in_dict(holder: dict[Any, Any], new_of: dict[int, Any]) -> None:
             else:
                 type.__setattr__(owner, key, new_of[id(value)])
     if any(id(key) in new_of for key, _ in items):
-        renamed = [(new_of.get(id(key), key), value) for key, value in kind.items(holder)]
+        # A dict, so that a key whose hash raises does so while the holder is still whole.
+        renamed = {new_of.get(id(key), key): value for key, value in kind.items(holder)}
         kind.clear(holder)
-        for key, value in renamed:
+        for key, value in renamed.items():
             kind.__setitem__(holder, key, value)
 
 

@@ -35,6 +35,10 @@ from nbgpu.text.ranks import named_ranks
 
 _ELEMENTS_PER_S = 2e7
 """How many elements a slow processor sums or copies in a second."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers with as many bytes as an element."""
+_PART = 2**20
+"""How many elements of a tensor are summed at once."""
 _reported: set[tuple[str | int, ...]] = set()
 """Objects that some ranks lack, each reported once: (key, the ranks without it)."""
 
@@ -146,7 +150,7 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
 
     Args:
         ddp: the object.
-        groups: by rank: the ranks of the group of its object.
+        groups: groups[r] lists the ranks in the process group of rank r's object.
         healthy: the ranks whose state is trusted.
 
     Returns:
@@ -163,25 +167,25 @@ def _make_equal(ddp: DistributedDataParallel, groups: Sequence[list[int]], healt
         if problem:
             raise _CannotMoveError(f"whose parameters cannot be read on rank {rank} ({problem})")
     seen = [theirs for _, theirs in on_every_rank]
-    # By the ranks of a group whose parameters differ: the rank whose parameters all get.
-    problems = {}
+    # Maps each group whose parameters differ to the rank that broadcasts.
+    source_of_group = {}
     for ranks in map(tuple, groups):
         difference = _difference([seen[rank] for rank in ranks])
         if difference == "in shape":
             raise _CannotMoveError("whose parameters differ in shape between the ranks")
         if difference:
-            problems[ranks] = min([rank for rank in healthy if rank in ranks] or ranks)
+            source_of_group[ranks] = min([rank for rank in healthy if rank in ranks] or ranks)
     ranks = tuple(groups[dist.get_rank()])
-    if ranks in problems:
+    if ranks in source_of_group:
         group = None if len(ranks) == len(groups) else ddp.process_group
         for parameter in parameters:
-            dist.broadcast(parameter.detach(), problems[ranks], group)
-    if not problems:
+            dist.broadcast(parameter.detach(), source_of_group[ranks], group)
+    if not source_of_group:
         return ""
     if len(ranks) == len(groups):
-        return f"differed between the ranks: all have those of rank {problems[ranks]} now"
+        return f"differed between the ranks: all have those of rank {source_of_group[ranks]} now"
     named = "; ".join(
-        f"{named_ranks(theirs)} have those of rank {source} now" for theirs, source in problems.items()
+        f"{named_ranks(theirs)} have those of rank {source} now" for theirs, source in source_of_group.items()
     )
     return f"differed between the ranks of its group: {named}. Make its optimizer again"
 
@@ -273,7 +277,7 @@ def _parameters_and_sums(ddp: DistributedDataParallel) -> tuple[list[Tensor], li
 
 
 def _shapes_and_sums(tensors: Sequence[Tensor]) -> list[Any]:
-    """Return the shape, and the sum and the norm, of each tensor, as JSON."""
+    """Return the shape and the fingerprint of each tensor, as JSON."""
     _allow_time(tensors)
     return [[list(t.shape) for t in tensors], [_fingerprint(t) for t in tensors]]
 
@@ -290,17 +294,32 @@ def _difference(gathered: Sequence[Any]) -> str:
     """
     if any(shapes != gathered[0][0] for shapes, _ in gathered):
         return "in shape"
-    # Compared as text, because NaN is equal to nothing.
-    return "in value" if len({str(values) for _, values in gathered}) > 1 else ""
+    return "in value" if any(sums != gathered[0][1] for _, sums in gathered) else ""
 
 
-def _fingerprint(tensor: Tensor) -> tuple[float, float]:
-    """Return sum and norm in float64, without a copy of the tensor: memory may be short after a failure."""
-    values = tensor.detach()
-    total = float(values.sum(dtype=torch.float64))
-    if not values.is_floating_point():
-        return total, 0.0
-    return total, float(torch.linalg.vector_norm(values, dtype=torch.float64))
+def _fingerprint(tensor: Tensor) -> list[int]:
+    """Return the sum of the bit patterns of a tensor's elements, and the sum of their squares, as 64-bit
+    integers.
+
+    The order of the additions does not change them. It would change a sum of floats, and depends on the
+    number of threads and the processor. The squares tell changes that cancel each other in the first sum.
+    """
+    values = tensor.detach().resolve_conj().resolve_neg()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    bits = values.view(_INTEGERS[values.element_size()])
+    if bits.numel() <= _PART:
+        return _sums(bits).tolist()
+    # In parts, because each is copied, and memory may be short after a failure.
+    longest = max(range(bits.ndim), key=bits.shape.__getitem__)
+    parts = bits.split(max(1, bits.shape[longest] * _PART // bits.numel()), longest)
+    return functools.reduce(torch.add, map(_sums, parts)).tolist()
+
+
+def _sums(bits: Tensor) -> Tensor:
+    """Return the sum of integers and the sum of their squares, modulo 2^64."""
+    wide = bits.to(torch.int64)
+    return torch.stack((wide.sum(), (wide * wide).sum()))
 
 
 def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], str]:

@@ -12,7 +12,7 @@ from scipy.optimize import Bounds, OptimizeResult, minimize
 from torch import Tensor
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, NAdam, Optimizer, RMSprop
 
-from nbgpu.engine.workload.lbfgs import ALL_DONE, AfterStep, Lbfgs
+from nbgpu.engine.workload.lbfgs import ALL_DONE, AfterStep, Lbfgs, describe_nonfinite
 from nbgpu.engine.workload.shards import Shards
 from nbgpu.errors import RunError
 
@@ -89,7 +89,7 @@ def descend(
         loss, gradient = evaluate(tensor)
         value = float(loss)
         if not (math.isfinite(value) and bool(gradient.isfinite().all())):
-            raise RunError(f"the loss is {value}, and its gradient holds NaN or infinite values")
+            raise RunError(describe_nonfinite(value, float(gradient.norm()), has_lr=optimizer in _TORCH))
         return value, gradient
 
     if optimizer == LBFGS:

@@ -60,6 +60,18 @@ _MARGIN = 0.1
 """How near to an end of an interval the next trial may be, as a share of the interval."""
 
 
+def describe_nonfinite(loss: float, gradient_norm: float, has_lr: bool = False) -> str:
+    """Return the message where a loss or its gradient is not finite: no optimizer recovers from that.
+
+    Args:
+        loss: the loss.
+        gradient_norm: the norm of its gradient.
+        has_lr: whether the search has a learning rate.
+    """
+    advice = "a smaller lr, or other start values" if has_lr else "other start values, such as another seed"
+    return f"the loss is {loss} and the norm of its gradient {gradient_norm}, and both must be finite: try {advice}"
+
+
 @dataclass(frozen=True)
 class Held:
     """The memory of a search's tensors on the rank with the most slices, in bytes."""
@@ -407,7 +419,7 @@ class Lbfgs:
                 numbers[some, 1] = (gradient[some] * (line[1][some] - line[0][some])).sum(dim=1)
         squared, slope = self._shards.sums(numbers)
         if not (math.isfinite(loss) and math.isfinite(squared)):
-            raise RunError(f"the loss is {loss}, and its gradient holds NaN or infinite values")
+            raise RunError(describe_nonfinite(loss, math.sqrt(squared)))
         return loss, gradient, float(slope)
 
     def _slope(self, gradient: Tensor, x: Tensor, point: Tensor) -> float:

@@ -17,13 +17,13 @@ from nbgpu.recipes.diffusion.files import Case, Cube, Modality, ending_of
 _NUM_GENERATED = 8
 
 
-def written(
+def write_prediction(
     case: Case, given: Mapping[str, Modality], target: str, cube: Cube, image: Tensor, stem: Path
 ) -> Predicted:
     """Write the modality that was made for a case as NIfTI, on the grid of the first given modality's file.
 
-    Intensities have no true scale, so that of the given modalities is taken: -1 and 1 become the means of
-    their 1st and of their 99th percentiles, the columns `low` and `high`. Voxels that are 0 in all given
+    Intensities have no true scale, so that of the given modalities is taken: -1 maps to the mean of the given
+    modalities' 1st percentiles (`low`), 1 to the mean of their 99th (`high`). Voxels that are 0 in all given
     modalities are 0. So are voxels of the brain outside the cube; their share is the column `brain_outside`.
 
     Args:

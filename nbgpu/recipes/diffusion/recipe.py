@@ -344,7 +344,7 @@ class Diffusion:
             case = _case(sample)
             given = {name: one for name, one in files.modalities(case).items() if name != target}
             cube = self._prepare().cube_of({name: modality.image for name, modality in given.items()})
-            predicted = prediction.written(case, given, target, cube, image, stem)
+            predicted = prediction.write_prediction(case, given, target, cube, image, stem)
         if "target" not in data:
             return predicted
         (known,) = quality(image[None], data["target"], data["brain"], data.get("label"))

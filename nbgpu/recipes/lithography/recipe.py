@@ -76,7 +76,8 @@ class Lithography:
         self.config = config
         self.resist = resist_of(config)
         self._num_repeated = 0
-        self._of_new = self
+        """How many masks repeat another one and were left out; counted when the pairs are read."""
+        self._prediction_recipe = self
         """The recipe for the data of a prediction: their margins may differ from those of the run's data."""
 
     @cached_property
@@ -300,7 +301,7 @@ class Lithography:
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
         """Return the masks in files, also those that repeat another one."""
         config = self.config
-        self._of_new = new = Lithography(config.counting(data=data))
+        self._prediction_recipe = new = Lithography(config.counting(data=data))
         if self._kernel_size > new._field:
             raise DataError(
                 f"{data}: the network's kernels have {self._kernel_size} pixels, and the masks with their margins {new._field}. "
@@ -317,7 +318,7 @@ class Lithography:
         Columns: `printed_share` of the area and, where the true image is known, `mse` and the `iou` of the
         two printed areas.
         """
-        new = self._of_new
+        new = self._prediction_recipe
         (prepare,) = new._steps().flatten().transforms
         assert isinstance(prepare, Prepare)
         is_known = "aerial" in sample or "generated" in sample

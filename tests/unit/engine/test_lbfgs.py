@@ -98,9 +98,18 @@ def test_a_gradient_that_lies_ends_the_search() -> None:
     assert ended == "no step along the gradient gives a lower loss"
 
 
-def test_a_gradient_with_nan_is_refused() -> None:
-    with pytest.raises(RunError, match="its gradient holds NaN"):
-        descend(lambda x: (x.sum(), x * math.nan), torch.ones(2, 2).double(), 3, lambda *_: None)
+@pytest.mark.parametrize(
+    ("optimizer", "advice"), [("lbfgs", "try other start"), ("adam", "try a smaller lr")]
+)
+def test_what_is_not_finite_is_said_with_a_way_out(optimizer: str, advice: str) -> None:
+    def search(loss: float, slope: float) -> None:
+        evaluate = lambda x: (torch.tensor(loss), torch.full_like(x, slope))  # noqa: E731
+        descend(evaluate, torch.ones(2, 2).double(), 3, lambda *_: None, optimizer=optimizer)
+
+    with pytest.raises(RunError, match=rf"the loss is nan and the norm of its gradient 2\.0.*{advice}"):
+        search(math.nan, 1.0)
+    with pytest.raises(RunError, match=rf"the loss is 3\.0 and the norm of its gradient nan.*{advice}"):
+        search(3.0, math.nan)
 
 
 @pytest.mark.parametrize(

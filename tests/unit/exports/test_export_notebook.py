@@ -57,6 +57,40 @@ def test_a_name_that_only_the_notebook_has_is_named(tmp_path: Path) -> None:
     assert "cell 1 stays behind: it is about the notebook's cluster" in script.notes
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "lr *= 2",
+        "for _ in range(2):\n    lr *= 2",
+        "def double():\n    global lr\n    lr *= 2\ndouble()\nlr = lr",
+        "if debug:\n    lr = 1",
+        "try:\n    lr = tuned\nexcept NameError:\n    pass",
+        "%%distributed --ranks 0\nlr = 1",
+        "%%distributed\nlr += 1",
+    ],
+)
+def test_an_earlier_definition_stays_where_a_cell_changes_it_or_may_not_define_it(
+    tmp_path: Path, changed: str
+) -> None:
+    cells = ["debug = False", "lr = 0.1", changed, "%%distributed\nprint(lr)"]
+    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    assert "lr = 0.1" in script.text
+    assert changed.splitlines()[-1] in script.text
+
+
+@pytest.mark.parametrize("again", ["lr = 1", "with open('lr') as file:\n    lr = file.read()", "import lr"])
+def test_an_earlier_definition_that_is_replaced_stays_behind(tmp_path: Path, again: str) -> None:
+    cells = ["lr = 0.1", again, "%%distributed\nprint(lr)"]
+    script = notebook.script_of(write(tmp_path / "lesson.ipynb", cells))
+    assert "lr = 0.1" not in script.text
+    assert again in script.text
+
+
+def test_a_name_that_is_only_changed_or_deleted_is_named(tmp_path: Path) -> None:
+    script = notebook.script_of(write(tmp_path / "lesson.ipynb", ["%%distributed\nlr *= 2\ndel rest"]))
+    assert "cell 1 uses lr, rest, which no earlier part of the script defines" in script.notes
+
+
 def test_a_notebook_without_distributed_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to export"):
         notebook.script_of(write(tmp_path / "plain.ipynb", ["x = 1"]))

@@ -93,6 +93,7 @@ def test_half_of_there_and_back_is_one_way() -> None:
     [
         ("all_reduce", 2, 1),
         ("all_reduce", 8, 1.75),
+        ("two all_reduce at once", 8, 1.75),
         ("all_gather", 8, 0.875),
         ("reduce_scatter", 2, 0.5),
         ("send", 2, 1),
@@ -110,7 +111,11 @@ def test_what_two_at_once_gain() -> None:
     found = links(of_ranks)
     assert found.gain_of_two_at_once == pytest.approx(2)
     assert "two large all_reduce at once: x2.00" in str(found)
-    assert found.timed[-1].bus_bytes_per_s == pytest.approx(2 * found.timed[-1].algorithm_bytes_per_s)
+    # Both tensors count, so that the columns can be compared with those of one all_reduce.
+    alone, at_once = found.timed[len(SIZES) - 1], found.timed[-1]
+    assert at_once.num_bytes == alone.num_bytes
+    assert at_once.algorithm_bytes_per_s == pytest.approx(2 * alone.algorithm_bytes_per_s)
+    assert at_once.bus_bytes_per_s == pytest.approx(2 * alone.bus_bytes_per_s)
 
 
 def test_a_table_without_a_size_that_was_measured_both_ways_has_no_gain() -> None:

@@ -536,6 +536,21 @@ def test_a_pause_counts_whenever_it_was_asked_for_and_earlier_settings_do_not(tm
     assert CommandWatch(tmp_path, settings_since_s=time.time()).newest() == "resume"
 
 
+def test_what_ended_the_run_is_passed_over_once_it_begins_again(tmp_path: Path) -> None:
+    send_settings(tmp_path, {"lr": 0.1})
+    send_command(tmp_path, "stop")
+    began_again_s = time.time()
+    watch = CommandWatch(tmp_path, since_s=began_again_s)
+    assert watch.newest() is None
+    assert not watch.take_settings()
+    send_command(tmp_path, "stop", why="just before rank 0 was replaced")
+    # As the rank that takes over reads the requests, and as a rank that stays does in its new group.
+    for _ in range(2):
+        again = CommandWatch(tmp_path, since_s=began_again_s)
+        assert again.newest() == "stop"
+        assert again.why_stop == "just before rank 0 was replaced"
+
+
 def test_a_command_takes_another_way_where_the_run_has_no_folder(tmp_path: Path) -> None:
     run, cluster = tmp_path / "run", tmp_path / "cluster"
     cluster.mkdir()
