@@ -22,7 +22,7 @@ def test_a_run_with_the_batch_that_was_found_keeps_the_size_that_was_chosen(tmp_
         lines.append(f"{index}.nii,{30 - index},{index % 2}")
     (tmp_path / "cohort.csv").write_text("\n".join(lines))
     settings: dict[str, Any] = {"data": str(tmp_path / "cohort.csv"), "widen_factor": 0.125}
-    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit="1500MiB") as limited:
+    with nbgpu.Cluster(gpus="none", ranks=2, memory_limit="900MiB") as limited:
         found = limited.find_batch_size("survival", **settings)
         assert found.batch_size > 16
         # At the batch size that was found, the volumes are those that it was found for.
