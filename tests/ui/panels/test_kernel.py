@@ -202,7 +202,7 @@ def test_with_nobody_in_front_there_is_no_widget_and_the_curves_stay(tmp_path: P
 def test_with_nobody_in_front_a_line_tells_how_far_the_run_is(tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook()
     often = "import nbgpu.ui.run.panel\nnbgpu.ui.run.panel.PICTURE_PERIOD_S = 1\n"
-    cells = [often + start_code(tmp_path), "import time; time.sleep(5)", "run.stop(); run.wait()"]
+    cells = [often + start_code(tmp_path), "import time; time.sleep(15)", "run.stop(); run.wait()"]
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
     client = NotebookClient(notebook, timeout=180)
     lines, pictures = [], []
