@@ -186,8 +186,8 @@ def complaints_of(page: Page) -> list[str]:
     complaints: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:
-        # JupyterLab has errors of its own in the console; ours name the panel or its widget library. How long a
-        # busy machine took to load a plugin is none.
+        # JupyterLab has errors of its own in the console; ours name the panel or its widget library. That a
+        # plugin took long to load is said on a busy machine.
         is_ours = re.search("nbgpu|anywidget|plotly", message.text, re.IGNORECASE)
         if message.type in ("error", "warning") and is_ours and "ms to activate" not in message.text:
             complaints.append(message.text)
