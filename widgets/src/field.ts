@@ -14,7 +14,7 @@ export interface FieldModel {
   get(name: "choices" | "choice_labels"): string[];
   set(name: "value" | "draft", value: string): void;
   save_changes(): void;
-  send(content: { type: "reset" }): void;
+  send(content: { type: "reset" } | { type: "take"; value: string }): void;
   on(event: string, callback: () => void): void;
   off(event: string, callback: () => void): void;
 }
@@ -140,6 +140,9 @@ export function show(model: FieldModel, root: HTMLElement): () => void {
     model.set("draft", typed);
     model.set("value", typed);
     model.save_changes();
+    // While the kernel has not answered the last change, the page keeps this one back, but no press of a button:
+    // that would come first, and act on the value before. A message of its own is sent at once.
+    model.send({ type: "take", value: typed });
   };
   const judge = (): void => {
     model.set("draft", control.value);

@@ -39,11 +39,13 @@ function made(values: Values): Made {
 
 describe("a field", () => {
   test("sends what was typed just as it was typed, and keeps it beside what is wrong with it", () => {
-    const { model, root, sent } = made({});
+    const { model, root, sent, messages } = made({});
     const input = root.querySelector("input")!;
     input.value = "0,001";
     input.dispatchEvent(new Event("change"));
     expect(sent.at(-1)?.value).toBe("0,001");
+    // Beside the state, which the page may keep back while a press of a button goes ahead.
+    expect(messages).toEqual([{ type: "take", value: "0,001" }]);
     model.change({ problem: "no number" });
     expect(input.value).toBe("0,001");
     expect(input.getAttribute("aria-invalid")).toBe("true");

@@ -66,6 +66,16 @@ class Control(anywidget.AnyWidget):
     empty = traitlets.Unicode().tag(sync=True)
     """The placeholder for an empty text."""
 
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.on_msg(self._take)
+
+    def _take(self, _widget: Any, content: Mapping[str, Any], _buffers: Any) -> None:
+        """Take the value that the person has left the field with. It comes as a state of the widget too, but
+        perhaps later than a press of a button that is to act on it."""
+        if content.get("type") == "take":
+            self.value = content["value"]
+
     def show(self, value: Any) -> None:
         """Put a value into the field."""
         with self.hold_sync():

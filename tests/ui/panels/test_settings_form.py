@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from kernel import Kernel, kernel
 
-from nbgpu.config import ClusterConfig, own_file, train_config
+from nbgpu.config import ClusterConfig, TrainConfig, own_file, train_config
 from nbgpu.config.settings import as_text
 from nbgpu.machine.devices import cpu
 from nbgpu.protocol.records import Device
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.ui.controls.control_panel import _Controls
+from nbgpu.ui.controls.fields import Field
 from nbgpu.ui.controls.settings_area import FIRST, SettingsArea
 
 
@@ -462,3 +463,13 @@ def test_the_settings_of_the_last_run_are_shown_whatever_defaults_the_form_has(a
     area._take_last()
     for name in ("lr", "batch_size", "amp", "epochs", "patch_size", "steps"):
         assert area.fields[name].value == as_text(getattr(last, name)), name
+
+
+def test_a_value_counts_as_soon_as_its_field_is_left() -> None:
+    """The page keeps back a widget's state while the kernel has not answered the last one, and no press of a
+    button: what was typed comes as a message too, before that press."""
+    field = Field(TrainConfig, "lr")
+    content = {"type": "take", "value": "0.5"}
+    field._handle_msg({"content": {"data": {"method": "custom", "content": content}}, "buffers": []})
+    assert field.read() == 0.5
+    assert field.draft == "0.5"
