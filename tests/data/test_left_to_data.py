@@ -82,6 +82,7 @@ def test_what_is_given_is_not_chosen(cluster2: nbgpu.Cluster, cohort: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.release
 def test_a_single_process_chooses_as_a_cluster_does(
     cluster2: nbgpu.Cluster, cohort: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_page_is_short_and_says_where_to_read_on(page: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_every_page_in_one_notebook(tmp_path: Path) -> None:
     """One test, because a page goes on where the page before it ended."""

@@ -50,7 +50,12 @@ CELLS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CELLS)
+IN_CI = ("02_your_own_recipe", "06_memory", "11_survival")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.release) for name in CELLS]
+)
 def test_one_rank_is_enough(name: str, tmp_path: Path) -> None:
     pieces, changes = CELLS[name]
     content = executed(f"{name}.ipynb", tmp_path, changes, ranks=1, only=(*BEGIN, *pieces))

@@ -197,6 +197,7 @@ def test_an_editor_completes_the_settings_of_sweeps_and_studies(installed: Path)
 
 
 @pytest.mark.long
+@pytest.mark.release
 @pytest.mark.slow
 def test_type_checkers_know_what_sweeps_and_studies_take(tmp_path: Path, installed: Path) -> None:
     pytest.importorskip("mypy")
