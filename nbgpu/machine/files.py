@@ -62,19 +62,19 @@ def folders_below(root: Path) -> Iterator[Path]:
     found once, under its own name if that lies in `root`, so that links in a circle come to an end. Hidden
     folders, such as the trash of a file system, and those that may not be read are left out.
     """
-    found: set[tuple[int, int]] = set()
+    identities: set[tuple[int, int]] = set()
     waiting = deque([root])
     while waiting:
         for name, subfolders, _ in os.walk(waiting.popleft()):
             folder = Path(name)
             status = folder.stat()
-            if (status.st_dev, status.st_ino) in found:
+            if (status.st_dev, status.st_ino) in identities:
                 subfolders.clear()
                 continue
-            found.add((status.st_dev, status.st_ino))
+            identities.add((status.st_dev, status.st_ino))
             # Sorted, so that every rank finds a folder with several links under the same one of them.
-            subfolders[:] = sorted(each for each in subfolders if not each.startswith("."))
-            waiting += [folder / each for each in subfolders if (folder / each).is_symlink()]
+            subfolders[:] = sorted(part for part in subfolders if not part.startswith("."))
+            waiting += [path for path in map(folder.joinpath, subfolders) if path.is_symlink()]
             yield folder
 
 
