@@ -349,7 +349,7 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
 
 def _load_state(
     optimizer: Optimizer,
-    groups: Sequence[Mapping[str, Any]],
+    groups: Sequence[dict[str, Any]],
     settings: Sequence[Mapping[str, Any]],
     values: dict[str, Any],
     tensors: dict[str, Tensor],
