@@ -1,10 +1,11 @@
-"""Write files whole or not at all, lock folders, and paths without steps up."""
+"""Write files whole or not at all, find files in folders, lock folders, and paths without steps up."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +47,35 @@ def write_whole(
             # The caller, and perhaps a person, knows this name and not the random one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def files_below(root: Path) -> Iterator[Path]:
+    """Find the files in a folder and in its subfolders, in no particular order, without hidden ones."""
+    for folder in folders_below(root):
+        yield from (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
+
+
+def folders_below(root: Path) -> Iterator[Path]:
+    """Find a folder itself and its subfolders, in no particular order.
+
+    Symbolic links to folders are followed, because collections of data are often made of them. Each folder is
+    found once, under its own name if that lies in `root`, so that links in a circle come to an end. Hidden
+    folders, such as the trash of a file system, and those that may not be read are left out.
+    """
+    identities: set[tuple[int, int]] = set()
+    waiting = deque([root])
+    while waiting:
+        for name, subfolders, _ in os.walk(waiting.popleft()):
+            folder = Path(name)
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in identities:
+                subfolders.clear()
+                continue
+            identities.add((status.st_dev, status.st_ino))
+            # Sorted, so that every rank finds a folder with several links under the same one of them.
+            subfolders[:] = sorted(part for part in subfolders if not part.startswith("."))
+            waiting += [path for path in map(folder.joinpath, subfolders) if path.is_symlink()]
+            yield folder
 
 
 def without_parent_steps(path: Path) -> Path:

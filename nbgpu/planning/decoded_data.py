@@ -19,6 +19,7 @@ import numpy as np
 
 from nbgpu.config import TrainConfig
 from nbgpu.errors import DataError, NbgpuError
+from nbgpu.machine.files import files_below
 from nbgpu.planning.csv_rows import read_csv
 from nbgpu.planning.epochs import DataAmount, epoch_of, held_out
 from nbgpu.planning.volume_files import VolumeList, find_volumes
@@ -200,7 +201,7 @@ def _diffusion_data(config: DiffusionConfig) -> DecodedData:
     if together.is_dir():
         count = sum(".nii" in path.name and not path.name.startswith(".") for path in together.iterdir())
     else:
-        count = sum(_ONE_OF_A_CASE.fullmatch(path.name) is not None for path in root.rglob("*.nii*"))
+        count = sum(_ONE_OF_A_CASE.fullmatch(path.name) is not None for path in files_below(root))
     if not count:
         raise UnknownError(f"{root} has no files that are named as those of BraTS")
     return DecodedData(max(1, count - sum(held_out(count, config))), volume_bytes, "the files' names")

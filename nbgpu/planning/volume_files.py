@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbgpu.errors import DataError
+from nbgpu.machine.files import files_below
 from nbgpu.planning.csv_rows import read_csv
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -94,12 +95,8 @@ def _read_folder(folder: Path) -> VolumeList:
     Raises:
         DataError: there is no NIfTI file.
     """
-    # A Mac leaves a hidden file '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
-    files = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(name.startswith(".") for name in path.relative_to(folder).parts)
-    ]
+    # Hidden files are none: a Mac leaves '._scan.nii.gz' beside each 'scan.nii.gz' on other file systems.
+    files = list(files_below(folder))
     # Sorted, because the order of a folder differs between file systems and would change each rank's share.
     volumes = tuple(sorted(path for path in files if is_nifti(path)))
     others = sorted(path for path in files if _is_other_image(path))

@@ -105,8 +105,9 @@ class _Api(APIHandler):
         self.finish(json.dumps({"message": sentence}))
 
     def field(self, name: str) -> str:
-        """Return a text from the JSON of the request; status 400 if it is missing."""
-        value = (self.get_json_body() or {}).get(name)
+        """Return a text from the JSON object of the request; status 400 if it is missing."""
+        body = self.get_json_body()
+        value = body.get(name) if isinstance(body, dict) else None
         if not isinstance(value, str):
             raise web.HTTPError(400, f"{name} is missing")
         return value

@@ -110,6 +110,12 @@ def test_a_forged_request_is_refused_although_the_browser_is_logged_in(lab: Lab,
     assert foreign.code in (403, 404)
 
 
+@pytest.mark.parametrize("body", [[], ["stop"], "stop", {"state": 1}])
+def test_a_request_without_what_it_needs_is_a_bad_one(lab: Lab, body: Any) -> None:
+    answer = ask(lab, END_POST.format(id="abc"), body)
+    assert (answer.code, answer.json()["message"]) == (400, "state is missing")
+
+
 def test_it_tells_of_devices_and_of_idle_ranks(lab: Lab, cluster_id: str) -> None:
     told = ask(lab, "/nbgpu/overview?devices=1").json()
     assert told["problems"] == []

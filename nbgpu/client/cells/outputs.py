@@ -88,6 +88,7 @@ class CellOutput:
         self._has_view = has_view
         self._ranks = tuple(sorted(ranks))
         self._ended: set[int] = set()
+        """The ranks whose last output was passed to the merger."""
         self._values: dict[int, Item] = {}
         self._view: TextView | None = None
         self._shown: list[Block] = []
@@ -100,7 +101,9 @@ class CellOutput:
         """Text that waits for a view, because the cell may be over in a moment."""
         self._waiting_since_s = 0.0
         """The time when the first text began to wait; 0 while none waits."""
-        self._has_taken = False
+        self._has_received_output = False
+        """Whether messages were passed to the merger before; otherwise an empty cell ends without a look at
+        them."""
         self._incomplete: set[int] = set()
         """The ranks whose last output has not come."""
         self._closed = False
@@ -164,7 +167,7 @@ class CellOutput:
             return
         self._closed = True
         self._arrivals.close()
-        if not self._has_taken and not self._incomplete and self._arrivals.are_empty:
+        if not self._has_received_output and not self._incomplete and self._arrivals.are_empty:
             return  # no rank has printed or displayed anything
         self._receive(self._ranks)
         blocks = self._cut_to_limit(self._merger.take(time.monotonic()))
@@ -182,7 +185,7 @@ class CellOutput:
 
     def _receive(self, ended: Collection[int]) -> None:
         """Pass the messages to the merger, in the order in which each rank sent them."""
-        self._has_taken = True
+        self._has_received_output = True
         # Texts that a rank writes to one stream one after the other are joined, and interpreted at once.
         parts_by_rank: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():

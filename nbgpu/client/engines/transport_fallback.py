@@ -72,8 +72,15 @@ def _leave_out_stuck_gpus(ranks: Ranks) -> str:
     if not on_busy or len(on_busy) == len(ranks):
         return ""
     ranks.drop(on_busy)
-    names = " and ".join(f"GPU {device.index} ({device.uuid})" for device in busy.values())
+    return _without([f"GPU {device.index} ({device.uuid})" for device in busy.values()], len(ranks))
+
+
+def _without(gpus: Sequence[str], num_ranks: int) -> str:
+    """Return a message about GPUs that hang, without which the cluster continues with this many ranks."""
+    hang, them = ("still computes, and has no process: it hangs", "it")
+    if len(gpus) > 1:
+        hang, them = ("still compute, and have no process: they hang", "them")
     return (
-        f"{names} still computes, and has no process: it hangs. The cluster goes on without it, with "
-        f"{count_of_ranks(len(ranks))}. Resetting it (nvidia-smi --gpu-reset) or the host brings it back"
+        f"{' and '.join(gpus)} {hang}. The cluster goes on without {them}, with {count_of_ranks(num_ranks)}. Resetting "
+        f"{them} (nvidia-smi --gpu-reset) or the host brings {them} back"
     )

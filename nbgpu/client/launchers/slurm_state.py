@@ -146,8 +146,10 @@ class JobState:
                 return "has ended"
             case "CANCELLED":
                 return "was cancelled"
-            case "TIMEOUT" | "DEADLINE":
+            case "TIMEOUT":
                 return f"was ended by its time limit{limit}; launcher_options={{'time': ...}} asks for more"
+            case "DEADLINE":
+                return "was ended by its deadline"
             case "OUT_OF_MEMORY":
                 return "was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more"
             case "NODE_FAIL" | "BOOT_FAIL":

@@ -140,8 +140,14 @@ def _ranks_of(state: ClusterState) -> dict[str, list[int]]:
 
 
 def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> None:
-    """Wait until all that the ranks have written is here; a Stop gives up, and the cluster's end waits some
-    seconds."""
+    """Wait until everything the ranks wrote has arrived. A stop command ends the wait at once; after the
+    cluster has ended, the wait lasts at most `_FAREWELL_S`.
+
+    Args:
+        served: the run, whose files arrive from other hosts.
+        folder: the run's folder.
+        is_abandoned: returns whether the cluster ended while the run was being followed.
+    """
     commands = CommandWatch(folder, only_new=True)
     abandoned_mono_s: float | None = None
 

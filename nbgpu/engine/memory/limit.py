@@ -33,7 +33,7 @@ _KEEP_PERIOD_S = 0.1
 _lock = threading.Lock()
 _keeper: threading.Thread | None = None
 _beyond_bytes: int | None = None
-"""How much more than the limit the process may take now, negative for less; None for all there is."""
+"""How much more than the limit the process may take now, negative for less; None removes the limit."""
 _num_threads = 0
 """The number of threads when the limit was set."""
 _gpu_limit_bytes: int | None = None
@@ -120,14 +120,17 @@ def lifted() -> Iterator[None]:
 
 
 def _allow_beyond(beyond_bytes: int | None) -> None:
-    """Allow the process this much beyond its limit from this call on; None for all memory there is."""
+    """Allow the process this much beyond its limit from this call on. None removes the limit; a negative
+    number keeps a reserve below it."""
     global _beyond_bytes, _keeper
     with _lock:
+        # Start the thread first, because the limit may leave no room for its stack.
+        if _keeper is None:
+            keeper = threading.Thread(target=_keep, name="nbgpu-memory-limit", daemon=True)
+            keeper.start()
+            _keeper = keeper
         _beyond_bytes = beyond_bytes
         _set_rlimit()
-        if _keeper is None:
-            _keeper = threading.Thread(target=_keep, name="nbgpu-memory-limit", daemon=True)
-            _keeper.start()
 
 
 def _keep() -> None:

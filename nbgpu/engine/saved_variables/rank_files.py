@@ -141,11 +141,11 @@ class _Fingerprints:
         return digest.hexdigest()
 
     def _plain(self, part: Any, order: dict[int, int], waiting: list[Any]) -> Any:
-        """Return a part of a description with nodes numbered in the order in which they are met, and digests
-        in place of the bytes of tensors and pickles.
+        """Return a described value in a form that is equal on all ranks if the values are equal: nodes get
+        new numbers in the order of first use, and digests replace the bytes of tensors and pickles.
 
         Args:
-            part: the part.
+            part: the described value, or a part of one.
             order: the new number of each node that was met; extended here.
             waiting: nodes that were met and are not in the digest yet; extended here.
         """
@@ -158,6 +158,8 @@ class _Fingerprints:
                 order[part["#"]] = len(order)
                 waiting.append(self._describer.nodes[part["#"]])
             return {"#": order[part["#"]]}
+        # `form` (a tensor's shape, stride and block name) is added below with a digest. `path` (the variable
+        # path of a DTensor) only locates its parts in the files.
         plain = {
             key: self._plain(each, order, waiting)
             for key, each in part.items()

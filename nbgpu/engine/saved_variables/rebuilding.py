@@ -249,7 +249,7 @@ class Rebuilder:
         try:
             shards.shard_again(module, parameters, node, mesh, self.value(node["mp_policy"]))
         except Exception as error:
-            raise NotRebuilt(f"fully_shard does not take it here: {type(error).__name__}: {error}") from error
+            raise NotRebuilt(f"fully_shard failed on this rank: {type(error).__name__}: {error}") from error
 
     def _generator(self, node: Mapping[str, Any]) -> torch.Generator:
         generator = torch.Generator(self._device_of(node["device"]))

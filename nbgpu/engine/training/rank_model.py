@@ -309,6 +309,8 @@ class RankModel:
         # Between two steps there are no copies, and nothing to put back.
         for buffer, before in zip(self._state.model.buffers(), self._buffers_before_step, strict=False):
             buffer.copy_(before)
+        # Another rank's state may be loaded next, to which these copies do not belong.
+        self._buffers_before_step = []
 
     # ---- its end ----
 

@@ -347,9 +347,34 @@ def _optimizer_state(optimizer: Optimizer) -> tuple[OptimizerState, list[Any], s
     return answer or (nothing, [], f"its state could not be compared over the ranks ({failure})")
 
 
-def _load_state(optimizer: Optimizer, state: OptimizerState) -> None:
-    _allow_time(state.tensors.values())
-    optimizers.load_state(optimizer, state)
+def _load_state(
+    optimizer: Optimizer,
+    groups: Sequence[dict[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    values: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> None:
+    """Give an optimizer the state of another rank.
+
+    Args:
+        optimizer: this rank's.
+        groups: this rank's parameter groups.
+        settings: the settings of the other rank's parameter groups; a cell that raised may have added a group
+            on one of the two ranks alone.
+        values, tensors: the rest of the other rank's state.
+
+    Raises:
+        ConfigError: the two ranks have different parameter groups.
+    """
+    if len(groups) != len(settings):
+        raise ConfigError(f"it has {len(groups)} parameter group(s) here and {len(settings)} there")
+    # The parameters stay this rank's own; only settings such as the learning rate come from the other rank.
+    merged = [
+        before | {name: _with_types_of(before.get(name), value) for name, value in theirs.items()}
+        for before, theirs in zip(groups, settings, strict=True)
+    ]
+    _allow_time(tensors.values())
+    optimizers.load_state(optimizer, OptimizerState(tensors, values, merged))
 
 
 def _settings(state: OptimizerState) -> list[dict[str, Any]]:
@@ -436,14 +461,8 @@ def _share_optimizers(
         theirs, values = exchange.broadcast([_settings(state), state.values], source)
         problem = ""
         if dist.get_rank() != source:
-            # The parameters stay this rank's own; only settings such as the learning rate come from the other
-            # rank.
-            groups = [
-                before | {name: _with_types_of(before.get(name), value) for name, value in settings.items()}
-                for before, settings in zip(state.groups, theirs, strict=True)
-            ]
-            new = OptimizerState(tensors, values, groups)
-            _, problem = ask(mine[name], functools.partial(_load_state, mine[name], new))
+            load = functools.partial(_load_state, mine[name], state.groups, theirs, values, tensors)
+            _, problem = ask(mine[name], load)
         if any(problems := exchange.gather(problem)):
             raised = next(filter(None, problems))
             lines.append(

@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from nbgpu.engine.data.volumes import READ_ERRORS, first_line, holds, load_volume
 from nbgpu.errors import DataError
+from nbgpu.machine.files import files_below
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
 _ENDINGS = {
@@ -132,7 +133,7 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
     modality alone are a case. Return (the cases, a line for each modality that a case has twice)."""
     cases: dict[tuple[Path, str], Case] = {}
     problems = []
-    for path in sorted(root.rglob("*.nii*")):
+    for path in sorted(files_below(root)):
         matches = ((kind, pattern.fullmatch(path.name)) for kind, pattern in _NAMES.items())
         # In BIDS 'sub-01_ce-gadolinium_T1w' also ends as a T1 without contrast does, '_T1w'. The right
         # pattern matches more of the ending and leaves the shorter name of the case.
@@ -141,7 +142,7 @@ def _by_names(root: Path) -> tuple[list[Case], list[str]]:
             key=lambda pair: len(pair[1]["case"]),
             default=("", None),
         )
-        if match is None or path.name.startswith("."):
+        if match is None:
             continue
         case = cases.setdefault((path.parent, match["case"]), Case(match["case"], path.parent))
         if kind in case.files:
@@ -159,7 +160,7 @@ def _decathlon(root: Path) -> tuple[list[Case], list[str]]:
     problems = []
     for path in sorted((root / "imagesTr").iterdir()):
         match = _TOGETHER.fullmatch(path.name)
-        if match is None:
+        if match is None or not path.is_file():
             continue
         name = match["case"]
         if name in cases:

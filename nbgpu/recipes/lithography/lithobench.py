@@ -12,6 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from nbgpu.errors import DataError
+from nbgpu.machine.files import folders_below
 from nbgpu.recipes.lithography.layouts import GLP, read_layout
 from nbgpu.recipes.lithography.pairs import Pair, averaged, size_problem
 from nbgpu.recipes.lithography.rasterise import rasterised
@@ -38,7 +39,7 @@ def find_lithobench(folder: Path, size: int, pixel_nm: float) -> list[Pair]:
         DataError: a line for each file that has no partner, differs in size from its mask, or cannot be read;
             if there is such a file, the message also contains what `pixel_problems` reports about the others.
     """
-    roots = sorted({path.parent for path in folder.rglob(MASKS) if path.is_dir()})
+    roots = sorted({path.parent for path in folders_below(folder) if path.name == MASKS})
     pairs: list[Pair] = []
     readable: list[Pair] = []
     problems: list[str] = []

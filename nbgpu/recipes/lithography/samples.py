@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nbgpu.engine.data.decoding import Item
 from nbgpu.errors import DataError
+from nbgpu.machine.files import files_below, folders_below
 from nbgpu.recipes.lithography import layouts
 from nbgpu.recipes.lithography.config import LithographyConfig
 from nbgpu.recipes.lithography.imaging import Imager, abbe, socs
@@ -181,7 +182,7 @@ def _paths(config: LithographyConfig) -> list[Path]:
 
 def _is_lithobench(config: LithographyConfig) -> bool:
     (folder, *others) = _paths(config)
-    return not others and folder.is_dir() and any(path.is_dir() for path in folder.rglob(MASKS))
+    return not others and folder.is_dir() and any(path.name == MASKS for path in folders_below(folder))
 
 
 def _layout_paths(config: LithographyConfig) -> list[Path]:
@@ -193,5 +194,5 @@ def _layout_paths(config: LithographyConfig) -> list[Path]:
     if len(paths) == 1 and paths[0].is_dir():
         if _is_lithobench(config):
             return []
-        return sorted(p for p in paths[0].rglob("*") if p.suffix.lower() in layouts.SUFFIXES and p.is_file())
+        return sorted(path for path in files_below(paths[0]) if path.suffix.lower() in layouts.SUFFIXES)
     return paths if {path.suffix.lower() for path in paths} <= set(layouts.SUFFIXES) else []

@@ -84,12 +84,13 @@ class Loss:
         return self._norm(difference) * factor
 
     def _differences(self, slices: Tensor, direction: int, coarser: int) -> Sequence[Tensor]:
-        """Return the weighted differences from the target's descriptors, (N, M) for each descriptor.
+        """Return the weighted differences from the target's descriptors, (N, P' · levels · M) for each
+        descriptor.
 
         Args:
             slices: slices across one direction, (N, P, H, W).
             direction: the direction, 0 to 2.
-            coarser: how often the slices were halved, relative to the target.
+            coarser: how many times the resolution of the slices was halved relative to the target.
         """
         num_slices, num_phases = slices.shape[:2]
         # A single set of descriptors is the target of all directions.

@@ -66,7 +66,7 @@ class Objective:
 
         Args:
             field: the values of each phase, (P, H, W) or (P, D, H, W).
-            coarser: how often the field was halved, relative to the target.
+            coarser: how many times the resolution of the field was halved relative to the target.
             step: determines which slices are drawn if not all are evaluated.
 
         Returns:
@@ -104,7 +104,7 @@ class Objective:
         Args:
             field: the whole field, (P, H, W) or (P, D, H, W).
             shards: the division of the field over the ranks.
-            coarser: how often the field was halved, relative to the target.
+            coarser: how many times the resolution of the field was halved relative to the target.
         """
         stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
         gradient = field.new_zeros(len(shards.share), shards.num_in_slice)

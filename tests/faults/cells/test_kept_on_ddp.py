@@ -206,6 +206,25 @@ def test_no_odd_object_keeps_the_group_from_being_formed(notebook: Kernel) -> No
     _run(notebook, "%%distributed\ndel unmade, proxy, guarded, keeper, closed")
 
 
+def test_an_optimizer_that_got_parameters_on_some_ranks_alone_is_named(notebook: Kernel) -> None:
+    make = (
+        "%%distributed\nddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "weight, bias = ddp.parameters()\ngrown = torch.optim.SGD([weight], lr=0.1)"
+    )
+    _run(notebook, make)
+    add = "if rank == 1: raise ValueError('on purpose')\ngrown.add_param_group({'params': [bias]})\ndist.barrier()"
+    done = notebook.run(f"%%distributed\n{add}")
+    assert "on purpose" in done.error
+    said = done.error + done.stderr
+    assert "could not be formed" not in said
+    assert (
+        "the state of grown differs between the ranks (ConfigError: it has 1 parameter group(s) here and 2 there). "
+        "Make it again on all ranks"
+    ) in said
+    _run(notebook, f"{_MAKE}\ndel grown, weight, bias")
+    assert _gradients(notebook) == [2.0] * _NUM_RANKS
+
+
 _NEVER_ENDS = {"computes": "while True: pass", "sleeps": "__import__('time').sleep(10**6)"}
 
 

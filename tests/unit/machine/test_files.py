@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and those that are found in a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import files_below, write_whole
 
 
 def test_it_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
@@ -56,3 +56,15 @@ def test_the_error_names_the_file_that_the_caller_named(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match=r"folder'$"):
         write_whole(tmp_path / "folder", "x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_with_several_links_is_searched_once_under_its_own_name(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root / "own", root / ".hidden", outside):
+        folder.mkdir(parents=True)
+        (folder / "scan").touch()
+        (folder / ".scan").touch()
+    for name, target in {"a": root / "own", "b": outside, "c": outside, "d": root}.items():
+        (root / name).symlink_to(target)
+    (root / "dangling").symlink_to(tmp_path / "nothing")
+    assert sorted(files_below(root)) == [root / "b" / "scan", root / "own" / "scan"]

@@ -61,6 +61,10 @@ def test_durations(text: str, expected: float | None) -> None:
             "job 7 was ended by its time limit of 2 min; launcher_options={'time': ...} asks for more",
         ),
         (
+            "JobId=7 JobState=DEADLINE Reason=DeadLine Dependency=(null) ExitCode=0:0 TimeLimit=00:02:00",
+            "job 7 was ended by its deadline",
+        ),
+        (
             "JobId=7 JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125",
             "job 7 was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more",
         ),

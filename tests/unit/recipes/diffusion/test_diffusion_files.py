@@ -160,3 +160,16 @@ def test_a_folder_with_no_case_is_refused(tmp_path: Path) -> None:
     _write(tmp_path / "a_t1_bias.nii.gz", _volume(0))
     with pytest.raises(DataError, match="named as those of BraTS"):
         find_cases(tmp_path)
+
+
+def test_a_folder_of_links_is_searched_and_the_trash_is_not(tmp_path: Path) -> None:
+    _case(tmp_path / "store", "BraTS-GLI-00001-000")
+    root = tmp_path / "chosen"
+    _case(root, "BraTS-GLI-00002-000")
+    _case(root / ".Trash-1000" / "files", "BraTS-GLI-00003-000")
+    (root / "linked").symlink_to(tmp_path / "store")
+    (root / "circle").symlink_to(root)
+    (root / "BraTS-GLI-00004-000-t1n.nii").mkdir()
+    cases, problems = find_cases(root)
+    assert problems == []
+    assert [case.name for case in cases] == ["BraTS-GLI-00002-000", "BraTS-GLI-00001-000"]
