@@ -34,8 +34,6 @@ Connections = dict[int, int]
 _QUIET_S = 0.02
 _QUIET_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.002
-_OWNER_PATIENCE_S = 5.0
-_OWNER_PERIOD_S = 0.02
 _LATENESS_FACTOR = 3
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED_OFFSET = 120
@@ -89,62 +87,45 @@ def wait_for_group_in_the_making(patience_s: float) -> None:
 
 
 def refuse_other_users() -> None:
-    """Raise if a process of another user of this host is at the other end of a connection of the newest
-    group.
+    """Raise if a process of another user of this host is at the other end of a group's connection.
 
     gloo accepts the first process that connects and names the expected number as the rank that it waits for.
 
     Raises:
-        ConnectionError: there is such a process, or no process has the other end of a connection even after
-            some seconds. Call before the first tensor is sent.
+        ConnectionError: there is such a process. Call before the first tensor is sent.
     """
-    give_up_s = time.monotonic() + _OWNER_PATIENCE_S
-    while True:
-        users = _users_of_peers()
-        if strangers := [user for user in users if user not in (os.getuid(), None)]:
-            raise ConnectionError(
-                f"a process of another user (uid {strangers[0]}) took a rank's place while the process group was formed; "
-                "no tensor was sent to it. Try again, and ask that user, or the machine's administrator"
-            )
-        if None not in users:
-            return
-        if time.monotonic() > give_up_s:
-            raise ConnectionError(
-                "no process has the other end of a connection of the process group: a rank has closed it, or has not "
-                f"accepted it within {_OWNER_PATIENCE_S:g} s. No tensor was sent. Try again"
-            )
-        time.sleep(_OWNER_PERIOD_S)
+    uid_by_ends = _uid_by_ends()
+    own_uid = os.getuid()
 
-
-def _users_of_peers() -> set[int | None]:
-    """Return the users at the other ends of those connections of the newest group that lie within this host;
-    None for an end that no process has."""
-    user_by_ends = _user_by_ends()
-    users: set[int | None] = set()
-
-    def add(connection: socket.socket) -> None:
+    def refuse(connection: socket.socket) -> None:
         here, there = connection.getsockname(), connection.getpeername()
-        # `refuse_strangers` looks at connections to other hosts. The peer's socket has the two addresses the
-        # other way round; one that is not in the table has just been closed.
-        ends = _as_in_proc(there), _as_in_proc(here)
-        if here[0] == there[0] and ends in user_by_ends:
-            users.add(user_by_ends[ends])
+        if here[0] != there[0]:  # `refuse_strangers` looks at those
+            return
+        # The peer's socket has the two addresses the other way round. One that is not in the table has just
+        # been closed.
+        uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
+        if uid != own_uid:
+            strangers.append(uid)
 
-    _apply_to_all(add, _newest)
-    return users
+    strangers: list[int] = []
+    _apply_to_all(refuse)
+    if strangers:
+        raise ConnectionError(
+            f"a process of another user (uid {strangers[0]}) took a rank's place while the process group was formed; "
+            "no tensor was sent to it. Try again, and ask that user, or the machine's administrator"
+        )
 
 
-def _user_by_ends() -> dict[tuple[str, str], int | None]:
+def _uid_by_ends() -> dict[tuple[str, str], int]:
     """Return the user of each TCP socket of this host, by its own and its peer's address in the notation of
-    /proc/net/tcp (proc_net_tcp in the kernel's docs); None for a socket that no process has."""
-    users: dict[tuple[str, str], int | None] = {}
+    /proc/net/tcp (proc_net_tcp in the kernel's docs)."""
+    uids = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(table).read_text().splitlines()[1:]:
-                _, here, there, _, _, _, _, uid, _, inode, *_ = line.split()
-                # Until a connection is accepted, and after it was closed, the table has 0 for both.
-                users[here, there] = None if inode == "0" else int(uid)
-    return users
+                _, here, there, _, _, _, _, uid, *_ = line.split()
+                uids[here, there] = int(uid)
+    return uids
 
 
 def _as_in_proc(address: tuple[str, int]) -> str:

@@ -1,10 +1,9 @@
-"""A connection that does not end at a rank is refused before anything is sent over it."""
+"""A connection to another host that does not end at a rank is refused before anything is sent over it."""
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -72,37 +71,3 @@ def test_ranks_of_one_host_say_nothing() -> None:
         pass
     sockets.refuse_strangers(store, "g", 0, [0, 1], PATIENCE)
     assert store.num_keys() == 0
-
-
-@pytest.fixture
-def waiting() -> Iterator[socket.socket]:
-    """The listener to which this process's newest group has a connection that is not accepted yet."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((HERE, 0)))
-        stack.callback(sockets.cut)
-        with sockets.noted_as_groups():
-            stack.enter_context(socket.create_connection(listener.getsockname()))
-        yield listener
-
-
-def test_a_connection_that_is_accepted_late_is_waited_for(waiting: socket.socket) -> None:
-    accepted: list[socket.socket] = []
-    accepting = threading.Timer(0.2, lambda: accepted.append(waiting.accept()[0]))
-    accepting.start()
-    try:
-        sockets.refuse_other_users()
-        assert accepted
-    finally:
-        accepting.join()
-        accepted[0].close()
-
-
-@pytest.mark.parametrize("end", ["is not accepted", "is closed"])
-def test_a_connection_without_a_process_at_its_other_end_is_refused_and_nobody_is_accused(
-    waiting: socket.socket, end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sockets, "_OWNER_PATIENCE_S", 0.1)
-    if end == "is closed":
-        waiting.accept()[0].close()
-    with pytest.raises(ConnectionError, match="no process has the other end of a connection"):
-        sockets.refuse_other_users()
