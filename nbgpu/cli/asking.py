@@ -100,8 +100,8 @@ def asked_before(recipe: str, arguments: Sequence[str]) -> tuple[ClusterConfig, 
 
 
 def cluster_of(before: ClusterConfig, arguments: Sequence[str], values: Mapping[str, Any]) -> ClusterConfig:
-    """Return the settings of the cluster: those of `asked_before`, with the values of the flags in their
-    place. Settings that are in neither have the site's default, or their own.
+    """Return the settings of the cluster: those of `asked_before`, overridden by the given flags. Settings
+    that are in neither have the site's default, or their own.
 
     Raises:
         ConfigError: a value is not valid.

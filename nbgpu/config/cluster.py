@@ -339,7 +339,7 @@ class ClusterConfig(Settings):
 
         Args:
             num_cores: those that processes may use there; None for this machine's.
-            share: the rank's share of the cores to which it is bound; None where it is not bound.
+            share: how many of the cores to which the rank is bound it may use; None if it is not bound.
         """
         num_each = (usable_cores() if num_cores is None else num_cores) // local_world_size
         return self.threads_per_rank or max(1, num_each if share is None else min(num_each, share))

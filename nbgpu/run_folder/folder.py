@@ -127,14 +127,17 @@ def who_may_rename(folder: Path) -> str:
 
 
 def _is_alone_in(gid: int) -> bool:
-    """Return whether a group has no other member, like the private group that many systems make for each
-    user."""
+    """Return whether a group is the private one that many systems make for each user, and has no other
+    member."""
     try:
-        own_name, users = pwd.getpwuid(os.geteuid()).pw_name, pwd.getpwall()
-        if own_name not in {user.pw_name for user in users}:
-            return False  # Users of a directory service (SSSD, LDAP) are not all listed.
-        members = set(grp.getgrgid(gid).gr_mem) | {user.pw_name for user in users if user.pw_gid == gid}
-        return members <= {"root", own_name}
+        own, group, users = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid), pwd.getpwall()
+        # The users of a directory service (SSSD, LDAP) are not all listed, and may have the same primary
+        # group as a local user, such as `users`. Only a private group has its user's name.
+        is_private = (group.gr_name, gid) == (own.pw_name, own.pw_gid)
+        if not is_private or own.pw_name not in {user.pw_name for user in users}:
+            return False
+        members = {*group.gr_mem, *(user.pw_name for user in users if user.pw_gid == gid)}
+        return members <= {"root", own.pw_name}
     except KeyError:  # the group or the user has no name
         return False
 

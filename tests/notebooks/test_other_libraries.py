@@ -204,7 +204,7 @@ def test_a_launcher_of_notebooks_says_what_to_write(
 @pytest.mark.long
 def test_lightning_alone_on_each_rank_is_said_once(notebook: Kernel) -> None:
     require("lightning")
-    alone = "alone takes this rank for the only one, and each rank trains alone: pass devices=world_size and"
+    alone = "alone is configured for a single process, and each rank trains alone: pass devices=world_size and"
     made = notebook.run("%%distributed\nimport lightning\nalone = lightning.Fabric(accelerator='cpu')", timeout_s=120)
     assert made.stderr.count(alone) == 1, made.stderr
     assert alone not in notebook.run("%%distributed\nprint(1)").stderr

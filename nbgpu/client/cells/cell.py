@@ -137,8 +137,8 @@ class DistributedCell:
 
         def on_answer(answer: Answer) -> None:
             # A rank that is back can wait for the others, unless it failed and they must be freed from
-            # waiting for it. The ranks are not asked each time whether they are back: of many this takes
-            # longer than their answers.
+            # waiting for it. The ranks are not asked each time whether they are back: with many ranks, asking
+            # each one takes longer than receiving their answers.
             is_last = next(answered) == len(self._results)
             if is_last or answer.exception() is not None or self._watch.gone:
                 wake_loop()
@@ -166,10 +166,10 @@ class DistributedCell:
                 finally:
                     due.cancel()
                 returned.clear()
+                if not self._watch.pending():
+                    break  # `_finish` shows the rest, and a Stop comes too late
                 if self._stop_was_pressed:
                     raise KeyboardInterrupt
-                if not self._watch.pending():
-                    break  # `_finish` shows the rest
                 self._refresh()
                 views = presenting.cell_presenter
                 if views and self._take_button_away is None and self._ran_s > _OFFER_STOP_AFTER_S:

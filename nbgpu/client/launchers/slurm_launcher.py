@@ -13,7 +13,7 @@ from typing import Any
 from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
-from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
+from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script, long_name
 from nbgpu.client.launchers.slurm_steps import StepLauncher, refuse_what_the_job_decides
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
@@ -41,13 +41,14 @@ class SlurmLauncher(SlurmHosts):
         if given.get(NEW_JOB, True) is not True:
             raise ConfigError(f"launcher_options: {NEW_JOB!r} takes no value: {{{NEW_JOB!r}: True}}")
         options = {name: value for name, value in given.items() if name not in (*OPTIONS, NEW_JOB)}
-        self._may_be_requeued = bool(options.get("requeue"))
+        by_long_name = {long_name(name): value for name, value in options.items()}
+        self._may_be_requeued = bool(by_long_name.get("requeue"))
         if self._may_be_requeued and config.on_host_lost != "wait":
             raise ConfigError(
                 "launcher_options: 'requeue' needs on_host_lost='wait', because a job that is requeued loses all of its "
                 "hosts at once, and the cluster has to wait for them"
             )
-        self._partition = options.get("partition", options.get("p", ""))
+        self._partition = by_long_name.get("partition", "")
         self._request = SlurmRequest(
             config.num_hosts,
             "nbgpu",

@@ -24,7 +24,16 @@ _OURS = {
     "wrap": "the job is nbgpu's own",
 }
 """Options that nobody else may give, each with the reason."""
-_SHORT = {"N": "nodes", "n": "ntasks", "o": "output", "e": "error", "a": "array", "M": "clusters"}
+_SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "o": "output",
+    "e": "error",
+    "a": "array",
+    "M": "clusters",
+    "p": "partition",
+}
+"""The long names of the options that nbgpu looks at, by their short ones."""
 _OPTION = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
@@ -84,13 +93,18 @@ def batch_script(request: SlurmRequest, command: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def long_name(given: str) -> str:
+    """Return the name of an option of sbatch without its dashes, and the long one of those in `_SHORT`."""
+    name = given.lstrip("-").replace("_", "-")
+    return _SHORT.get(name, name)
+
+
 def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
     """The user's options by their long names as sbatch writes them."""
     problems = []
     checked: dict[str, str | int | bool] = {}
     for given, value in options.items():
-        name = given.lstrip("-").replace("_", "-")
-        name = _SHORT.get(name, name)
+        name = long_name(given)
         if not _OPTION.fullmatch(name):
             problems.append(f"launcher_options: {given!r} is not the name of an option of sbatch")
         elif name in _OURS:

@@ -278,9 +278,10 @@ class Run:
     def step_parts(self) -> pd.DataFrame:
         """Return where the time of each step went: one row for each step and rank, in seconds.
 
-        The columns from `data_s` to `other_s` add up to `step_s`. `waiting_s` is the time for which the rank
-        waited until the gradients of `waited_for`, the rank that was last, were ready; `transfer_s` the rest
-        of the exchange that is not hidden, and `hidden_s` what of it happened during the backward pass.
+        The columns from `data_s` to `other_s` add up to `step_s`; on a GPU they can add up to more, because
+        the host may be ahead of the device. `waiting_s` is the time for which the rank waited for
+        `waited_for`, the rank whose gradients were ready last. `transfer_s` is the visible rest of the
+        gradient exchange. `hidden_s` is the part of the exchange that overlapped with the backward pass.
         """
         return parts_frame(self.reader, self.info.world_size)
 

@@ -1,4 +1,4 @@
-"""The number of a cluster's ranks changes: by `resize`, by the loss of a host, and when that comes back."""
+"""Changes the number of a cluster's ranks: for `resize`, for the loss of a host, and for its return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nbgpu.protocol.records import Device
 
 
 class RankChanges:
-    """What `resize` and `nbgpu.client.faults.lost_hosts` have a cluster do."""
+    """Changes the number of ranks, for `resize` and for lost and returned hosts."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -43,11 +43,11 @@ class RankChanges:
         before = state.config, state.devices, state.chosen_transport
         if state.entry is not None and set(chosen) - set(state.devices):
             registry.claim(state.entry.model_copy(update={"devices": chosen}))
-        state.stop_listening()
-        self._mark_hosts_with_ranks(*on)
-        state.config = config
-        state.chosen_transport = replace(state.chosen_transport, transport=transport)
         try:
+            state.stop_listening()
+            self._mark_hosts_with_ranks(*on)
+            state.config = config
+            state.chosen_transport = replace(state.chosen_transport, transport=transport)
             lines = state.ranks.resize(chosen, transport, on)
         except BaseException:
             state.config, state.devices, state.chosen_transport = before

@@ -258,7 +258,15 @@ class Trial:
             if self._run is not None:
                 for records, cursor in self._run.reader.batches(self._cursor):
                     self._cursor = cursor
+                    self._note_number_of_ranks(self._run.info.world_size)
                     self._add_records(records)
+
+    def _note_number_of_ranks(self, num_ranks: int) -> None:
+        """Note the present number of ranks, which the loss of a host and its return change. The ranks from
+        before will not complete the steps that only some of them have recorded."""
+        if num_ranks != self._num_ranks:
+            self._num_ranks = num_ranks
+            self._incomplete = {}
 
     def _add_records(self, records: Iterable[Sample | Event]) -> None:
         """Update the newest step, the time and the curves. A number becomes a point of its curve, as a mean,

@@ -58,6 +58,12 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
     failure: Exception | None = None
     unfinished = place.with_name(f"{place.name}{UNFINISHED}")
     is_source = group.membership().rank == 0
+    try:
+        # A rank that was killed while it named its copy has left a folder that looks like a received copy.
+        if writes and unfinished.exists():
+            shutil.rmtree(unfinished)
+    except OSError as error:
+        failure = error
     with ExitStack() as files:
         for name, size_bytes in sizes.items():
             file: BinaryIO | None = None

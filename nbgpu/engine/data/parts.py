@@ -69,8 +69,8 @@ class Parts:
         if not self.validation or not chosen_by:
             return ""
         return (
-            f" {' and '.join(chosen_by)} chose these weights by the same samples, so that others would come out worse; "
-            "test_fraction holds some out for the result."
+            f" {' and '.join(chosen_by)} chose these weights by the same samples, so the result on new samples will "
+            "probably be worse; test_fraction holds some out for the result."
         )
 
 

@@ -52,7 +52,8 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @contextmanager
 def group_in_the_making() -> Iterator[None]:
-    """Have `wait_for_group_in_the_making` wait for the end of the block. Call on the main thread."""
+    """Mark that the main thread is creating a group. The thread that cuts connections waits until this ends,
+    because a rank in gloo's connection phase cannot be freed."""
     global _is_in_the_making  # read by the thread that cuts
     before, _is_in_the_making = _is_in_the_making, True
     try:

@@ -23,7 +23,7 @@ _CLASSES = (
 """Module, class, and the call that makes an object again."""
 
 _noted: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Lightning's objects that were already reported to take this rank for the only one."""
+"""Lightning's objects of which a warning was already printed."""
 
 
 def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
@@ -32,7 +32,7 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
     accelerate reads the number of ranks once in a process, so its state is reset as well: a new Accelerator
     would be made for the old number.
     """
-    lines = [f"{name} = {call}" for name, _, call in _objects(variables)]
+    lines = [f"{name} = {call}" for name, _, _, call in _objects(variables)]
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
     return lines
@@ -40,30 +40,31 @@ def how_to_make_again(variables: Mapping[str, Any]) -> list[str]:
 
 def install(shell: Any) -> None:
     """Check the person's variables after each cell for objects that train on this rank alone."""
-    shell.events.register("post_run_cell", lambda _: _say_which_are_alone(shell.user_ns))
+    shell.events.register("post_run_cell", lambda _: _warn_of_single_process_trainers(shell.user_ns))
 
 
-def _say_which_are_alone(variables: Mapping[str, Any]) -> None:
-    """Print, once for each, which of Lightning's objects take this rank for the only one.
+def _warn_of_single_process_trainers(variables: Mapping[str, Any]) -> None:
+    """Print a warning, once for each, of Lightning's objects that are configured for a single process.
 
     Without a number of devices Lightning takes one process on the CPU, and its metrics are then those of one
     rank.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    for name, value, call in _objects(variables):
-        if "ightning" in type(value).__module__ and value not in _noted and value.world_size == 1:
+    for name, value, module, call in _objects(variables):
+        # The module of the value's own class is __main__ where a cell has made a subclass.
+        if "lightning" in module and value not in _noted and value.world_size == 1:
             _noted.add(value)
             print(  # noqa: T201 - the cell's output
-                f"{name} takes this rank for the only one, and each rank trains alone: pass devices=world_size and "
+                f"{name} is configured for a single process, and each rank trains alone: pass devices=world_size and "
                 f"strategy='ddp' to {call.partition('(')[0]}",
                 file=sys.stderr,
             )
 
 
-def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, value, call that makes it again) for each variable that is an object of one of
-    `_CLASSES`."""
+def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield (name, value, module of its class in `_CLASSES`, call that makes it again) for each variable that
+    is an object of one of these classes."""
     for module, kind, call in _CLASSES:
         # Looked up without loading it: transformers loads a class when it is asked for.
         its_class = vars(sys.modules[module]).get(kind) if module in sys.modules else None
@@ -72,4 +73,4 @@ def _objects(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         for name, value in list(variables.items()):
             # IPython keeps the values of cells under names such as _7.
             if is_a(value, its_class) and not name.startswith("_"):
-                yield name, value, call
+                yield name, value, module, call

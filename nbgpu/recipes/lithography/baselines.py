@@ -43,7 +43,7 @@ def socs_images(config: LithographyConfig, masks: Tensor) -> Tensor:
 
 GAUSSIAN_RESIST, COMPACT_RESIST = "SOCS, best Gaussian resist", "SOCS, compact resist model"
 _WIDTHS_NM = (12.5, 25.0, 50.0, 100.0, 200.0)
-_NEAR_NM, _NEARBY_NM = (25.0, 50.0), (100.0, 200.0, 300.0)
+_NARROW_NM, _WIDE_NM = (25.0, 50.0), (100.0, 200.0, 300.0)
 """The standard deviations of a compact model's blurs, and of those whose products are among its terms."""
 _POWERS = (1, 2, 3)
 
@@ -55,8 +55,8 @@ def fitted_resists(
 
     'Best Gaussian resist' is dose x blur + offset, all three fitted. 'Compact resist model' is a linear
     combination of terms, as the compact models of the industry are: the image, its square and its cube
-    under five blurs each, its slope, and products of near and wide blurs, with which the response depends on
-    the density nearby. Blurs are Gaussian, and the same along all directions.
+    under five blurs each, its slope, and products of narrow and wide blurs, with which the response depends
+    on the density nearby. Blurs are Gaussian, and the same along all directions.
 
     Args:
         aerials: aerial images of the masks to fit, (N, 1, H, W).
@@ -96,12 +96,12 @@ def _compact_terms(image: Tensor, pixel_nm: float) -> list[Tensor]:
     """Return the terms of the compact resist model, each of the image's shape (N, 1, H, W): blurred powers of
     the image, products of narrow and wide blurs, and the slope of the image."""
     powers = [blurred(image**power, width / pixel_nm) for power in _POWERS for width in _WIDTHS_NM]
-    near, nearby = (
-        [blurred(image, width / pixel_nm) for width in widths] for widths in (_NEAR_NM, _NEARBY_NM)
+    narrow, wide = (
+        [blurred(image, width / pixel_nm) for width in widths] for widths in (_NARROW_NM, _WIDE_NM)
     )
     # Central differences along x and y. The field is periodic, so roll continues it at its edges.
-    slopes = [(near[0].roll(-1, axis) - near[0].roll(1, axis)).square() for axis in (-1, -2)]
-    return [*powers, *(one * other for one in near for other in nearby), (slopes[0] + slopes[1]).sqrt()]
+    slopes = [(narrow[0].roll(-1, axis) - narrow[0].roll(1, axis)).square() for axis in (-1, -2)]
+    return [*powers, *(one * other for one in narrow for other in wide), (slopes[0] + slopes[1]).sqrt()]
 
 
 def _least_squares(terms: list[Tensor], wanted: Tensor) -> tuple[Tensor, float]:

@@ -245,7 +245,8 @@ class Survival:
     # ---- result ----
 
     def samples_of_result(self) -> Sequence[Item]:
-        """Return some training patients, to whom the baselines are fitted, and all held-out ones."""
+        """Return some training patients, to whom the baselines are fitted, and the patients that the result
+        reports on."""
         patients = self._patients
         if not (reported := patients.parts.reported):
             return []

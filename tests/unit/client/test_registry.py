@@ -11,12 +11,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nbgpu.client.engines.rank_assignment import RankAssignment
 from nbgpu.client.host import ps, registry
 from nbgpu.client.host.registry import Entry
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.machine import processes
@@ -97,6 +101,8 @@ import sys
 from pathlib import Path
 from nbgpu.machine.transports import ChosenTransport, Transport
 from nbgpu.client.host import registry
+from nbgpu.client.state.cluster_state import ClusterState
+from nbgpu.client.state.rank_changes import RankChanges
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import Device
@@ -199,3 +205,30 @@ def test_a_process_that_does_not_end_is_named(
     monkeypatch.setattr(processes, "_KILL_PATIENCE_S", 0.1)
     with pytest.raises(ClusterError, match=rf"process\(es\) {engine.pid} did not end when they were killed"):
         processes.end([ProcessId.of(engine.pid)])
+
+
+def test_a_resize_that_fails_before_the_ranks_are_asked_gives_its_gpus_back() -> None:
+    config = ClusterConfig()
+    transport = ChosenTransport(Transport("nccl", "nccl"))
+    ranks: Any = SimpleNamespace(devices=GPUS[:1], assignment=RankAssignment(), pids_here={})
+    entry = registry.claim(cluster_on(GPUS[0]))
+    pool: Any = SimpleNamespace(
+        mark_with_ranks=lambda _: None,
+        processes=SimpleNamespace(folder=entry.folder, leaders={}),
+        launcher=SimpleNamespace(job="", record=dict),
+        members=(),
+        most_ranks=None,
+    )
+    state = ClusterState(config, pool, GPUS[:1], transport, entry=entry, started_ranks=ranks)
+    questions: Any = _UnreachableQuestions()
+    state.listening.append(questions)
+    with pytest.raises(ClusterError, match="does not answer"):
+        RankChanges(state).change_size(config, GPUS[:2], transport.transport, ())
+    registry.claim(cluster_on(GPUS[1]))
+
+
+class _UnreachableQuestions:
+    """The questions of a host that is lost."""
+
+    def close(self) -> None:
+        raise ClusterError("the host does not answer")

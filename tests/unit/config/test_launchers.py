@@ -69,6 +69,7 @@ def test_variables_are_saved_before_the_end_in_a_notebook_only() -> None:
     [
         ("nodes=3", "'nodes' cannot be given"),
         ("requeue", "'requeue' needs on_host_lost='wait'"),
+        ("--requeue", "'requeue' needs on_host_lost='wait'"),
         ("a_b!=3", "is not the name"),
     ],
 )

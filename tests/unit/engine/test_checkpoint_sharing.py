@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from nbgpu.engine.checkpoints import sharing
+from nbgpu.protocol import served
+from nbgpu.run_folder.checkpoint_files import UNFINISHED
 
 CONTENT = b"weights"
 
@@ -30,3 +32,16 @@ def test_a_host_keeps_no_copy_of_what_rank_0_could_not_read(
     assert sharing._send_files(place, {"model.safetensors": len(CONTENT)}, writes=True) is None
     assert place.exists() is not rank_0_failed
     assert [path.name for path in place.parent.iterdir()] == ([] if rank_0_failed else [place.name])
+
+
+def test_what_a_rank_left_that_was_killed_before_it_named_its_copy_is_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing.exchange, "gather_numbers", lambda own: [0, own])
+    left = place.with_name(f"{place.name}{UNFINISHED}")
+    left.mkdir()
+    for name in ("left.safetensors", served.RECEIVED):
+        (left / name).touch()
+    assert sharing._send_files(place, {"model.safetensors": len(CONTENT)}, writes=True) is None
+    assert {path.name for path in place.iterdir()} == {"model.safetensors", served.RECEIVED}
+    assert (place / "model.safetensors").read_bytes() == CONTENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 from pathlib import Path
@@ -62,6 +63,17 @@ def test_a_group_may_whose_members_a_directory_service_does_not_list(
     local = [user for user in pwd.getpwall() if user.pw_uid != os.geteuid()]
     monkeypatch.setattr(pwd, "getpwall", lambda: local)
     assert runs.who_may_rename(folder).startswith("the group with gid ")
+
+
+def test_a_group_may_that_is_not_the_private_one_of_this_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users of a directory service, who are not listed, may have the primary group `users`, too."""
+    folder.chmod(0o770)
+    known = grp.getgrgid(folder.stat().st_gid)
+    shared = grp.struct_group(("users", known.gr_passwd, known.gr_gid, known.gr_mem))
+    monkeypatch.setattr(grp, "getgrgid", lambda _: shared)
+    assert runs.who_may_rename(folder).startswith(f"the group with gid {known.gr_gid} (")
 
 
 @as_root

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nbgpu.client.launchers.slurm import Slurm
+from nbgpu.client.launchers.slurm_launcher import SlurmLauncher
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script
+from nbgpu.config import ClusterConfig
 from nbgpu.errors import ConfigError
 
 REQUEST = SlurmRequest(
@@ -72,6 +75,21 @@ def test_what_is_not_the_users_to_ask_for_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         batch_script(SlurmRequest(1, "nbgpu", Path("/o"), options=options), ["true"])
+
+
+@pytest.mark.parametrize("options", ["partition=gpu", "--partition=gpu", "p=gpu", "-p=gpu"])
+def test_the_interface_leads_to_the_nodes_of_the_partition(
+    monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    asked = []
+
+    def node_addresses(_: Slurm, partition: str) -> list[str]:
+        asked.append(partition)
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(Slurm, "node_addresses", node_addresses)
+    SlurmLauncher(ClusterConfig.checked(launcher="slurm", nodes=1, launcher_options=options)).listen_at()
+    assert asked == ["gpu"]
 
 
 def test_setup_gives_no_options() -> None:
