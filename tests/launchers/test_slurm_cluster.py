@@ -254,7 +254,8 @@ def test_the_doctor_measures_the_hosts_of_a_job(test_slurm: hosts.Slurm) -> None
     assert "2 host(s) dialled in" in said["slurm"]
     assert said["host"].startswith("n2 has rank 1: ")
     (rate,) = re.findall(r"^n1 and n2: ([\d.]+) Gbit/s", said["link"])
-    assert 0.5 < float(rate) * 1e9 / rate_bits_per_s < 1.1
+    # The queue that limits the link lets a burst through. Without the limit it is a hundred times faster.
+    assert 0.3 < float(rate) * 1e9 / rate_bits_per_s < 2
     require_nothing_left(test_slurm)
 
 
