@@ -203,6 +203,7 @@ def test_labels_and_empty_modalities(tmp_path: Path) -> None:
     _refused(done, "a-t2w.nii.gz: is empty", "b-seg.nii.gz: has the label(s) 9")
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_good_files_are_read_to_their_end_once(tmp_path: Path) -> None:
     _volumes(tmp_path / "volumes", 2)

@@ -134,6 +134,7 @@ def test_a_host_that_is_lost_leaves_the_other_with_the_same_samples_a_step(
     assert is_finished(shared)
 
 
+@pytest.mark.release
 def test_a_batch_job_goes_on_in_one_folder_when_time_is_up_and_when_it_is_preempted(
     cluster2: nbgpu.Cluster, test_slurm: hosts.Slurm, shared: Path, tmp_path: Path
 ) -> None:

@@ -300,6 +300,7 @@ def test_stop_leaves_nothing_on_any_host(started: FarPython, test_ssh: hosts.Sec
     require_nothing_left(test_ssh)
 
 
+@pytest.mark.release
 def test_a_sweep_trains_a_trial_on_each_host(notebook: FarPython, test_ssh: hosts.SecureShell) -> None:
     options = {"ssh": f"-F {test_ssh.configuration}"}
     settings = (
@@ -313,6 +314,7 @@ def test_a_sweep_trains_a_trial_on_each_host(notebook: FarPython, test_ssh: host
     require_nothing_left(test_ssh)
 
 
+@pytest.mark.release
 def test_a_study_measures_how_training_scales_over_hosts(
     notebook: FarPython, test_ssh: hosts.SecureShell
 ) -> None:

@@ -49,6 +49,7 @@ def on_a_network(tmp_path: Path) -> list[str]:
     return ["unshare", "--net", "--mount", "--uts", "bash", str(script), str(hosts)]
 
 
+@pytest.mark.release
 @pytest.mark.long
 @pytest.mark.timeout(RUN_PATIENCE_S + 30)
 def test_ranks_listen_on_the_loopback_alone(on_a_network: list[str], tmp_path: Path) -> None:

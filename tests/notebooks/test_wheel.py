@@ -30,7 +30,7 @@ pytest.importorskip("build", reason="the extra `release` is not installed here")
 if sys.prefix == sys.base_prefix:
     pytest.skip("this Python is in no virtual environment that could be copied", allow_module_level=True)
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.release, pytest.mark.timeout(900)]
 
 FIRST = "00_first_run.ipynb"
 START_TIMEOUT_S = 120.0

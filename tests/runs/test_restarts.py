@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "data": "phantoms",
     "patch_size": 16,
     "num_phantoms": 30,
-    "steps": 100,
+    "steps": 60,
     "checkpoint_every": 5,
     "val_every": 0,
     "threads": 1,

@@ -210,7 +210,7 @@ def test_accumulation_equals_one_large_batch(cluster2: nbgpu.Cluster, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+@pytest.mark.parametrize("amp", ["bf16", pytest.param("fp16", marks=pytest.mark.release)])
 def test_mixed_precision_trains(cluster2: nbgpu.Cluster, tmp_path: Path, amp: str) -> None:
     run = cluster2.train("autoencoder", runs_dir=str(tmp_path), **{**SMALL, "amp": amp}).wait(400)
     by_step = run.metrics().groupby("step")["loss"].mean().dropna()

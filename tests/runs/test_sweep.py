@@ -83,6 +83,7 @@ def engine_of(run_folder: Path) -> int:
     return entry.engines[0].pid
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_a_failed_trial_takes_no_other_with_it_and_is_tried_again(tmp_path: Path) -> None:
     volumes = tmp_path / "volumes"

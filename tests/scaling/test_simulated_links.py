@@ -330,6 +330,7 @@ def test_tables_name_the_link(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"simulated link {LINK_NAME}" in str(cluster.plan("autoencoder", **SETTINGS))
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_a_slow_rank_is_named() -> None:
     with beside(ranks=2, slow_rank="1=4x") as cluster:

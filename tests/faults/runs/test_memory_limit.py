@@ -195,7 +195,7 @@ def resident_peak_mib(cluster: nbgpu.Cluster) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.release)])
 def test_the_plan_is_what_the_run_then_does_and_takes(
     limited: nbgpu.Cluster, tmp_path: Path, strategy: str
 ) -> None:

@@ -291,6 +291,7 @@ def test_a_panel_of_its_own_in_both_themes(lab: Lab, page: Page) -> None:
     notebook.set_theme("JupyterLab Light")
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_many_ranks_become_bands(lab: Lab, page: Page) -> None:
     lab.write_notebook("many.ipynb", [_recorded_run(steps=2000, num_ranks=24)])

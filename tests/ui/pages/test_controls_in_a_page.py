@@ -46,6 +46,7 @@ def open_group(page: Page, name: str) -> None:
     page.get_by_role("tab", name=name, exact=True).click()
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
 def test_every_recipe_is_planned_searched_started_and_stopped(lab: Lab, page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 1300})

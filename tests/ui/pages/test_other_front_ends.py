@@ -30,6 +30,7 @@ def fill(page: Page, name: str, value: str) -> None:
     field.blur()  # with Tab the help of the next field would cover the tabs
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("package", "kind"), [("notebook", Notebook7), ("nbclassic", ClassicNotebook)])
 def test_a_run_and_what_stays_of_it(package: str, kind: type[Notebook], lab: Lab, page: Page) -> None:

@@ -157,7 +157,9 @@ def test_settings_are_copied_or_can_be_where_the_clipboard_is_denied(lab: Lab, p
     assert page.evaluate("() => getSelection().toString()").endswith("batch_size=4)")
 
 
-@pytest.mark.parametrize("recipe", ["autoencoder", pytest.param("survival", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "recipe", ["autoencoder", pytest.param("survival", marks=[pytest.mark.long, pytest.mark.release])]
+)
 def test_nothing_is_cut_off(lab: Lab, page: Page, recipe: str) -> None:
     notebook = opened(lab, page, f"{recipe}.ipynb", f"import nbgpu\nnbgpu.controls({recipe!r})")
     # What is wrong takes room as well.

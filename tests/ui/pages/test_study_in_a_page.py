@@ -18,6 +18,7 @@ study
 """.strip()
 
 
+@pytest.mark.release
 @pytest.mark.subshells
 @pytest.mark.timeout(900)
 def test_a_study_is_watched_stopped_and_gone_on_with(lab: Lab, page: Page) -> None:

@@ -310,6 +310,7 @@ def empty_notebook() -> Iterator[Kernel]:
         yield started
 
 
+@pytest.mark.release
 @pytest.mark.long
 def test_copied_code_trains_with_the_same_settings(empty_notebook: Kernel, tmp_path: Path) -> None:
     area = _Controls("autoencoder", cluster=None)._settings
