@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from nbgpu.errors import DataError, NbgpuError
 from nbgpu.machine.files import files_below
 from nbgpu.planning.csv_rows import read_csv
 from nbgpu.planning.epochs import DataAmount, epoch_of, held_out
-from nbgpu.planning.volume_files import VolumeList, find_volumes
+from nbgpu.planning.volume_files import READ_ERRORS, VolumeList, find_volumes
 from nbgpu.planning.workers import HostResources, workers_for
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
 from nbgpu.recipes.diffusion.config import DiffusionConfig
@@ -35,9 +33,6 @@ MAX_READ = 2
 _MAX_READ_VOXELS = 2**26
 """The largest numbers of files whose headers and whose voxels are read, and the largest volume that is read.
 They are small because the kernel reads them, in which a person's cells run as well."""
-_READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
-"""The errors of nibabel, numpy and gzip for a damaged file, without nibabel's own classes, whose import takes
-a moment."""
 _FLOAT_BYTES = 4
 _INDEX_BYTES = 4
 """Beside a volume the autoencoder keeps the index of each bright voxel, around which it draws patches."""
@@ -290,7 +285,7 @@ def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
     divided by the voxels of the file."""
     try:
         values = np.asarray(_opened(path).dataobj, np.float32)
-    except _READ_ERRORS as error:
+    except READ_ERRORS as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     values = values.reshape(*values.shape[:3], -1)
     if config.image_channels and max(config.image_channels) < values.shape[3]:
@@ -315,7 +310,7 @@ def _opened(path: Path) -> Any:
 
     try:
         image: Any = nibabel.load(path)
-    except (*_READ_ERRORS, ImageFileError, HeaderDataError) as error:
+    except (*READ_ERRORS, ImageFileError, HeaderDataError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path}: cannot be read as NIfTI ({reason})") from None
     if len(image.shape) < 3:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,9 @@ from nbgpu.machine.files import files_below
 from nbgpu.planning.csv_rows import read_csv
 
 SUFFIXES = (".nii", ".nii.gz")
+READ_ERRORS = (OSError, EOFError, ValueError, struct.error, zlib.error)
+"""The errors of nibabel, numpy and gzip for a damaged file (BadGzipFile is an OSError), without nibabel's own
+classes, whose import takes a moment."""
 _OTHER_SUFFIXES = (".dcm", ".ima", ".hdr", ".img", ".mgz", ".mgh", ".nrrd", ".mha", ".mhd")
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "filepath", "nifti", "volume")
 """The possible headings of the column with the files of a CSV list; upper or lower case does not matter."""

@@ -86,32 +86,27 @@ class CommandWatch:
     Args:
         folder: the run's folder.
         cluster_folder: the cluster's folder, which has the requests that the run's folder could not take.
-        only_new: whether to skip requests that are in the files already, which were meant for an earlier
-            process of the run.
         settings_since_s: the time, in seconds since the epoch, before which requests for settings are
             skipped, because the run begins with them. A pause or a stop counts whenever it was requested: a
             run stays paused until the person resumes it.
-        since_s: the time, in seconds since the epoch, before which all requests are skipped, because the run
-            had ended then and begins again.
+        since_s: the time, in seconds since the epoch, before which all requests are skipped, because they
+            have had their effect.
     """
 
     def __init__(
         self,
         folder: Path,
         cluster_folder: Path | None = None,
-        only_new: bool = False,
         settings_since_s: float = 0.0,
         since_s: float = 0.0,
     ) -> None:
-        """Begin at the start of both files, or behind what they hold already."""
+        """Begin at the start of both files."""
         self._settings_since_s = settings_since_s
         self._since_s = since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
         self._offsets_bytes = dict.fromkeys(paths, 0)
-        if only_new:
-            self._offsets_bytes |= {path: path.stat().st_size for path in paths if path.exists()}
         self._settings: dict[str, Any] = {}
         self.why_stop = ""
         """The reason why the run is to stop, as a sentence; empty if a person stops it."""

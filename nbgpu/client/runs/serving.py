@@ -148,7 +148,7 @@ def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> No
         folder: the run's folder.
         is_abandoned: returns whether the cluster ended while the run was being followed.
     """
-    commands = CommandWatch(folder, only_new=True)
+    commands = CommandWatch(folder, since_s=time.time())
     abandoned_mono_s: float | None = None
 
     def gives_up() -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -28,11 +27,11 @@ from torch import Tensor
 
 from nbgpu.engine.data.spacing import affine_of, has_voxel_sizes, resampled_grid, shape_of
 from nbgpu.errors import DataError
-from nbgpu.planning.volume_files import is_nifti
+from nbgpu.planning import volume_files
 
 _UPPER_PERCENTILE = 99.5
-READ_ERRORS = (OSError, EOFError, zlib.error, ImageFileError, HeaderDataError, ValueError, struct.error)
-"""The errors of nibabel and gzip for a damaged file (BadGzipFile is an OSError)."""
+READ_ERRORS = (*volume_files.READ_ERRORS, ImageFileError, HeaderDataError)
+"""The errors for a damaged file, with those of nibabel."""
 
 
 def check_headers(
@@ -79,7 +78,7 @@ def header_problem(
     """
     if not path.is_file():
         return "there is no such file. Correct the path, or take it out of the list"
-    if not is_nifti(path):
+    if not volume_files.is_nifti(path):
         return "not a NIfTI file by its name. Give .nii or .nii.gz files"
     try:
         image = nibabel.load(path)
