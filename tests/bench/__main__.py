@@ -21,7 +21,8 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "support")]
+SUPPORT = REPOSITORY / "tests" / "support"
+sys.path[:0] = [str(REPOSITORY / "tests"), *map(str, (SUPPORT, SUPPORT / "kernels", SUPPORT / "warm"))]
 
 import advice  # noqa: E402
 import epochs  # noqa: E402

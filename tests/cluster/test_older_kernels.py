@@ -19,7 +19,7 @@ from nbgpu.client.host import registry
 
 pytestmark = pytest.mark.cold
 
-_OLDER_KERNEL = str(Path(__file__).parents[1] / "support" / "older_kernel.py")
+_OLDER_KERNEL = str(Path(__file__).parents[1] / "support" / "kernels" / "older_kernel.py")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support" / "kernels"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "support" / "warm"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 

@@ -28,7 +28,7 @@ from nbgpu.machine.requirements import requirements
 from nbgpu.planning import workers
 from nbgpu.version import VERSION
 
-OLDER_KERNEL = Path(__file__).parents[2] / "support" / "older_kernel.py"
+OLDER_KERNEL = Path(__file__).parents[2] / "support" / "kernels" / "older_kernel.py"
 
 
 def examined(tmp_path: Path, **environment: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
