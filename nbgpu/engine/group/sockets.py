@@ -36,6 +36,9 @@ _QUIET_PATIENCE_S = 1.0
 _LOOK_PERIOD_S = 0.002
 _LATENESS_FACTOR = 3
 _TCP_INFO_BYTES = 256
+_LISTENING = "0A"
+_NO_INODE = "0"
+"""As /proc/net/tcp writes them."""
 _BYTES_ACKED_OFFSET = 120
 """The offset in struct tcp_info (linux/tcp.h) of tcpi_bytes_acked and tcpi_bytes_received, 8 bytes each."""
 
@@ -119,13 +122,30 @@ def refuse_other_users() -> None:
 
 def _uid_by_ends() -> dict[tuple[str, str], int]:
     """Return the user of each TCP socket of this host, by its own and its peer's address in the notation of
-    /proc/net/tcp (proc_net_tcp in the kernel's docs)."""
-    uids = {}
+    /proc/net/tcp (proc_net_tcp in the kernel's docs).
+
+    The tables show a connection that was not accepted yet as root's, and without an inode. It is counted as
+    its listener's.
+    """
+    uids: dict[tuple[str, str], int] = {}
+    listeners: dict[str, int] = {}
+    not_accepted = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(FileNotFoundError):  # a kernel without IPv6
             for line in Path(table).read_text().splitlines()[1:]:
-                _, here, there, _, _, _, _, uid, *_ = line.split()
-                uids[here, there] = int(uid)
+                _, here, there, state, _, _, _, uid, _, inode, *_ = line.split()
+                if state == _LISTENING:
+                    listeners[here] = int(uid)
+                elif inode == _NO_INODE:
+                    not_accepted.append((here, there))
+                else:
+                    uids[here, there] = int(uid)
+    for here, there in not_accepted:
+        address, _, port = here.partition(":")
+        for listening_at in (here, f"{'0' * len(address)}:{port}"):
+            if listening_at in listeners:
+                uids[here, there] = listeners[listening_at]
+                break
     return uids
 
 
