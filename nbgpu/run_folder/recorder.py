@@ -115,7 +115,7 @@ class Recorder:
         """
         self._append(step, {"values": values}, time_s)
 
-    def event(self, kind: str, text: str, step: int | None = None, **detail: Any) -> None:
+    def event(self, kind: str, text: str, step: int | None = None, /, **detail: Any) -> None:
         """Record an event; `detail` must be JSON."""
         self._append(step, {"kind": kind, "text": text, "detail": detail})
 

@@ -476,6 +476,40 @@ def test_a_forgotten_return_is_told_with_the_function_s_line(tmp_path: Path) -> 
         recipe.loss(recipe.build_model(), {"x": torch.ones(2, 3)})
 
 
+BAD_RESULTS = {
+    "None": "it returned None. Return {} where there are none",
+    "[1]": "it returned a list of 1",
+    "{1: 2}": "it returned a dict",
+    "{'weights': 2}": "one has the name 'weights'",
+    "{'model': model}": "one of them cannot be written",
+}
+
+
+def with_result(folder: Path, given: str) -> Own:
+    method = f"return out.square().mean()\n\n    def result(self, model, device):\n        return {given}"
+    return recipe_of(checked(folder, (RETURN, method)))
+
+
+@pytest.mark.parametrize("given", BAD_RESULTS)
+def test_what_is_no_result_is_told_with_its_line(tmp_path: Path, given: str) -> None:
+    recipe = with_result(tmp_path, given)
+    with pytest.raises(nbgpu.ConfigError) as caught:
+        recipe.result(recipe.build_model(), torch.device("cpu"))
+    assert str(caught.value).startswith(
+        f"checked.py, line {LOSS_LINE + 3}: `result` must return results by name"
+    )
+    assert BAD_RESULTS[given] in str(caught.value)
+
+
+def test_a_result_may_have_tensors_and_any_name(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    given = "{'kind': 'a', 'step': torch.tensor(2.5), 'text': {'of': (1, model.weight.detach() * 0)}}"
+    recipe = with_result(tmp_path, given)
+    path = str(tmp_path / "checked.py")
+    run = cluster2.train(path, steps=2, runs_dir=str(tmp_path / "runs")).wait(400)
+    assert recipe.result(recipe.build_model(), torch.device("cpu")).items() <= run.result().items()
+    assert run.result()["text"] == {"of": [1, [[0.0, 0.0, 0.0]]]}
+
+
 def test_a_loss_of_one_number_is_one_and_floats_can_be_shown_beside_it(tmp_path: Path) -> None:
     given = "{'loss': out[:1].square().flatten(), 'largest': 3.5}"
     recipe = recipe_of(checked(tmp_path, (RETURN, f"return {given}")))

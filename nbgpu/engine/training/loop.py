@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,20 @@ _PAUSE_POLL_S = 0.05
 _PICTURES_PERIOD_S = 2.0
 """Pictures are limited to one set per period because they are in the run's records, which are read as a
 whole."""
+
+
+@contextmanager
+def raising_afterwards(failure: RunError | None) -> Iterator[None]:
+    """Raise an earlier error after the block, also in place of an error of the block, which may have the same
+    cause, such as a full disk."""
+    try:
+        yield
+    except Exception as error:
+        if failure is not None:
+            raise failure from error
+        raise
+    if failure is not None:
+        raise failure
 
 
 @dataclass(frozen=True)
@@ -358,7 +372,7 @@ class Loop(ABC):
         if self.recorder is not None:
             self.recorder.state(state, self.step)
 
-    def _event(self, kind: str, text: str, **detail: Any) -> None:
+    def _event(self, kind: str, text: str, /, **detail: Any) -> None:
         """Record an event of the present step."""
         if self.recorder is not None:
             self.recorder.event(kind, text, self.step, **detail)

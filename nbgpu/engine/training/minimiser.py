@@ -20,7 +20,7 @@ from nbgpu.engine.group import activity, exchange, group
 from nbgpu.engine.group.consensus import together
 from nbgpu.engine.logs import run_info
 from nbgpu.engine.memory import usage as memory
-from nbgpu.engine.training.loop import Loop, RunContext
+from nbgpu.engine.training.loop import Loop, RunContext, raising_afterwards
 from nbgpu.engine.workload.lbfgs import Lbfgs
 from nbgpu.engine.workload.problem import Problem
 from nbgpu.engine.workload.shards import Shards
@@ -376,9 +376,8 @@ class Minimiser(Loop):
         """Compute the result on rank 0 and record it; raise `failure`, the error of the last checkpoint,
         afterwards, because the result is worth having without the checkpoint."""
         self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
-        if self.rank == 0:
-            with torch.no_grad(), activity.during("working out the result"):
-                result = self.problem.result(self._found.cpu(), self.folder)
-            self._event("result", self.config.title, **result)
-        if failure is not None:
-            raise failure
+        with raising_afterwards(failure):
+            if self.rank == 0:
+                with torch.no_grad(), activity.during("working out the result"):
+                    result = self.problem.result(self._found.cpu(), self.folder)
+                self._event("result", self.config.title, **result)

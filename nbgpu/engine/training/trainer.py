@@ -28,7 +28,7 @@ from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
 from nbgpu.engine.training import smoke, validation
-from nbgpu.engine.training.loop import Loop, RunContext
+from nbgpu.engine.training.loop import Loop, RunContext, raising_afterwards
 from nbgpu.engine.training.nonfinite import Guard
 from nbgpu.engine.training.rank_model import RankModel
 from nbgpu.engine.training.smoke import SmokeTest
@@ -550,31 +550,36 @@ class Trainer(Loop):
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
-        """Compute the result on rank 0 and record it, then raise `failure`, the error of the last checkpoint,
-        if there is one.
+        """Compute the result on rank 0 and record it, then raise `failure`, if there is one: the result is
+        worth having even if the last checkpoint could not be written.
 
         Args:
             failure: the error of the last checkpoint.
             evaluated: the recipe's `evaluate` for each sample of the result, where the recipe shares that
                 out.
         """
-        # The result is worth having even if the checkpoint could not be written.
         if self._has_result:
             self._enter("working out the result" if self.rank == 0 else "waiting for rank 0")
         if self.rank == 0 and self._has_result:
-            weights = self._progress.weights_in_words(self.step)
-            recipe = self.recipe
-            with activity.during("working out the result"):
-                result = (
-                    recipe.result(self._model, self.device, evaluated)
-                    if isinstance(recipe, Evaluated)
-                    else recipe.result(self._model, self.device)
-                )
-            if self._smoke is not None:
-                result["note"] = f"{smoke.RESULT_NOTE} {result.get('note', '')}".rstrip()
-            self._event("result", self.config.title, weights=weights, **result)
-        if failure is not None:
+            with raising_afterwards(failure):
+                result = self._result(evaluated)
+                weights = self._progress.weights_in_words(self.step)
+                self._event("result", self.config.title, weights=weights, **result)
+        elif failure is not None:
             raise failure
+
+    def _result(self, evaluated: list[Any] | None) -> dict[str, Any]:
+        """Return the recipe's result of the trained model."""
+        recipe = self.recipe
+        with activity.during("working out the result"):
+            result = (
+                recipe.result(self._model, self.device, evaluated)
+                if isinstance(recipe, Evaluated)
+                else recipe.result(self._model, self.device)
+            )
+        if self._smoke is not None:
+            result["note"] = f"{smoke.RESULT_NOTE} {result.get('note', '')}".rstrip()
+        return result
 
     def _check_smoke_test(self, smoke_test: SmokeTest) -> None:
         """Report how a smoke test went; this includes continuing from its checkpoint."""

@@ -122,7 +122,8 @@ class OwnRecipe(ABC):
         raise NotImplementedError
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        """Return results of the trained model at the end, as JSON. Only rank 0 calls this."""
+        """Return results of the trained model at the end by name: texts, numbers, tensors or arrays of a few
+        numbers, and lists and dicts of them. Only rank 0 calls this."""
         return {}
 
     def new_data(self, data: str) -> Dataset[Any] | None:
@@ -236,7 +237,7 @@ class Own:
         return {name: torch.as_tensor(value).detach().expand(num_samples) for name, value in values.items()}
 
     def result(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
-        return self._own.result(model, device)
+        return checks.result(self._own.result(model, device), self._own.result)
 
     def new_samples(self, data: str) -> tuple[Sequence[Item], list[str]]:
         """Return the samples of the recipe's `new_data`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -20,6 +21,7 @@ from nbgpu.engine.model import optimizers
 from nbgpu.engine.workload.recipe import ParameterGroup
 from nbgpu.errors import ConfigError
 
+_WEIGHTS = "weights"
 _IN_A_GROUP = ("params", "lr_factor", "weight_decay", "name")
 """What a group of `parameter_groups` may have."""
 
@@ -222,6 +224,30 @@ def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
         f"step {step} it returned {_value(given)}."
         + (f" {advice}" if given is None or isinstance(given, Tensor) else "")
     )
+
+
+def result(given: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the result of `result` as JSON; tensors and arrays as numbers, or lists of numbers.
+
+    Raises:
+        ConfigError: the result is unusable; the message names the line.
+    """
+    refusal = _refusal(function, "results by name, such as {'accuracy': 0.9}; ")
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise refusal(f"it returned {_described(given)}", "Return {} where there are none")
+    if _WEIGHTS in given:
+        raise refusal(
+            f"one has the name {_WEIGHTS!r}",
+            "nbgpu says there which weights the result is of: name it otherwise",
+        )
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(given, default=lambda value: value.tolist()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise refusal(
+            f"one of them cannot be written ({error})",
+            "Give texts, numbers, tensors, and lists and dicts of them",
+        ) from None
+    return plain
 
 
 def _refusal(function: Callable[..., Any], wanted: str) -> Callable[[str, str], ConfigError]:
