@@ -60,15 +60,23 @@ def parts_of(records: Iterable[Sample | Event], num_ranks: int) -> list[StepPart
     for record in records:
         if isinstance(record, Event):
             events.append(record)
-        elif record.values.keys() >= _NEEDED:
+        # A run that goes on with fewer ranks repeats steps of more.
+        elif record.rank < num_ranks and record.values.keys() >= _NEEDED:
             by_step.setdefault(record.step, {})[record.rank] = record.values
     clocks = Clocks.of(events, num_ranks)
     return [
         parts
         for step, of_ranks in sorted(by_step.items())
-        if len(of_ranks) == num_ranks
+        if len(of_ranks) == num_ranks and _are_together(of_ranks, clocks)
         for parts in _step_parts(step, of_ranks, clocks)
     ]
+
+
+def _are_together(of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> bool:
+    """Return whether all ranks recorded a step in the same attempt: some may have done it before a failure,
+    and others have repeated it."""
+    begins_s = {rank: clocks.of_rank_0(rank, values["begun_at_s"]) for rank, values in of_ranks.items()}
+    return max(begins_s.values()) <= min(begins_s[rank] + of_ranks[rank]["step_s"] for rank in of_ranks)
 
 
 def _step_parts(step: int, of_ranks: Mapping[int, Mapping[str, float]], clocks: Clocks) -> list[StepParts]:

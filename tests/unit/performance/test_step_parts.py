@@ -72,6 +72,21 @@ def test_a_step_that_was_repeated_counts_as_it_was_done_last() -> None:
     assert parts.step_s == 2.0
 
 
+def test_attempts_at_a_step_are_not_mixed() -> None:
+    """Rank 0 repeats step 2 a minute later, and the run ends before rank 1 has; both repeat step 1."""
+    first = [sample(rank, step) for step in (1, 2) for rank in (0, 1)]
+    again = [sample(0, begun_at_s=69.0), sample(1, begun_at_s=69.0), sample(0, step=2, begun_at_s=70.0)]
+    parts = parts_of([*first, *again], 2)
+    assert [(p.step, p.rank, p.begun_at_s) for p in parts] == [(1, 0, 69.0), (1, 1, 69.0)]
+
+
+def test_what_a_lost_rank_did_before_does_not_hide_a_step_that_the_others_repeat() -> None:
+    parts = parts_of(
+        [sample(rank) for rank in (0, 1, 2)] + [sample(rank, begun_at_s=69.0) for rank in (0, 1)], 2
+    )
+    assert [(p.step, p.rank, p.begun_at_s) for p in parts] == [(1, 0, 69.0), (1, 1, 69.0)]
+
+
 def test_the_longest_and_shortest_steps_are_left_out_of_the_means() -> None:
     lengths = [1.0] * 8 + [50.0]
     steps = parts_of([sample(0, n, None, step_s=seconds) for n, seconds in enumerate(lengths, 1)], 1)
