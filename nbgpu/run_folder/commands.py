@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -131,6 +132,8 @@ class CommandWatch:
             for fields in self._read_new_requests(path)
             if _is_since(self._since_s, fields)
         ]
+        # The two files hold requests in turn where a disk was full for a while.
+        requests.sort(key=_asked_s)
         for fields in requests:
             if _is_since(self._settings_since_s, fields):
                 self._settings |= fields.get("set", {})
@@ -163,9 +166,14 @@ class CommandWatch:
 
 
 def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:
-    """Return whether a request was made at or after a time; one without a time counts as new."""
+    """Return whether a request was made at or after a time."""
+    return _asked_s(fields) >= since_s
+
+
+def _asked_s(fields: Mapping[str, Any]) -> float:
+    """Return when a request was made, in seconds since the epoch; one without a time counts as new."""
     asked_s = fields.get("time_s")
-    return not isinstance(asked_s, int | float) or asked_s >= since_s
+    return asked_s if isinstance(asked_s, int | float) else math.inf
 
 
 def _request(line: bytes) -> dict[str, Any] | None:

@@ -99,8 +99,9 @@ class RunWatch:
         self._statuses = statuses
         self._take_ranks = take_ranks
         self._is_served = is_served
-        self._commands = CommandWatch(folder, state.folder)
-        # A stop that was asked of an earlier kernel has had its effect.
+        self._commands = CommandWatch(folder, state.folder, since_s=commands_since_s)
+        # This also reads past what earlier kernels were asked for. A stop among it has had its effect; a
+        # pause still holds.
         self._is_to_pause = self._commands.newest() == "pause"
         """Whether the person has asked the run to pause, and not yet to go on."""
         self._was_paused = False
@@ -116,11 +117,12 @@ class RunWatch:
         self._died_at_step = 0
         self._num_deaths = 0
         self._settings_since_s = 0.0
-        """The time before which the settings that were asked for are in `changes.jsonl`, or were asked for
-        again."""
+        """The ranks skip requests for settings from before this time: those are in `changes.jsonl`, or were
+        sent again."""
         self._commands_since_s = commands_since_s
         self._checkpoint_before: Path | None = None
-        """The newest checkpoint when a host came back; None while none has."""
+        """The newest checkpoint when a host came back, or the run's folder if there was none then; None while
+        no host has come back."""
         self._takes_host_back = False
         """Whether the ranks were interrupted to take a host back."""
 
@@ -320,7 +322,7 @@ class RunWatch:
         self._died_at_step = step
         if self._num_deaths <= _MAX_DEATHS_WITHOUT_PROGRESS:
             return True
-        self._add_to_failures(f"that was {self._num_deaths} times at step {step}, and the run was given up")
+        self._add_to_failures(f"ranks died {self._num_deaths} times at step {step}, and the run was given up")
         return False
 
     def _waits_for_hosts(self) -> bool:

@@ -551,6 +551,19 @@ def test_what_ended_the_run_is_passed_over_once_it_begins_again(tmp_path: Path) 
         assert again.why_stop == "just before rank 0 was replaced"
 
 
+def test_requests_count_in_their_order_whichever_way_they_took(tmp_path: Path) -> None:
+    run, cluster = tmp_path / "run", tmp_path / "cluster"
+    cluster.mkdir()
+    send_command(run, "pause", cluster)
+    send_settings(run, {"lr": 0.1}, cluster)
+    run.mkdir()  # as if the disk had room again
+    send_settings(run, {"lr": 0.2}, cluster)
+    send_command(run, "resume", cluster)
+    watch = CommandWatch(run, cluster)
+    assert watch.newest() == "resume"
+    assert watch.take_settings() == {"lr": 0.2}
+
+
 def test_a_command_takes_another_way_where_the_run_has_no_folder(tmp_path: Path) -> None:
     run, cluster = tmp_path / "run", tmp_path / "cluster"
     cluster.mkdir()
