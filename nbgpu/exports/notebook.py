@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from nbgpu.errors import ConfigError
 from nbgpu.protocol.records import GIVEN_NAMES
@@ -118,7 +117,7 @@ def script_of(path: Path) -> Script:
             )
         defined |= cell.stores
     left = [
-        f"cell {cell.number} stays behind: {_reason_to_stay_plain(cell)}"
+        f"cell {cell.number} stays behind: {_why_plain_cell_stays(cell)}"
         for cell in cells
         if cell.number not in numbers and not cell.is_distributed and cell.code.strip()
     ]
@@ -135,7 +134,7 @@ def _notes(cells: Sequence[_Cell]) -> list[str]:
     return [f"cell {cell.number}: {note}" for cell in cells for note in cell.notes]
 
 
-def _reason_to_stay_plain(cell: _Cell) -> str:
+def _why_plain_cell_stays(cell: _Cell) -> str:
     if cell.is_about_cluster:
         return "it is about the notebook's cluster"
     return "no distributed cell uses what it defines"
@@ -274,16 +273,21 @@ def _used(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _changed(scope: ast.AST) -> Iterator[str]:
-    """The global names that are targets of augmented assignments or of `del` in a scope, and in the functions
-    within it."""
+    """The global names that a scope, or a function within it, changes by `+=` and the like, or deletes:
+    symtable counts neither as a use, though both need an earlier definition."""
     nodes = list(_within(scope))
     declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
     for node in nodes:
+        target: ast.AST
         if isinstance(node, _SCOPES):
             yield from _changed(node)
-        target: Any = node.target if isinstance(node, ast.AugAssign) else node
-        is_changed = isinstance(target, ast.Name) and (target is not node or isinstance(target.ctx, ast.Del))
-        if is_changed and (isinstance(scope, ast.Module) or target.id in declared):
+        if isinstance(node, ast.AugAssign):
+            target = node.target
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+            target = node
+        else:
+            continue
+        if isinstance(target, ast.Name) and (isinstance(scope, ast.Module) or target.id in declared):
             yield target.id
 
 
@@ -324,4 +328,8 @@ def _stored(statements: Sequence[ast.stmt]) -> Iterator[str]:
                 yield alias.asname or alias.name.split(".")[0]
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
         waiting += ast.iter_child_nodes(node)

@@ -91,6 +91,16 @@ def test_a_name_that_is_only_changed_or_deleted_is_named(tmp_path: Path) -> None
     assert "cell 1 uses lr, rest, which no earlier part of the script defines" in script.notes
 
 
+def test_names_of_handlers_and_patterns_are_the_cells_own(tmp_path: Path) -> None:
+    cell = (
+        "%%distributed\ntry:\n    1 / 0\nexcept ZeroDivisionError as error:\n    print(error)\n"
+        "match [1, {2: 3}]:\n    case [head, *tail]:\n        print(head, tail)\n"
+        "match {}:\n    case {**others} as whole:\n        print(others, whole)"
+    )
+    notes = notebook.script_of(write(tmp_path / "lesson.ipynb", [cell])).notes
+    assert not [note for note in notes if "no earlier part" in note]
+
+
 def test_a_notebook_without_distributed_cells_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to export"):
         notebook.script_of(write(tmp_path / "plain.ipynb", ["x = 1"]))
