@@ -34,6 +34,8 @@ def notebook() -> Iterator[Kernel]:
         )
         started.run(
             "import math, nbgpu\nlr, decay = 0.1, 0.2\ncluster = nbgpu.current()\ndef f(): return loss\n"
+            "class A:\n    def g(self): return loss\n"
+            "def h(): return (lambda: loss)()\n"
             "def local():\n    if not lr: rank = 1\n    return rank"
         )
         yield started
@@ -57,6 +59,12 @@ def test_every_rank_has_what_it_is_said_to_be_given(notebook: Kernel) -> None:
             f"second is on rank 1: {RANKS_HAVE} --ranks 1, or copy it here with %pull second --rank 1",
         ),
         ("f()", "loss is on the ranks, and f looked for it in the notebook: %push f, and call it"),
+        (
+            "[f() for _ in 'a']",
+            "loss is on the ranks, and f looked for it in the notebook: %push f, and call it",
+        ),
+        ("A().g()", "loss is on the ranks, and A.g looked for it in the notebook: %push A, and call it"),
+        ("h()", "loss is on the ranks, and h.<lambda> looked for it in the notebook: %push h, and call it"),
         ("%time rank", f"rank is on the ranks: {RANKS_HAVE}"),
         ("await train", f"train is on the ranks: {RANKS_HAVE}"),
     ],

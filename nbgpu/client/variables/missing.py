@@ -93,10 +93,12 @@ def hint_for_plain_cell(error: NameError, cell: str, variables: Mapping[str, Any
     # Ranks that are busy have at least what every rank is given.
     if not has_it and (by_rank or name not in GIVEN_NAMES):
         return ""
-    function = frame.f_code.co_name
+    function = frame.f_code.co_qualname.replace(".<locals>", "")
     if name not in used and not function.startswith("<"):
+        # Of a method or an inner function the notebook has the class or the outer function.
+        pushed = function.partition(".")[0]
         return (
-            f"{name} is on the ranks, and {function} looked for it in the notebook: %push {function}, and call it in a cell "
+            f"{name} is on the ranks, and {function} looked for it in the notebook: %push {pushed}, and call it in a cell "
             "that begins with %%distributed"
         )
     if by_rank:
@@ -110,6 +112,7 @@ def hint_for_plain_cell(error: NameError, cell: str, variables: Mapping[str, Any
         some = rank_ranges(has_it)
         sentence = f"{', '.join(there)} {be} on {named_ranges(has_it)}: begin the cell with %%distributed --ranks {some}"
         from_rank = f" --rank {has_it[0]}"
+    # No copy is offered of modules, nor of what every rank is given.
     if any(each in GIVEN_NAMES or by_rank[has_it[0]][each] for each in there):
         return sentence
     them = "it" if len(there) == 1 else "them"
