@@ -130,7 +130,8 @@ def estimate_run(settings: dict[str, Any]) -> dict[str, Any]:
         settings: all fields of a TrainConfig.
 
     Returns:
-        `data`: the recipe's `amount`, or `unknown` with the problem of the data. `memory`: in bytes
+        `data`: the recipe's `amount`, or `unknown` with lines that say why there is none; for a problem,
+        which has no samples, `unknown` has its summary. `memory`: in bytes
         the tensors at the peak by category (`nbgpu.engine.memory.allocations`), `before` (already held by the
         process) and `peak`; or `unknown` with the reason.
     """
@@ -169,7 +170,7 @@ def run_memory(config: TrainConfig) -> dict[str, Any]:
     """
     member = group.membership()
     config = without_exchange(config)
-    with memory_limit.lifted(), randomness.of_run(config):
+    with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
         try:
             parts = fake_steps.parts(config, member.device, member.world_size)
         except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
