@@ -65,7 +65,7 @@ class LostHosts:
         patience_s = self._state.config.host_patience_s
         return (
             f"{_named(lost)} lost: the next cell waits for up to {patience_s:g} s until it is back (on_host_lost='wait'). "
-            f"{self._kept(lost)} %nbgpu pull still gets them meanwhile"
+            f"{self._kept(lost, ' %pull still gets them.')}"
         )
 
     def go_on(self, waiting: Waiting | None = None) -> list[str]:
@@ -87,8 +87,8 @@ class LostHosts:
         ranks = self.ranks_on(lost)
         if policy == "stop":
             raise HostsGivenUpError(
-                f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). {self._kept(lost)} pull still "
-                f"gets them. {self._state.pool.launcher.when_lost()}"
+                f"{_named(lost)} lost, and the cluster runs no more cells (on_host_lost='stop'). "
+                f"{self._kept(lost, ' %pull still gets them.')} {self._state.pool.launcher.when_lost()}"
             )
         if self._state.pool.launcher.is_over():
             raise HostsGivenUpError(f"{_named(lost)} lost. {self._state.pool.launcher.when_lost()}")
@@ -108,13 +108,14 @@ class LostHosts:
         processes = dict(self._state.ranks.assignment.processes)
         return [rank for rank, process in processes.items() if process.host in names]
 
-    def _kept(self, lost: Sequence[OtherHost]) -> str:
-        """Return a sentence about the ranks that have kept their variables."""
+    def _kept(self, lost: Sequence[OtherHost], advice: str = "") -> str:
+        """Return a sentence about the ranks that have kept their variables, with the advice where there are
+        such ranks."""
         gone = self.ranks_on(lost)
         kept = [rank for rank in range(len(self._state.ranks)) if rank not in gone]
         if not kept:
             return "No rank kept its variables."
-        return f"{named_ranges(kept).capitalize()} kept all variables."
+        return f"{named_ranges(kept).capitalize()} kept all variables.{advice}"
 
     def _describe_shrinking(self, lost: Sequence[OtherHost], gone: Sequence[int]) -> str:
         """Return a message about the ranks that stay without lost hosts, and their new numbers."""
@@ -138,11 +139,8 @@ class LostHosts:
         lines = []
         try:
             while still_lost := self._state.pool.lost():
-                for (
-                    before,
-                    now,
-                ) in self._changes.take_returned_hosts():  # (the lost one, the one in its place)
-                    # A host that had no ranks may be the one that came.
+                # Each lost host, and the one in its place, which may be one that had no ranks.
+                for before, now in self._changes.take_returned_hosts():
                     self.places |= dict.fromkeys(ranks_of.get(before, []), now.name)
                     lines.append(f"{_came(before, now)}.")
                 take_interrupt()
@@ -156,7 +154,7 @@ class LostHosts:
                     waited = (
                         f"did not come back within {patience_s:g} s (host_patience_s)"
                         if waiting.goes_on()
-                        else "is not waited for any more"
+                        else f"{'are' if len(still_lost) > 1 else 'is'} not waited for any more"
                     )
                     reason = f"{obstacles}. " if obstacles else ""
                     raise HostsGivenUpError(
