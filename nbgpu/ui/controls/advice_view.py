@@ -14,7 +14,6 @@ from nbgpu.client.ipykernel.page import answer_while_busy
 from nbgpu.client.scaling.trial import try_advice
 from nbgpu.errors import NbgpuError
 from nbgpu.performance.bottlenecks import Advice
-from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.study import view
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ class AdviceView:
         self._tries: list[w.Button] = []
         self._study: Study | None = None
         self._run: Run | None = None
+        self._ranks_are_free = True
         self._studied = w.HTML(layout={"width": "100%", "min_width": "0"})
-        self._end = w.Button(description="End trial", tooltip="End the study after its current step")
+        self._end = w.Button(description="End trial", tooltip="End this trial after its current step")
         self._end.on_click(lambda _: self._stop())
         self._end.layout.display = "none"
         self._sentences = w.VBox()
@@ -62,7 +62,7 @@ class AdviceView:
             rows.append(_text("There is nothing to advise."))
         self._sentences.children = tuple(rows)
         self._studied.value = ""
-        self.refresh()
+        self._refresh()
 
     def clear(self) -> None:
         """Show nothing, because what was said is about an earlier run."""
@@ -71,16 +71,19 @@ class AdviceView:
             self._studied.value = ""
             self._run, self._tries = None, []
 
-    def refresh(self) -> None:
-        """Put the buttons into the state that fits the run."""
-        # A run and a study at the same time would slow each other.
+    def refresh(self, ranks_are_free: bool) -> None:
+        """Put the buttons into the state that fits whether a run goes on, which a study would slow, and which
+        would slow the study."""
+        self._ranks_are_free = ranks_are_free
+        self._refresh()
+
+    def _refresh(self) -> None:
         for button in self._tries:
-            button.disabled = not self._is_free
+            button.disabled = not self._can_try
 
     @property
-    def _is_free(self) -> bool:
-        is_over = self._run is not None and self._run.status in FINAL_STATES
-        return is_over and (self._study is None or self._study.over)
+    def _can_try(self) -> bool:
+        return self._ranks_are_free and (self._study is None or self._study.over)
 
     def _advice(self, number: int, advice: Advice) -> w.Widget:
         """Return the row of one advice: its sentence, and a button that tries the advice if it is about a
@@ -100,7 +103,7 @@ class AdviceView:
     def _try(self, number: int) -> None:
         """Start the study that tries an advice, and draw it on a thread until the study ends."""
         run = self._run
-        if run is None or not self._is_free:
+        if run is None or not self._can_try:
             return
         try:
             study = self._study = try_advice(run, number, studies_dir=str(run.folder.parent))
@@ -108,7 +111,7 @@ class AdviceView:
             self._say_error(error)
             return
         self._end.layout.display = ""
-        self.refresh()
+        self._refresh()
         over = threading.Event()
         follow = threading.Thread(
             target=self._follow, args=(study, over), name="nbgpu-trial-panel", daemon=True
@@ -127,7 +130,7 @@ class AdviceView:
         self._end.layout.display = "none"
         # The study counts as over only when all of these calls have returned.
         for button in self._tries:
-            button.disabled = False
+            button.disabled = not self._ranks_are_free
 
     def _draw(self, study: Study) -> None:
         page = view.page(study, view.svg(study))

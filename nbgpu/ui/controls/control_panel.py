@@ -327,7 +327,7 @@ class _Controls:
             self._ask(run.resume if run.status == "paused" else run.pause)
 
     def _on_change(self, name: str) -> None:
-        """Apply a changed value to a run that goes on."""
+        """Apply a changed value to a run that goes on. Call with `_lock` held."""
         self._forget_said()
         run, form = self._run, self._settings.form
         steerable = self._settings.steerable
@@ -336,7 +336,7 @@ class _Controls:
         field = form.fields[name]
         try:
             value = field.parsed(field.value)
-        except ConfigError:
+        except ConfigError:  # the field will show why, as `judge` reads all fields next
             return
         now = getattr(run.config, name)
         if value == now:
@@ -416,7 +416,7 @@ class _Controls:
             lacks_result = self._run is not None and self._run.can_work_out_result
             self._result.layout.display = "" if lacks_result else "none"
             self._result.disabled = busy
-            self._advice.refresh()
+            self._advice.refresh(ranks_are_free=not running)
             paused = self._run is not None and self._run.status == "paused"
             self._pause.description = "Resume" if paused else "Pause"
             note = ""
