@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
 from nbgpu.config import OwnConfig, TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
-from nbgpu.engine.model import precision
+from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.workload import by_name
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.run_folder import checkpoint_files
@@ -48,13 +47,13 @@ def model_of(folder: Path, checkpoint_folder: Path | None = None, *, trust: bool
     """
     _, config = runs.read_settings(folder)
     require_trust(config, folder, trust)
-    # Settings that only a start needs, such as a file of pretrained weights, get their defaults: the file may
-    # be gone, and the checkpoint has all weights.
+    # Settings that only a start needs, such as a file of pretrained weights, get their defaults, and so do
+    # those that count only beside them: the file may be gone, and the checkpoint has all weights.
     if at_start := type(config).ONLY_AT_START:
         config = config.counting(**{name: type(config).model_fields[name].default for name in at_start})
     path = checkpoint_folder or _newest(folder)
     # Building draws initial weights, which must not change the caller's random numbers.
-    with torch.random.fork_rng():
+    with randomness.kept(of_gpus=False):
         model = by_name.load(config, folder).build_model().to(precision.dtype(config))
     tensors, _ = checkpoint.load(path)
     part = "average." if any(name.startswith("average.") for name in tensors) else "model."
