@@ -471,9 +471,9 @@ class Run:
             self._refuse_more_than_an_epoch(config)
         config = adapt_to_devices(config, self._state.devices)
         self._require_not_over("be changed")
-        self.config = config
         values = {name: getattr(config, name) for name in settings}
         self._send(lambda cluster_folder: send_settings(self.folder, values, cluster_folder))
+        self.config = config
 
     def _refuse_more_than_an_epoch(self, config: TrainConfig) -> None:
         """Raise ConfigError if a step would take more than an epoch: it would repeat samples, and perhaps
