@@ -158,14 +158,16 @@ def tell_in_next_cell(text: str) -> None:
 
 
 class TimeLimitWatch:
-    """Asks on a thread of its own for how long the hosts are there, and acts once when that is not long.
+    """Asks, on a thread of its own, how long the hosts will stay, and acts once when little time is left.
 
     Args:
         time_left_s: a function that returns the time left, or None if there is no limit or nobody knows.
         warn: is called on the thread, with the time left as the beginning of a sentence.
-        can_save: a function that returns whether `save` may be called.
-        save: is called after that, on the notebook's event loop, and so never within another call of the
-            notebook's. Where there is no loop it is not called.
+        can_save: a function that returns whether the ranks are free for `save`. This is waited for, for a
+            minute and a half.
+        save: is called after that, also where the ranks are not free, which it then says. It is called on the
+            notebook's event loop, and so never within another call of the notebook's. Where there is no loop
+            it is not called.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class TimeLimitWatch:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Ask for the time left until it is short; then warn, wait until no run has the ranks, and save."""
+        """Ask for the time left until it is short; then warn, wait for the ranks, and save."""
         while (left_s := self._update_time_left()) is None or left_s > WARNING_BEFORE_END_S:
             pause_s = _ASK_PERIOD_S if left_s is None else min(_ASK_PERIOD_S, left_s - WARNING_BEFORE_END_S)
             if self._closing.wait(pause_s):
@@ -213,7 +215,13 @@ class TimeLimitWatch:
             self._loop.call_soon_threadsafe(self._save_if_open, reason)
 
     def _update_time_left(self) -> float | None:
-        left_s = self._time_left_s()
+        """Ask for the time left, and return it; None if it is not known. What was said last counts where the
+        question cannot be asked."""
+        try:
+            left_s = self._time_left_s()
+        except OSError as error:  # such as too many open files in this process
+            _log.warning("how long the hosts will stay cannot be asked, and is asked again: %s", error)
+            return self.left_s
         self._end_mono_s = None if left_s is None else time.monotonic() + left_s
         return left_s
 
