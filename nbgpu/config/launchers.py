@@ -90,7 +90,7 @@ class SshSettings(LauncherSettings):
     )
 
     def problems(self) -> Iterator[str]:
-        """Yield that no host is named, and unknown options."""
+        """Yield a sentence if no host is named, and one for unknown options."""
         if not self.host_names:
             yield "hosts='' names no host on which launcher='ssh' could start ranks: hosts=['node1', 'node2']"
         yield from self._unknown_options("launcher='ssh'", ("python", "ssh"))
@@ -116,7 +116,8 @@ class SlurmSettings(LauncherSettings):
     IS_JOB = True
 
     def problems(self) -> Iterator[str]:
-        """Yield that free GPUs were asked for: Slurm chooses them, and sbatch refuses wrong options."""
+        """Yield a sentence if free GPUs were asked for, which Slurm chooses itself. Unknown options are left
+        to sbatch."""
         if self.num_free_gpus:
             yield (
                 f"gpus='free:{self.num_free_gpus}' does not go with launcher='slurm': Slurm chooses the GPUs of a job. Ask it "

@@ -43,7 +43,8 @@ _known: tuple[tuple[object, ...], SiteFile] | None = None
 
 @contextmanager
 def ignored() -> Iterator[None]:
-    """Make settings in the block without the file, such as those of a cluster that is running."""
+    """Let settings that are made in the block take no defaults from the file: those of a cluster that is
+    running, for example, are fixed already."""
     token = _is_off.set(True)
     try:
         yield

@@ -64,11 +64,11 @@ class Clocks:
     def in_words(self) -> str:
         """Return a sentence: all ranks read one clock, or the largest offset with its error."""
         if self.error_s == 0:
-            return "all ranks read the clock of one machine: offset 0, without an error"
+            return "all ranks read the clock of one machine: offset 0, exactly"
         most_s = max((offset for c in self._comparisons for offset in c.offsets_s), key=abs)
         return (
-            f"clocks of several machines: offsets up to {1e6 * abs(most_s):.0f} us were taken off, known to "
-            f"{1e6 * self.error_s:.0f} us"
+            f"clocks of several machines: offsets of up to {1e6 * abs(most_s):.0f} us were corrected, with an error of at "
+            f"most {1e6 * self.error_s:.0f} us"
         )
 
 

@@ -282,7 +282,7 @@ def _raw_voxels(path: Path) -> int:
 
 def _bytes_per_voxel(path: Path, config: AutoencoderConfig) -> float:
     """Return the bytes of the decoded volume, without empty margins and with the indices of bright voxels,
-    divided by the voxels of the file."""
+    divided by the number of values in the chosen channels."""
     try:
         values = np.asarray(_opened(path).dataobj, np.float32)
     except READ_ERRORS as error:

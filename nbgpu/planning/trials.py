@@ -360,7 +360,9 @@ def _drawn(config: SweepConfig, varied: Varied) -> list[dict[str, Any]]:
         trials.setdefault(repr(drawn), drawn)
         if len(trials) == config.random:
             return list(trials.values())
-    raise ConfigError(f"random={config.random} is more than the combinations that there are ({len(trials)})")
+    raise ConfigError(
+        f"random={config.random}: only {len(trials)} different combinations came up. Give a smaller number"
+    )
 
 
 def _varied(info: FieldInfo, given: Any) -> Sequence[Any] | Range:

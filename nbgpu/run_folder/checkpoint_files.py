@@ -135,7 +135,8 @@ def read(checkpoint: Path) -> CheckpointManifest:
     """Read and check a checkpoint's manifest.
 
     Raises:
-        ValueError: it is missing or damaged; the message says how.
+        ValueError: it is missing or damaged. The message is a predicate such as 'is missing', to follow the
+            file's name.
         OSError: it cannot be read.
     """
     path = checkpoint / MANIFEST

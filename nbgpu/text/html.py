@@ -39,7 +39,7 @@ def shown_as_html(self: object) -> str:
 
 
 def labelled(rows: list[tuple[str, str]]) -> str:
-    """Return names with their values as HTML, in two columns of which the second is broken between words."""
+    """Return names with their values as HTML, in two columns; the second wraps between words."""
     cells = "".join(
         f'<tr style="background:none"><td style="{_LABEL}">{html.escape(name)}</td>'
         f'<td style="{_VALUE}">{html.escape(value)}</td></tr>'

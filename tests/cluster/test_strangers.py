@@ -173,8 +173,8 @@ def form_a_group_with(state: str) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 @pytest.mark.parametrize("state", ["not accepted yet", "closed"])
 def test_an_end_that_no_process_has_is_not_taken_for_roots(state: str) -> None:
-    """Kernels show it so, older ones also the first of the two. That ended the forming of a group for anybody but
-    root."""
+    """Kernels show it so, older ones also the first of the two. That ended the forming of a group for anybody
+    but root."""
     child = multiprocessing.get_context("fork").Process(target=form_a_group_with, args=(state,))
     child.start()
     child.join(120)

@@ -182,7 +182,7 @@ class Resizing:
             )
 
     def _require_idle(self) -> None:
-        """Raise ClusterError if a rank is still at work, or does not say, after a moment in which it may
+        """Raise ClusterError if a rank is still at work or does not answer, after it was given a moment to
         end."""
         state = self._state
         begun_s = time.monotonic()
@@ -211,7 +211,7 @@ class Resizing:
         reasons = "".join(f" Rank {rank}: {reason}." for rank, reason in standstills.items())
         raise ClusterError(
             f"{named_ranges(busy)} {'is' if len(busy) == 1 else 'are'} still at work, and the number of ranks can only change between two cells."
-            f"{reasons} Wait for it, or stop it with the notebook's stop button; %nbgpu status shows the line"
+            f"{reasons} Wait until that is done, or stop it with the notebook's stop button; %nbgpu status shows the line"
         )
 
     def _restore(self) -> str:

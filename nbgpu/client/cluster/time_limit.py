@@ -22,7 +22,7 @@ def require_loop(config: ClusterConfig) -> None:
     """Raise ConfigError if variables are to be saved before the end where that cannot be done."""
     if config.save_before_time_limit and ipython_shell.event_loop() is None:
         raise ConfigError(
-            "save_before_time_limit works in a notebook, between two cells. A program calls cluster.save() itself"
+            "save_before_time_limit works in a notebook, between two cells; in a program, call cluster.save() yourself"
         )
 
 

@@ -148,7 +148,7 @@ def _forget() -> None:
     """Forget the preloaded processes in a forked child: they belong to its parent."""
     global _preloading, _lock
     _preloading = None
-    _lock = threading.Lock()
+    _lock = threading.Lock()  # another thread of the parent may have held it
     atexit.unregister(dismiss)
 
 

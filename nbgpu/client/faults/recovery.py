@@ -155,28 +155,37 @@ class Recovery:
         stop: threading.Event | None = None,
         show: Callable[[], None] = lambda: None,
     ) -> None:
-        """Wait for the ranks, free those that wait for one which failed, and repair the group.
+        """Wait for the ranks, and repair the group. Meanwhile `watch.check` frees those that wait for one
+        that failed.
 
         Args:
             watch: watches these ranks.
             results: the pending replies, by rank.
             stop: ends the wait, as the stop button does, when it is set.
             show: is called again and again meanwhile.
+
+        Raises:
+            RankError: ranks failed.
+            ClusterError: ranks did not come back although they were freed and interrupted, and none failed.
+            RunError: `stop` was set.
+            KeyboardInterrupt: the person stopped it; the ranks were stopped, too.
         """
+        is_stopped = False
         try:
             with StandstillNotice(self._state.ranks.standstills) as notice:
-                while watch.pending() and not watch.stuck():
+                while watch.pending() and not watch.stuck() and not is_stopped:
                     watch.wait(_WATCH_PERIOD_S)
                     watch.check()
                     take_interrupt()
                     notice.check(results)
                     show()
-                    if stop is not None and stop.is_set():
-                        self.stop(watch, results)
-                        raise RunError(f"stopped; {who_keeps_variables(watch.gone, len(self._state.ranks))}")
+                    is_stopped = stop is not None and stop.is_set()
         except KeyboardInterrupt:
             self.stop(watch, results)
             raise
+        if is_stopped:
+            self.stop(watch, results)
+            raise RunError(f"stopped; {who_keeps_variables(watch.gone, len(self._state.ranks))}")
         if stuck := watch.stuck():
             self.abandon_cell(results)
             message = self._describe_absence(stuck, results)

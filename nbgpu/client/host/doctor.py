@@ -310,24 +310,23 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         outputs, errors = (
             [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in questions] for _ in range(2)
         )
-        asked = [
-            subprocess.Popen(
-                interpreter.command("nbgpu.engine.group.probe", *question),
-                stdout=output,
-                stderr=error,
-                env={**os.environ, **environment},
-            )
-            for question, output, error in zip(questions, outputs, errors, strict=True)
-        ]
+        asked: list[subprocess.Popen[bytes]] = []
         give_up_s = time.monotonic() + _PATIENCE_S
         try:
+            for question, output, error in zip(questions, outputs, errors, strict=True):
+                command = interpreter.command("nbgpu.engine.group.probe", *question)
+                environ = {**os.environ, **environment}
+                asked.append(subprocess.Popen(command, stdout=output, stderr=error, env=environ))
             # The loop ends with the first failure, because the other processes would wait in the collective
             # for ever. `poll` is None while a process runs and 0 after a success, so `any` finds only
             # failures.
             while any(process.poll() is None for process in asked) and not any(p.poll() for p in asked):
                 if time.monotonic() > give_up_s:
-                    raise ClusterError(f"no answer within {_PATIENCE_S:g} s")
+                    last_lines = "; ".join(filter(None, map(_last_line, errors)))
+                    raise ClusterError(f"no answer within {_PATIENCE_S:g} s. {last_lines}".rstrip(" ."))
                 time.sleep(_POLL_PERIOD_S)
+        except OSError as error:
+            raise ClusterError(f"a process cannot be started: {error.strerror}") from None
         finally:
             ended = [process.poll() for process in asked]
             for process in asked:

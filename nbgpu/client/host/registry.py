@@ -138,8 +138,9 @@ class Entry(ClusterRecord):
         return [rank for rank, device in enumerate(self.devices) if device.uuid == uuid]
 
     def device_names(self) -> list[str]:
-        """The names of the devices by rank, with the name of their host in front where the ranks are on other
-        hosts."""
+        """The names of the devices in the order of the ranks. Where the ranks are on other hosts, the name of
+        the host stands in front, and ranks that were not started yet are left out: their host is not
+        known."""
         names = [f"GPU {d.index}" if d.kind == "cuda" else "CPU" for d in self.devices]
         if not self.hosts:
             return names

@@ -62,7 +62,8 @@ def open_debugger(cluster: Cluster, rank: int | None = None) -> None:
         )
     first = min(failed, key=lambda r: failed[r][0])
     print(f"rank {first} failed with {failed[first][1]}; q leaves the debugger")  # noqa: T201 - the magic's output
-    with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
+    # A Stop is held back to the places where `show_blocking` looks for it.
+    with uninterrupted():
         DistributedCell(cluster.parts.cells, _DEBUG, [first], None).show_blocking()
 
 
@@ -236,7 +237,9 @@ class NbgpuMagics(Magics):
             print(_cell_arguments().format_help())  # noqa: T201 - the magic's output
             return
         arguments = _options(line)
-        with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
+        # A Stop is held back to the places where `show_blocking` looks for it, so that a cell that was sent
+        # is always waited for.
+        with uninterrupted():
             running = _cell(cell, arguments)
             running.show_blocking()
             _keep_values(running, arguments)
@@ -282,8 +285,10 @@ class NbgpuMagics(Magics):
         """Run one line on every rank: %distributed x.shape"""
         if not line.strip():
             raise UsageError("%distributed CODE runs one line on every rank; %%distributed runs a cell")
-        with uninterrupted():  # a cell that was sent is waited for, whenever a Stop comes
-            DistributedCell(current().parts.cells, line, None, None).show_blocking()
+        # A Stop is held back to the places where `show_blocking` looks for it, so that a cell that was sent
+        # is always waited for.
+        with uninterrupted():
+            DistributedCell(current().parts.cells, line, ranks=None, timeout_s=None).show_blocking()
 
     @line_magic
     def nbgpu(self, line: str) -> None:

@@ -72,9 +72,12 @@ def require(job: CharacterizationJob) -> None:
         there = [m for m, lacking in zip(job.measurements, missing, strict=True) if not lacking]
         against = None if reference_missing else job.against
         try:
-            list(_ran(replace(job, measurements=there, against=against, only_check=True)))
+            if there or against:
+                list(_ran(replace(job, measurements=there, against=against, only_check=True)))
         except DataError as error:
             problems += str(error).splitlines()
+        except RunError as error:
+            problems.append(f"the other files could not be checked: {error}")
         raise DataError("\n".join(problems))
 
 

@@ -23,7 +23,7 @@ _BUDGET_S_PER_PAIR = 2.0
 _LONGEST_BUDGET_S = 60.0
 """The most time for all pairs together."""
 _SLOW_SHARE = 0.5
-"""A pair with less than this share of the other pairs' rate is worth a look."""
+"""A pair with less than this share of the fastest pair's rate is worth a look."""
 _PAGE = "'More than one host' in the docs says what hosts need"
 
 
@@ -51,7 +51,8 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
             yield ok("host", f"{host} has {named_ranks(ranks)}: {devices}")
         yield ok(
             "group",
-            f"{count_of_ranks(cluster.world_size)} added up ones: {cluster.parts.state.chosen_transport.describe()}",
+            f"{count_of_ranks(cluster.world_size)} formed one, and its sums are right: "
+            f"{cluster.parts.state.chosen_transport.describe()}",
         )
         yield from _links(cluster, hosts)
     except NbgpuError as error:

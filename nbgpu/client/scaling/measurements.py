@@ -23,6 +23,8 @@ from nbgpu.text.ranks import count_of_ranks
 _MAX_RANKS = 1024
 """The largest number of ranks for which memory is predicted."""
 _MAX_VARIANTS = 256
+_IN_TITLE = ("accumulate", "amp", "dtype", "optimizer", "ema_decay", "cpu_offload", "checkpoint_activations")
+"""Settings that change what a step takes."""
 """Each takes about a second."""
 
 
@@ -129,16 +131,16 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _title(config: TrainConfig, num_ranks: int) -> str:
-    """Return the heading of a table of memory: the recipe, its batch and strategy, and the settings that
-    change what a step takes if they are not at their defaults."""
-    title = f"{config.recipe}, batch_size={config.batch_size}, strategy={config.strategy}"
-    if config.accumulate > 1:
-        title += f", accumulate={config.accumulate}"
-    if config.amp != "off":
-        title += f", amp={config.amp}"
-    if config.checkpoint_activations:
-        title += ", checkpoint_activations"
-    return f"{title}; {count_of_ranks(num_ranks)}"
+    """Return the heading of a table of memory: the recipe, its batch and strategy, and those of `_IN_TITLE`
+    that are not at their defaults."""
+    changed = {name: getattr(config, name) for name in _IN_TITLE}
+    named = [
+        name if value is True else f"{name}={value}"
+        for name, value in changed.items()
+        if value != type(config).model_fields[name].default
+    ]
+    title = [config.recipe, f"batch_size={config.batch_size}", f"strategy={config.strategy}", *named]
+    return f"{', '.join(title)}; {count_of_ranks(num_ranks)}"
 
 
 def measure_links(cluster: Cluster | None = None) -> Links:

@@ -78,7 +78,7 @@ class Study:
         """The repeat and the point that is measured now."""
         self._now_begun_s = 0.0
         self._awaited = ""
-        """The reason for which the start of engines waits, such as a queue; empty while none are started."""
+        """Why the start of the engines is delayed, such as by a queue; empty while none are started."""
         self._cluster: Cluster | None = None
         self._stopping = threading.Event()
         self._ending: Completion[StudyState] = Completion(self.folder.name, _log)
@@ -127,14 +127,14 @@ class Study:
         return self._lost
 
     def describe(self) -> str:
-        """One line about the progress, such as 'measuring ranks = 2, repeat 1 of 3; 4 of 9 done, about 2 min
-        left'."""
+        """One line about the progress, such as 'measuring: 4 of 9 repeats done; now ranks = 2, repeat 1 of 3,
+        step 5 of 20; about 2 min left'."""
         num_all = len(self.points) * self.plan.config.repeats
         with self._lock:
-            num_done = len(self._measured)
+            measured = list(self._measured.values())
             now, run = self._now, self._run
-        failed = sum(bool(repeat.why_failed) for repeat in list(self._measured.values()))
-        text = f"{self.status}: {num_done} of {num_all} repeats done"
+        failed = sum(bool(repeat.why_failed) for repeat in measured)
+        text = f"{self.status}: {len(measured)} of {num_all} repeats done"
         if failed:
             text += f", {failed} failed"
         if now is not None:
@@ -229,7 +229,8 @@ class Study:
         measured = {repeat.point for repeat in self.measured() if repeat.step_s}
         point = next((point for point in reversed(matching) if point.number in measured), None)
         if point is None:
-            raise RunError(f"{self.plan.vary} = {matching[-1].value} was not measured yet")
+            asked = "any point" if value is None else f"{self.plan.vary} = {value}"
+            raise RunError(f"no repeat of {asked} was measured")
         return point
 
     def _efficiency(self, point: StudyPoint) -> list[str]:

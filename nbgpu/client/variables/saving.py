@@ -274,8 +274,16 @@ def _stage(
 def _agreed(
     staged: Mapping[int, tuple[list[str], dict[str, str], list[str]]],
 ) -> tuple[list[str], dict[str, str], list[str]]:
-    """(the variables that every rank that has saved them can take, the code that others need, a line for each
-    that cannot be rebuilt)."""
+    """Combine what the ranks answered, so that all of them take the same variables.
+
+    Args:
+        staged: for each rank the names that are ready, the code that needs `trust` by name, and a line 'NAME:
+            reason' for each that cannot be rebuilt.
+
+    Returns:
+        (the names that are ready on every rank that saved them, the code by name, a line for each that
+        failed).
+    """
     untrusted: dict[str, str] = {}
     failed: dict[str, list[int]] = {}
     for rank, (_, needs_trust, lines) in staged.items():

@@ -38,8 +38,9 @@ class Saves:
         self._writer = checkpoint.Writer(folder, keep, tell) if rank == 0 else None
 
     def begin(self, step: int, state: StateParts, score: Score | None) -> None:
-        """Begin a checkpoint; training continues if it fails. A collective if the state is sharded. No rank
-        waits for the disk, unless the state is sharded and the system takes it no faster than the disk does.
+        """Begin a checkpoint; training continues if it fails. A collective if the state is sharded: the ranks
+        gather each tensor while rank 0 writes it, and so wait for the disk where the system's file cache is
+        full. Otherwise no rank waits for the disk.
 
         Args:
             step: the number of optimizer steps done.
@@ -49,7 +50,7 @@ class Saves:
         self.newest_step = step
         if self._writer is not None:
             self._writer.begin(step, *state, score=score)
-        else:
+        else:  # take part in the gathers of rank 0, which needs the shards of all
             checkpoint.gathering(state[0]).take_rest()
 
     def finish(self, step: int, state: StateParts, score: Score | None) -> RunError | None:

@@ -53,8 +53,8 @@ _NUM_VOLUMES_MIXED = 4
 _POLL_PERIOD_S = 0.1
 """How often the loader's thread checks whether it should end while there is no room for more batches.
 
-MONAI's default is
-10 ms, and each check takes the GIL from the step for a moment, which added up to 2 % of all time."""
+MONAI's default is 10 ms, and each check takes the GIL from the step for a moment, which added up to 2 % of
+all time."""
 
 # ---- sharing out ---------------------------------------------------------------------------------------
 

@@ -193,8 +193,8 @@ class _FsdpUnit:
         self._gathered: list[Tensor] = []
 
     def prefetch(self) -> None:
-        """Allocate the buffer into which the weights are gathered, unless there is one, or there is a single
-        rank."""
+        """Allocate the buffer into which the weights are gathered, unless it is there, they are gathered
+        already, or there is nothing to gather: no weights, or a single rank."""
         if self._world_size > 1 and self.shards and self.buffer is None and not self._gathered:
             like = self.shards[0]
             self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)

@@ -93,8 +93,6 @@ def wait_for_group_in_the_making(patience_s: float) -> None:
 def refuse_other_users() -> None:
     """Raise if a process of another user of this host is at the other end of a group's connection.
 
-    gloo accepts the first process that connects and names the expected number as the rank that it waits for.
-
     Raises:
         ConnectionError: there is such a process. Call before the first tensor is sent.
     """

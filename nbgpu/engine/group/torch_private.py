@@ -225,7 +225,7 @@ def reconfigure(group: Any, number: int, handles: Sequence[str], timeout: timede
 
     Args:
         group: one that can be reconfigured.
-        number: of this forming, unique for the group.
+        number: identifies this forming; no two of a group have the same.
         handles: what `reconfigure_handle` gave on each rank, in order.
         timeout: the time for the ranks to connect.
     """
@@ -486,7 +486,8 @@ class Sharding:
 
 def sharding_of(module: nn.Module) -> Sharding | None:
     """Return how `fully_shard` shards a module, from FSDP's private state, so that the module can be sharded
-    again; None where it was given several modules at once, several meshes or a part of a larger mesh."""
+    again; None where it was given several modules at once, several meshes or a part of a larger mesh, or was
+    only replicated."""
     # FSDP keeps the settings of one call in a group of parameters.
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -496,10 +497,12 @@ def sharding_of(module: nn.Module) -> Sharding | None:
         return None
     # fully_shard has made a class from FSDPModule and the module's own.
     original = type(module).__bases__[1]
+    # None: FSDP decides by itself, and keeps the weights of the root whole.
     after_forward = None if getattr(state, "_auto_reshard_after_forward", False) else True
     if not groups:
         return Sharding(original, None, [], after_forward, state._mp_policy, None, None)
     (group,) = groups
+    # A part of a larger mesh (dp_mesh_dims), or a mesh that only replicates (`replicate`).
     if getattr(group.mesh_info, "is_spmd_mesh", False) or not hasattr(group.mesh_info, "shard_mesh_size"):
         return None
     # After the forward pass: no mesh if weights stay whole, another one if fewer ranks share them.

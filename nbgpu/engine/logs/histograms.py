@@ -39,7 +39,7 @@ class Histograms:
                 values[f"gradients/{name}"] = _subsample(parameter.grad)
         self._taken.put((step, values))
 
-    def given(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
+    def take_new(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
         """Yield the values taken since the last call as (step, finite values by name)."""
         while True:
             try:

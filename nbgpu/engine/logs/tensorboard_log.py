@@ -42,7 +42,7 @@ class TensorBoardLog:
             self._add(step_values(of_step), step, of_step[0].time_s)
         for epoch in epochs:
             self._add(epoch_values(epoch), epoch.last_step)
-        for step, tensors in self._histograms.given():
+        for step, tensors in self._histograms.take_new():
             for name, values in tensors.items():
                 if len(values):
                     self._writer.add_histogram(name, values, step, bins=NUM_BINS)

@@ -65,9 +65,9 @@ def _compressed(state: Any, first: dict[int, Tensor], bucket: Any) -> Sent:
     _forget_nonfinite(state, first, bucket.index())
     sent: Sent = powerSGD_hook.powerSGD_hook(state, bucket)
     if not bucket.buffer().is_cuda:
-        # PowerSGD begins its second exchange when the first one has ended, which over gloo happens on another
-        # thread. Beside it the backward pass would begin that of the next bucket, and ranks that disagree on
-        # which came first wait for each other for ever.
+        # PowerSGD begins its second exchange when the first has ended, over gloo on another thread. Meanwhile
+        # the backward pass would begin the exchange of the next bucket. Ranks that start the two in different
+        # orders would wait for each other for ever.
         sent.wait()
     return sent
 

@@ -87,7 +87,7 @@ def set_master(store: Store) -> None:
 
 def hide_from_children() -> None:
     """Take the variables out of the environment that child processes inherit, unless the person has changed
-    one of them: such code prepares the environment of a child."""
+    one of them: a person who does that is preparing the environment of a child."""
     if all(os.environ.get(name) == value for name, value in _own.items()):
         for name in _own:
             os.unsetenv(name)

@@ -95,15 +95,15 @@ class SmokeTest:
             for name, values in self._batches[0].items()
         }
         bad = sorted({name for batch in self._batches for name, v in batch.items() if not v.isfinite().all()})
-        size = next(iter(self._batches[0].values())).shape[0]
-        by_rank = exchange.gather([described, bad, size])
+        by_rank = exchange.gather([described, bad])
         if holders := [
-            f"rank {rank}: {', '.join(names)}" for rank, (_, names, _) in enumerate(by_rank) if names
+            f"rank {rank}: {', '.join(names)}" for rank, (_, names) in enumerate(by_rank) if names
         ]:
             return False, f"batches hold NaN or Inf ({'; '.join(holders)})"
-        if any(theirs != by_rank[0][0] for theirs, _, _ in by_rank):
-            different = "; ".join(f"rank {rank}: {theirs}" for rank, (theirs, _, _) in enumerate(by_rank))
+        if any(theirs != by_rank[0][0] for theirs, _ in by_rank):
+            different = "; ".join(f"rank {rank}: {theirs}" for rank, (theirs, _) in enumerate(by_rank))
             return False, f"batches differ between the ranks ({different})"
+        size = next(iter(self._batches[0].values())).shape[0]
         if size != self._config.batch_size:
             return False, f"batches have {size} samples, and batch_size is {self._config.batch_size}"
         shapes = ", ".join(f"{name} {what}" for name, what in described.items())
@@ -167,10 +167,10 @@ def _check_checkpoint(
     """
     wrong = sorted({*loaded} ^ {*state})
     wrong += [n for n in sorted({*loaded} & {*state}) if not _are_equal(loaded[n], state[n].detach())]
-    ranks = [rank for rank, theirs in enumerate(exchange.gather(wrong)) if theirs]
-    if ranks:
-        named = ", ".join(wrong[:_MAX_NAMES]) or "see there"
-        return False, f"{checkpoint} does not give back what was saved, on rank {ranks[0]}: {named}"
+    for rank, names in enumerate(exchange.gather(wrong)):
+        if names:
+            named = ", ".join(names[:_MAX_NAMES])
+            return False, f"{checkpoint} does not give back what was saved, on rank {rank}: {named}"
     return True, f"{checkpoint} was written and read back, to the last bit"
 
 

@@ -225,11 +225,13 @@ def _is_held_by_frames_only(ddp: DistributedDataParallel, frames: Collection[int
     for holder in holders:
         if id(holder) in frames:
             continue
-        # A frame whose f_locals was read has its variables a second time, in a dict.
-        others = gc.get_referrers(holder) if isinstance(holder, dict) else [None]
-        # The list `holders` of this function refers to the dict as well.
-        if not all(other is holders or id(other) in frames for other in others):
+        if not isinstance(holder, dict):
             return False
+        # A frame whose f_locals was read has its variables a second time, in a dict, to which the list
+        # `holders` refers, too.
+        if not all(other is holders or id(other) in frames for other in gc.get_referrers(holder)):
+            return False
+    # Without a holder that the collector sees, something that it does not see holds the object.
     return bool(holders)
 
 

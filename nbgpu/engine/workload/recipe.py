@@ -274,6 +274,11 @@ class Predicting(Protocol):
 
         Each sample has a `name` of its own; only names and headers of files are read.
 
+        Args:
+            data: what the predictions are asked for, as the recipe reads it: the path of a file or folder, or
+            a
+                word such as 'generated'.
+
         Raises:
             DataError: there is no sample at all.
         """

@@ -155,16 +155,16 @@ def band_nm2(largest: Tensor, smallest: Tensor, threshold: float, pixel_nm: floa
 
 
 def _printed_shares(latent: Tensor, threshold: float) -> Tensor:
-    """Return the fraction of each cell that prints, with 4 x 4 cells per pixel: (H, W) -> (4H, 4W).
+    """Return the fraction of each cell that prints, with 4 x 4 cells per pixel: (..., H, W) -> (..., 4H, 4W).
 
     A cell at an edge prints in part, because the band is often narrower than a cell. Within a cell the image
     counts as linear.
     """
     height, width = (_FINER * length for length in latent.shape[-2:])
     values = refined(latent, height, width)
-    # The change of the image across a cell.
-    rise = sum((values.roll(-1, axis) - values.roll(1, axis)).abs() / 2 for axis in (-2, -1))
-    assert isinstance(rise, Tensor)
+    # The change of the image across a cell, along a row and down a column.
+    across, down = ((values.roll(-1, axis) - values.roll(1, axis)).abs() / 2 for axis in (-1, -2))
+    rise = across + down
     return (0.5 + (values - threshold) / rise.clamp(min=torch.finfo(values.dtype).tiny)).clamp(0, 1)
 
 

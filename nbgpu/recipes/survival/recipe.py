@@ -533,12 +533,12 @@ def _has_event(item: Item) -> bool:
 
 def _describe_events(num_events: int, num_micro_batches: int) -> str:
     """Return a sentence about how many events each micro-batch has, because one without an event teaches
-    nothing."""
+    nothing. The loader deals them out evenly."""
     fewest, rest = divmod(num_events, num_micro_batches)
     if not fewest:
         return (
             f"{num_events} events in an epoch of {num_micro_batches} micro-batches: one each in {num_events} of them, and "
-            "the others learn nothing. A larger batch_size makes them fewer"
+            "the others learn nothing. With a larger batch_size they are fewer"
         )
     each = f"{fewest} or {fewest + 1}" if rest else f"{fewest}"
     return f"{num_events} events in an epoch: {each} in each micro-batch of all ranks together"

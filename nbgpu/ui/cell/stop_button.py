@@ -33,6 +33,7 @@ def offer(stop: Callable[[], None], tooltip: str = CELL_TOOLTIP) -> Callable[[],
 
     button.on_click(obey)
     slot = f"nbgpu-stop-{uuid.uuid4().hex}"
+    # By this mark the page finds the button, and removes it if the kernel cannot.
     display(button, display_id=slot, metadata={"nbgpu": {"button": True}})
 
     def take_away() -> None:

@@ -73,6 +73,7 @@ def page(ranks: Sequence[int], blocks: Sequence[Block], rows: str = "", chosen: 
     name = f"nbgpu-{uuid.uuid4().hex}"
     choices = "".join(_choice(name, value, chosen) for value in (ALL, *map(str, ranks)))
     lines = "".join(map(block_html, _joined(blocks)))
+    # The width of a label: the ranks in brackets, and the padding of 1.75ch that text.css gives them.
     return (
         f'<div class="nbgpu-text" style="--nbgpu-label:{len(rank_ranges(ranks)) + 3.75}ch"><style>{_css()}{"".join(map(_only, ranks))}</style>'
         f'<div class="nbgpu-whose" role="radiogroup" aria-label="Output of"{hidden}>{choices}</div>'

@@ -27,7 +27,7 @@ class DevicePicker(anywidget.AnyWidget):
     devices = traitlets.Dict().tag(sync=True)
     """The devices as `HostDevices.as_json` gives them; empty before the first reading."""
     num_readings = traitlets.Int(0).tag(sync=True)
-    """The number of readings, by which the page knows that one has come also where nothing has changed."""
+    """The number of readings, which tells the page that one has come even if nothing has changed."""
     problem = traitlets.Unicode().tag(sync=True)
     """A sentence why the cards are not live; empty where they are."""
     wanted = traitlets.List(traitlets.Unicode(), allow_none=True, default_value=None).tag(sync=True)

@@ -169,14 +169,15 @@ class Field(Control):
         return value
 
     def parsed(self, text: str) -> Any:
-        """Return the setting's value that a text stands for; the page shows no error.
+        """Return the setting's value that a text stands for. Unlike `read`, this leaves the message in the
+        page as it is.
 
         Raises:
             ConfigError: the text is not a value of this setting, or is out of bounds.
         """
         # All fields are read whenever something changes, and most of them have not.
         if text not in self._read:
-            if len(self._read) > _MOST_REMEMBERED:
+            if len(self._read) >= _MOST_REMEMBERED:
                 self._read.clear()
             try:
                 self._read[text] = from_text(self._model, self.name, text)
@@ -184,6 +185,7 @@ class Field(Control):
                 self._read[text] = error
         found = self._read[text]
         if isinstance(found, ConfigError):
+            # A new one: an error that is raised again and again would collect tracebacks.
             raise ConfigError(str(found))
         return found
 

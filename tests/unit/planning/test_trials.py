@@ -144,7 +144,7 @@ def test_what_the_ranks_cannot_do_is_told_before_they_start() -> None:
         ({"lr": []}, "has no value"),
         ({"seed": [1, 1]}, "has a value twice"),
         ({"seed": [1, 2], "random": 3}, "more than the 2 combinations"),
-        ({"batch_size": "1..2", "random": 3}, "more than the combinations that there are (2)"),
+        ({"batch_size": "1..2", "random": 3}, "only 2 different combinations came up"),
         ({"seed": list(range(200)), "steps": list(range(1, 200))}, "at most 10000"),
         ({"runs_dir": ["a", "b"]}, "runs_dir cannot be swept"),
         ({"seed": [0, 1], "keep": True}, "keep does not go with a sweep"),

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbgpu.client.engines.calls import reference
 from nbgpu.client.engines.other_hosts.other_host import OtherHost
@@ -217,18 +217,20 @@ def start_ranks(
     Raises:
         ClusterError: a rank did not come.
     """
-    forked = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
+    # Each call returns at once, with a function that waits for the pids by ipyparallel's number: the hosts
+    # fork side by side.
+    forking = [(host, host.fork_engines(num_ranks[host.name])) for host in hosts if host.name in num_ranks]
     assignment = RankAssignment()
-    for host, pids in forked:
+    for host, wait_for_pids in forking:
         try:
-            new = pids()
+            new = wait_for_pids()
         except (OSError, ValueError) as error:
             raise ClusterError(f"{error}. {host.log_tail()}") from None
         for number, pid in new.items():
             rank = len(assignment.engines)
             assignment.engines[rank], assignment.processes[rank] = number, EngineProcess(host.name, pid)
     give_up_s = time.monotonic() + config.start_timeout_s
-    by_name: dict[str, Any] = {host.name: host for host in hosts}
+    by_name = {host.name: host for host in hosts}
     while missing := [rank for rank, number in assignment.engines.items() if number not in client.ids]:
         check()
         take_interrupt()
