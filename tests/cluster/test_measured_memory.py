@@ -46,6 +46,14 @@ def test_the_prediction_is_within_a_tenth(cluster2: Any, recipe: str, settings: 
         assert measured["buckets"] == pytest.approx(predicted["buckets"], rel=1e-3)
 
 
+@pytest.mark.parametrize("kernel", ["math", "flash"])
+def test_a_plan_counts_the_scores_of_an_attention_that_the_kernel_keeps(cluster2: Any, kernel: str) -> None:
+    settings = {"data": "phantoms", "attention_edges": (8,), "sdpa": kernel, "batch_size": 2}
+    predicted = nbgpu.memory("diffusion", **settings).predicted.tensors
+    assert predicted is not None
+    assert cluster2.plan("diffusion", **settings).memory["activations"] == predicted["activations"]
+
+
 def test_the_ranks_keep_what_they_have_and_nothing_else(cluster2: Any) -> None:
     resident = "import psutil; print(psutil.Process().memory_info().rss)"
     cluster2.execute("kept = rank; torch.manual_seed(7); state = torch.get_rng_state()")
