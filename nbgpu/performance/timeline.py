@@ -19,7 +19,7 @@ from nbgpu.errors import ConfigError, RunError
 from nbgpu.performance import rank_steps, timeline_figure
 from nbgpu.performance.clocks import Clocks
 from nbgpu.performance.rank_steps import RankStep, Span
-from nbgpu.performance.timeline_figure import WORDS, Steps
+from nbgpu.performance.timeline_figure import WORDS
 from nbgpu.protocol.records import TIMELINE, Event, Sample
 from nbgpu.text.tables import aligned
 
@@ -136,11 +136,70 @@ class Timeline:
 
         Returns:
             The path.
+
+        Raises:
+            RunError: a file of the profiler cannot be read.
         """
-        steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
-        begun_s = {step: [rank.begin_s for rank in ranks] for step, ranks in self.by_step.items()}
-        profiles = self._profiles if profiled else {}
-        return write(Path(path), self.title, steps, begun_s, self._about(), profiles, self.ranks, self.unit)
+        path, about = Path(path), self._about()
+        events, errors_us = list(self._record_events()), {}
+        for rank, profile in sorted(self._profiles.items()) if profiled else ():
+            place = self.ranks.index(rank)
+            begun_us = {step: self._us(ranks[place].begin_s) for step, ranks in self.by_step.items()}
+            of_rank, errors_us[f"rank {rank}"] = _profiler_events(profile, rank, begun_us)
+            events += of_rank
+        other: dict[str, Any] = {"title": self.title, "clocks": about[0], "notes": about[1:]}
+        other[f"{self.unit}s"] = self.steps
+        if errors_us:
+            other["profiler_clock_error_us"] = errors_us
+        text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+        return path
+
+    def _record_events(self) -> Iterator[dict[str, Any]]:
+        """Yield the trace events of all ranks: a process for each rank with threads for computation, data and
+        transfers, and one process for the critical path."""
+        for rank in self.ranks:
+            pid = rank * _PIDS_OF_RANK + 1
+            of_rank = [(step, s) for step in self.steps for s in self.spans(step) if s.rank == rank]
+            threads = _threads([span for _, span in of_rank])
+            names = {_MAIN: "computation", _DATA: "data"}
+            names |= {tid: f"exchange {tid - _EXCHANGE + 1}" for tid in threads.values() if tid >= _EXCHANGE}
+            yield from _named(pid, f"rank {rank}", rank + 1, names)
+            for step, span in of_rank:
+                yield self._event(span, step, pid, threads[span])
+        # With the title, because viewers show no `otherData`.
+        pid = (max(self.ranks) + 1) * _PIDS_OF_RANK + 1
+        yield from _named(pid, f"critical path, {self.title}", 0, {1: "critical path"})
+        for step in self.steps:
+            for span in self.critical_path(step):
+                event = self._event(span, step, pid, 1)
+                yield {**event, "name": f"rank {span.rank}: {event['name']}"}
+
+    def _event(self, span: Span, step: int, pid: int, tid: int) -> dict[str, Any]:
+        """Return a complete event ('X') of the trace format for a span."""
+        arguments: dict[str, Any] = {self.unit: step, "rank": span.rank}
+        if span.name:
+            arguments["operation"] = span.name
+        if span.num_bytes:
+            arguments["bytes"] = span.num_bytes
+        return {
+            "ph": "X",
+            "name": WORDS[span.kind],
+            "cat": span.kind,
+            "pid": pid,
+            "tid": tid,
+            "ts": round(self._us(span.begin_s), 3),
+            "dur": round(1e6 * (span.end_s - span.begin_s), 3),
+            "args": arguments,
+        }
+
+    def _us(self, at_s: float) -> float:
+        """Return a moment in microseconds since the first span of the timeline."""
+        return 1e6 * (at_s - self._begin_s)
+
+    @cached_property
+    def _begin_s(self) -> float:
+        return min(span.begin_s for step in self.steps for span in self.spans(step))
 
     def _drawn(self) -> dict[str, Any]:
         steps = {step: (self.spans(step), self.critical_path(step)) for step in self.by_step}
@@ -311,95 +370,6 @@ class Profile:
 
     path: Path
     first_step: int
-
-
-def write(
-    path: Path,
-    title: str,
-    steps: Steps,
-    begun_s: Mapping[int, Sequence[float]],
-    about: Sequence[str],
-    profiles: Mapping[int, Profile],
-    ranks: Sequence[int],
-    unit: str = "step",
-) -> Path:
-    """Write one trace of all ranks; compressed if the name of the file ends in '.gz'.
-
-    Args:
-        path: the file.
-        title: the run or cell.
-        steps: by step all spans and the critical path, by the clock of rank 0.
-        begun_s: by step the moments at which the ranks began it, by the clock of rank 0.
-        about: about the ranks' clocks, and what else is to be known.
-        profiles: what the profiler wrote, by rank; empty for none.
-        ranks: their numbers.
-        unit: 'step', or 'cell'.
-
-    Raises:
-        RunError: a file of the profiler cannot be read.
-    """
-    zero_s = min(span.begin_s for spans, _ in steps.values() for span in spans)
-    events = list(_record_events(title, steps, ranks, zero_s, unit))
-    errors_us = {}
-    for rank, profile in sorted(profiles.items()):
-        of_rank, errors_us[f"rank {rank}"] = _profiler_events(
-            profile,
-            rank,
-            {step: 1e6 * (begun[ranks.index(rank)] - zero_s) for step, begun in begun_s.items()},
-        )
-        events += of_rank
-    other: dict[str, Any] = {"title": title, "clocks": about[0], "notes": about[1:], f"{unit}s": list(steps)}
-    if errors_us:
-        other["profiler_clock_error_us"] = errors_us
-    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
-    text = json.dumps(trace)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
-def _record_events(
-    title: str, steps: Steps, ranks: Sequence[int], zero_s: float, unit: str
-) -> Iterator[dict[str, Any]]:
-    """Yield the trace events of all ranks: a process for each rank with threads for computation, data and
-    transfers, and one process for the critical path."""
-    for rank in ranks:
-        pid = rank * _PIDS_OF_RANK + 1
-        of_rank = [(step, s) for step, (spans, _) in steps.items() for s in spans if s.rank == rank]
-        threads = _threads([span for _, span in of_rank])
-        names = {_MAIN: "computation", _DATA: "data"}
-        names |= {tid: f"exchange {tid - _EXCHANGE + 1}" for tid in threads.values() if tid >= _EXCHANGE}
-        yield from _named(pid, f"rank {rank}", rank + 1, names)
-        for step, span in of_rank:
-            yield _event(span, step, pid, threads[span], zero_s, unit)
-    yield from _path_events(title, steps, (max(ranks) + 1) * _PIDS_OF_RANK + 1, zero_s, unit)
-
-
-def _path_events(title: str, steps: Steps, pid: int, zero_s: float, unit: str) -> Iterator[dict[str, Any]]:
-    """The critical paths, with the title, because viewers show no `otherData`."""
-    yield from _named(pid, f"critical path, {title}", 0, {1: "critical path"})
-    for step, (_, path) in steps.items():
-        for span in path:
-            event = _event(span, step, pid, 1, zero_s, unit)
-            yield {**event, "name": f"rank {span.rank}: {event['name']}"}
-
-
-def _event(span: Span, step: int, pid: int, tid: int, zero_s: float, unit: str) -> dict[str, Any]:
-    """Return a complete event ('X') of the trace format for a span; times are microseconds from `zero_s`."""
-    arguments: dict[str, Any] = {unit: step, "rank": span.rank}
-    if span.name:
-        arguments["operation"] = span.name
-    if span.num_bytes:
-        arguments["bytes"] = span.num_bytes
-    return {
-        "ph": "X",
-        "name": WORDS[span.kind],
-        "cat": span.kind,
-        "pid": pid,
-        "tid": tid,
-        "ts": round(1e6 * (span.begin_s - zero_s), 3),
-        "dur": round(1e6 * (span.end_s - span.begin_s), 3),
-        "args": arguments,
-    }
 
 
 def _named(pid: int, name: str, place: int, threads: Mapping[int, str]) -> Iterator[dict[str, Any]]:
