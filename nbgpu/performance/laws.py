@@ -182,11 +182,12 @@ def _estimated(
         for _ in range(_NUM_RESAMPLES)
     ]
     return {
-        key: Estimate(value, _between([resample[key] for resample in resampled]))
+        key: Estimate(value, interval([resample[key] for resample in resampled]))
         for key, value in values.items()
     }
 
 
-def _between(values: Sequence[float]) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends between which 95 % of resampled values lie."""
     cuts = quantiles(values, n=_PERCENTILES, method="inclusive")
     return cuts[0], cuts[-1]

@@ -13,9 +13,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from nbgpu.performance.laws import interval
 from nbgpu.text.html import shown_as_html
 from nbgpu.text.ranks import count_of_ranks
 from nbgpu.text.sizes import in_words
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _NUM_RESAMPLES = 300
 _SEED = 0
-_PERCENTILES = 40
-"""The first and the last of so many parts leave 95 % between them."""
 _LARGE_BYTES = 2**20
 _DRIFT = 1.1
 _ITEM_BYTES = 4
@@ -150,7 +149,7 @@ class Links:
                     num_bytes=num_bytes,
                     least_s=min(seconds),
                     median_s=medians[index],
-                    between_s=_between(by_size[index]),
+                    between_s=interval(by_size[index]),
                     drift=after / before,
                     num_samples=len(seconds),
                     num_wrong=sum(int(timing["num_wrong"][index]) for timing in of_ranks),
@@ -187,8 +186,8 @@ class Links:
             ranks,
             latency_s,
             bytes_per_s,
-            _between([latency for latency, _ in fits]),
-            _between([rate for _, rate in fits]),
+            interval([latency for latency, _ in fits]),
+            interval([rate for _, rate in fits]),
             max(errors),
         )
 
@@ -344,11 +343,6 @@ def _resampled(rounds: Sequence[Sequence[float]]) -> Iterator[list[float]]:
     for _ in range(_NUM_RESAMPLES):
         chosen = draw.choices(rounds, k=len(rounds))
         yield [median(column) for column in zip(*chosen, strict=True)]
-
-
-def _between(values: Sequence[float]) -> Interval:
-    cuts = quantiles(values, n=_PERCENTILES, method="inclusive")
-    return cuts[0], cuts[-1]
 
 
 def _named(operation: str, ranks: Sequence[int], world_size: int) -> str:

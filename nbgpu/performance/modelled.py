@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -217,7 +218,7 @@ class Modelled:
         # The share that the exchange adds to a step grows with the number of ranks, so bisection finds the
         # largest number for which it is small enough.
         valid = [n for n in range(2, MAX_RANKS + 1) if self._fills_nodes(n)]
-        count = _first(lambda index: self._model.share_added(valid[index]) > share, len(valid))
+        count = bisect_left(valid, True, key=lambda n: self._model.share_added(n) > share)
         largest = max(step.ranks for step in self.steps)
         hidden_ranks = valid[count - 1] if count else 1
         if largest <= hidden_ranks:
@@ -331,16 +332,6 @@ class Modelled:
         if not step.is_beyond:
             return ""
         return "beyond what was measured" if self._model.costs.measured_ranks else "over links not measured"
-
-
-def _first(is_so: Callable[[int], bool], count: int) -> int:
-    """Return the first index at which a condition holds, by bisection; `count` if at none. Once the condition
-    holds, it must hold for all later indices."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_so(middle) else (middle + 1, high)
-    return low
 
 
 def _least(is_so: Callable[[float], bool], largest: float) -> float | None:
