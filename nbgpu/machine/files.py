@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,6 +48,11 @@ def write_whole(
             # The caller, and perhaps a person, knows this name and not the random one.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def new_folder(inside: str | Path, title: str) -> Path:
+    """Return the path of a folder to be made: its name begins with the time, and nothing else has it."""
+    return Path(inside).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
 
 
 def files_below(root: Path) -> Iterator[Path]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +26,7 @@ from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.host import enough_ranks, free_gpus
 from nbgpu.machine import devices, requirements
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import new_folder, write_whole
 from nbgpu.planning import host_devices
 from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
@@ -343,9 +341,7 @@ def _with_preset(
 
 def create_folder(made: StudyPlan, environment: Mapping[str, Any]) -> Path:
     """Make the folder of a new study, with access for the user only, and write study.toml into it."""
-    started = time.strftime("%Y%m%d-%H%M%S")
-    inside = Path(made.config.studies_dir).absolute()
-    folder = inside / f"{started}-study-{made.title}-{secrets.token_hex(2)}"
+    folder = new_folder(made.config.studies_dir, f"study-{made.title}")
     folder.mkdir(parents=True, mode=0o700)
     made.write(folder, environment)
     return folder

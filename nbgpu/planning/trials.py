@@ -7,8 +7,6 @@ import itertools
 import math
 import random
 import re
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from nbgpu.config.launchers import LAUNCHERS, LauncherSettings
 from nbgpu.config.settings import Settings
 from nbgpu.errors import ConfigError
 from nbgpu.machine import requirements
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import new_folder, write_whole
 from nbgpu.planning.suitability import adapt_to_devices, divide
 from nbgpu.protocol.records import Device
 
@@ -271,9 +269,8 @@ def checked(
 
 def create_folder(plan: SweepPlan) -> Path:
     """Make the folder of a new sweep, with access for the user only, and write sweep.toml into it."""
-    started = time.strftime("%Y%m%d-%H%M%S")
-    runs_dir = Path(plan.settings(0).runs_dir).absolute()
-    folder = runs_dir / f"{started}-sweep-{plan.settings(0).folder_title}-{secrets.token_hex(2)}"
+    first = plan.settings(0)
+    folder = new_folder(first.runs_dir, f"sweep-{first.folder_title}")
     folder.mkdir(parents=True, mode=0o700)
     plan.write(folder)
     return folder

@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import pwd
-import secrets
 import shutil
 import stat
 import subprocess
@@ -25,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from nbgpu.config import ClusterConfig, TrainConfig, own_file, read_toml, site_file, write_toml
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.machine.devices import inventory
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import new_folder, write_whole
 from nbgpu.protocol.records import FINAL_STATES, Chosen, RankFailure, RunInfo, RunState
 from nbgpu.run_folder import lines, names, resume
 from nbgpu.run_folder.settling import SettledConfig
@@ -48,10 +47,9 @@ def create(settled: SettledConfig, cluster: ClusterConfig) -> Path:
     config = settled.config
     for note in settled.beginning.notes:
         _log.warning(note)
-    started = time.strftime("%Y%m%d-%H%M%S")
-    runs_dir = Path(config.runs_dir).absolute()
-    folder = runs_dir / f"{started}-{config.folder_title}-{secrets.token_hex(2)}"
-    missing = [path for path in (runs_dir, *runs_dir.parents) if not path.exists()]
+    folder = new_folder(config.runs_dir, config.folder_title)
+    runs_dir = folder.parent
+    missing = [path for path in folder.parents if not path.exists()]
     try:
         folder.mkdir(parents=True, mode=0o700)
         write_toml(folder / names.SETTINGS, cluster, config)
