@@ -149,7 +149,8 @@ def _read_csv(path: Path) -> VolumeList:
         (f"line {number}", {"image": row[column], "patient": row[patient] if patient else None})
         for number, row in table.rows
     ]
-    return VolumeList(_resolve(path, entries), patients=_patients(path, entries))
+    volumes, patients = _resolve(path, entries)
+    return VolumeList(volumes, patients=patients)
 
 
 def _read_json(path: Path) -> VolumeList:
@@ -167,8 +168,11 @@ def _read_json(path: Path) -> VolumeList:
             f"{path}: is neither a list nor an object with the lists 'training', 'validation' and 'test'. Write "
             '["a.nii.gz", ...], [{"image": "a.nii.gz"}, ...] or {"training": [...]}'
         )
-    entries = {part: [(f"{part}[{i}]", entry) for i, entry in enumerate(own)] for part, own in lists.items()}
-    found = {part: _resolve(path, own) for part, own in entries.items()}
+    found: dict[str, tuple[Path, ...]] = {}
+    patients: dict[Path, str] = {}
+    for part, entries in lists.items():
+        found[part], of_part = _resolve(path, [(f"{part}[{i}]", entry) for i, entry in enumerate(entries)])
+        patients |= of_part
     parts_of: dict[Path, list[str]] = {}
     for part, paths in found.items():
         for each in paths:
@@ -180,38 +184,23 @@ def _read_json(path: Path) -> VolumeList:
     ]
     if twice:
         raise DataError("\n".join(twice))
-    return VolumeList(
-        found["training"],
-        found["validation"],
-        found["test"],
-        patients=_patients(path, [pair for own in entries.values() for pair in own]),
-    )
+    return VolumeList(found["training"], found["validation"], found["test"], patients)
 
 
-def _patients(list_path: Path, entries: Sequence[tuple[str, Any]]) -> dict[Path, str]:
-    """Return the patient of each file whose entry names one."""
-    named = (entry for _, entry in entries if isinstance(entry, dict))
-    pairs = (
-        (entry["image"], next((entry[key] for key in _PATIENT_KEYS if entry.get(key)), None))
-        for entry in named
-    )
-    return {
-        list_path.parent / Path(image.strip()).expanduser(): str(patient).strip()
-        for image, patient in pairs
-        if patient
-    }
-
-
-def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[Path, ...]:
-    """Return the entries as paths, each once: a volume that is listed twice must not be in both parts of the
-    data."""
-    bad, paths = [], []
+def _resolve(list_path: Path, entries: Sequence[tuple[str, Any]]) -> tuple[tuple[Path, ...], dict[Path, str]]:
+    """Return the entries as paths, each once, because a volume that is listed twice must not be in both parts
+    of the data; and the patient of each file whose entry names one."""
+    bad, paths, patients = [], [], {}
     for place, entry in entries:
-        image = entry.get("image") if isinstance(entry, dict) else entry
-        if isinstance(image, str) and image.strip():
-            paths.append(list_path.parent / Path(image.strip()).expanduser())
-        else:
+        fields = entry if isinstance(entry, dict) else {"image": entry}
+        image = fields.get("image")
+        if not (isinstance(image, str) and image.strip()):
             bad.append(f"{list_path}: {place} names no file. Give it a path, or take it out")
+            continue
+        path = list_path.parent / Path(image.strip()).expanduser()
+        paths.append(path)
+        if patient := next((fields[key] for key in _PATIENT_KEYS if fields.get(key)), None):
+            patients[path] = str(patient).strip()
     if bad:
         raise DataError("\n".join(bad))
-    return tuple(dict.fromkeys(paths))
+    return tuple(dict.fromkeys(paths)), patients
