@@ -173,16 +173,12 @@ def _optimizer(result: Converted) -> None:
     the script."""
     result.take("optim.optimizer", "optimizer", convert=lambda name: str(name).lower())
     # The script's optimizer reads the table optim.
-    rate = result.take("optim.lr", "lr")
-    if rate is None:
-        result.take("training.learning_rate", "lr")
-    else:
-        result.note_fixed("training.learning_rate", rate, otherwise="the optimizer takes optim.lr")
-    decay = result.take("optim.weight_decay", "weight_decay")
-    if decay is None:
-        result.take("training.weight_decay", "weight_decay")
-    else:
-        result.note_fixed("training.weight_decay", decay, otherwise="the optimizer takes optim.weight_decay")
+    for setting, beside in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+        value = result.take(f"optim.{setting}", setting)
+        if value is None:
+            result.take(f"training.{beside}", setting)
+        else:
+            result.note_fixed(f"training.{beside}", value, otherwise=f"the optimizer takes optim.{setting}")
     result.note_fixed("optim.beta1", 0.9, otherwise="Adam's first beta is 0.9")
     result.note_fixed("optim.amsgrad", False, otherwise="Adam is without AMSGrad")
     result.note_fixed("optim.eps", 1e-8, otherwise="Adam's epsilon is 1e-8")
@@ -204,8 +200,7 @@ def _sampling(result: Converted) -> None:
         result.note_fixed("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
     else:
         result.take("sampling.timesteps", "sampling_steps")
-    if "sampling.eta" in result.keys:
-        result.take("sampling.eta", "eta")
+    result.take("sampling.eta", "eta")
     result.leave("sampling.batch_size", "validation samples in batches of batch_size")
     result.note_fixed("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")
     result.note_fixed("sampling.noise_std", 1.0, otherwise="the first noise has standard deviation 1")
