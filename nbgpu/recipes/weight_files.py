@@ -81,3 +81,45 @@ def misfits(weights: Mapping[str, Tensor], network: Mapping[str, Tensor]) -> Ite
     for name in sorted(weights.keys() & network.keys()):
         if weights[name].shape != network[name].shape:
             yield f"{name} is {tuple(weights[name].shape)}, and the network's is {tuple(network[name].shape)}"
+
+
+def convolutions(
+    file: Path, tensors: Mapping[str, Tensor], num_dims: int, dtype: torch.dtype = torch.float32
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the weights (out, in, k, k, ...) and biases (out,) of successive convolutions, which the file
+    has as `0.weight`, `0.bias`, `1.weight` and so on.
+
+    Raises:
+        DataError: lists every problem of the file.
+    """
+    if problems := list(_problems_of_convolutions(tensors, num_dims)):
+        raise DataError("\n".join(f"{file}: {problem}" for problem in problems))
+    return [
+        (tensors[f"{index}.weight"].to(dtype), tensors[f"{index}.bias"].to(dtype))
+        for index in range(len(tensors) // 2)
+    ]
+
+
+def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> Iterator[str]:
+    """Yield a message for each tensor that keeps the file from being successive convolutions: missing pairs,
+    wrong shapes, channels that do not match the layer before, NaN, and unexpected names."""
+    left = dict(tensors)
+    num_given: int | None = None
+    for index in range(max(1, len(tensors) // 2)):
+        weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
+        if weights is None or biases is None:
+            yield f"layer {index} needs both {index}.weight and {index}.bias"
+            continue
+        num_out, num_in, *size = weights.shape if weights.ndim == 2 + num_dims else (0, 0)
+        if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):
+            yield (
+                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
+                f"(out, in{', k' * num_dims}) with an odd k, and (out,)"
+            )
+        elif num_given is not None and num_in != num_given:
+            yield f"layer {index} takes {num_in} channels, and the one before gives {num_given}"
+        elif not (weights.isfinite().all() and biases.isfinite().all()):
+            yield f"layer {index} has values that are NaN or infinite"
+        num_given = num_out or None
+    if left:
+        yield f"unexpected names: {', '.join(sorted(left))}"

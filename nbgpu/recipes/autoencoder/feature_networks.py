@@ -12,7 +12,7 @@ convolutions of the user's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -24,7 +24,7 @@ from monai.networks.nets import resnet
 from torch import Tensor, nn
 
 from nbgpu.errors import DataError
-from nbgpu.recipes.weight_files import listed, misfits, read_weights
+from nbgpu.recipes.weight_files import convolutions, listed, misfits, read_weights
 
 _VGG16 = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512)
 """Channels of the convolutions up to the last features that LPIPS takes."""
@@ -267,7 +267,7 @@ def _read(file: Path, linear: Path | None, _stamps: tuple[tuple[int, int] | None
     weights = read_weights(file, "perceptual_network")
     if weights and all(_OWN_LAYER.fullmatch(name) for name in weights):
         _refuse_unused(linear, "it has 3D convolutions of its own")
-        module = own_network(_layers(file, weights))
+        module = own_network(convolutions(file, weights, num_dims=3))
         return FeatureNetwork(_frozen(module), None, (), f"{_size_of(module)} 3D convolutions from {file}")
     weights = {_name_of_features(name): value for name, value in weights.items()}
     features = {n: t for n, t in weights.items() if not n.startswith(_BESIDE_THE_FEATURES)}
@@ -390,41 +390,6 @@ def _refuse_unused(linear: Path | None, why: str) -> None:
 def _refuse_nonfinite(file: Path, tensors: Mapping[str, Tensor]) -> None:
     if bad := sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all()):
         raise DataError(f"{file}: has values that are NaN or infinite in {listed(bad)}")
-
-
-def _layers(file: Path, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return the weights and biases of convolutions, named `0.weight`, `0.bias`, `1.weight` and so on."""
-    if problems := list(_problems_of_layers(tensors)):
-        raise DataError("\n".join(f"{file}: {problem}" for problem in problems))
-    return [
-        (tensors[f"{index}.weight"].float(), tensors[f"{index}.bias"].float())
-        for index in range(len(tensors) // 2)
-    ]
-
-
-def _problems_of_layers(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a message for each tensor that keeps the file from being successive 3D convolutions: missing
-    pairs, wrong shapes, channels that do not match the layer before, NaN, and unexpected names."""
-    left = dict(tensors)
-    num_given: int | None = None
-    for index in range(max(1, len(tensors) // 2)):
-        weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
-        if weights is None or biases is None:
-            yield f"layer {index} needs both {index}.weight and {index}.bias"
-            continue
-        num_out, num_in, *size = weights.shape if weights.ndim == 5 else (0, 0)
-        if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):
-            yield (
-                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
-                "(out, in, k, k, k) with an odd k, and (out,)"
-            )
-        elif num_given is not None and num_in != num_given:
-            yield f"layer {index} takes {num_in} channels, and the one before gives {num_given}"
-        elif not (weights.isfinite().all() and biases.isfinite().all()):
-            yield f"layer {index} has values that are NaN or infinite"
-        num_given = num_out or None
-    if left:
-        yield f"unexpected names: {', '.join(sorted(left))}"
 
 
 def _size_of(module: nn.Module) -> int:

@@ -19,6 +19,7 @@ from torch.nn.functional import avg_pool2d, conv2d, pad, relu
 
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.measure import Descriptor, Measure
+from nbgpu.recipes.weight_files import convolutions
 
 _RANDOM_SIZES = (3, 5, 7, 11)
 _NUM_RANDOM = 16
@@ -44,7 +45,7 @@ def _random_layers(num_channels: int) -> list[Layer]:
 
 @cache
 def _layers_of_file(path: str) -> list[Layer]:
-    """Load successive convolutions, named `0.weight`, `0.bias`, `1.weight` and so on.
+    """Load successive convolutions.
 
     Raises:
         DataError: lists every problem of the file.
@@ -53,28 +54,7 @@ def _layers_of_file(path: str) -> list[Layer]:
         tensors = load_file(Path(path))
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as a safetensors file of network weights: {error}") from None
-    layers: list[Layer] = []
-    problems = []
-    for index in range(len(tensors) // 2):
-        weights, biases = tensors.pop(f"{index}.weight", None), tensors.pop(f"{index}.bias", None)
-        if weights is None or biases is None:
-            problems.append(f"layer {index} needs both {index}.weight and {index}.bias")
-        elif weights.ndim != 4 or weights.shape[2] % 2 == 0 or biases.shape != weights.shape[:1]:
-            problems.append(
-                f"layer {index} has weights {tuple(weights.shape)} and biases {tuple(biases.shape)}; needed are "
-                "(out, in, k, k) with an odd k, and (out,)"
-            )
-        elif layers and weights.shape[1] != len(layers[-1][1]):
-            problems.append(
-                f"layer {index} takes {weights.shape[1]} channels, and the one before gives {len(layers[-1][1])}"
-            )
-        else:
-            layers.append((weights.double(), biases.double()))
-    if tensors:
-        problems.append(f"unexpected names: {', '.join(sorted(tensors))}")
-    if problems or not layers:
-        raise DataError("\n".join(f"{path}: {problem}" for problem in problems or ["it has no layers"]))
-    return layers
+    return convolutions(Path(path), tensors, num_dims=2, dtype=torch.float64)
 
 
 def _convolve(x: Tensor, layer: Layer, periodic: bool) -> Tensor:
