@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from nbgpu.engine.data.decoding import Item
-from nbgpu.engine.data.spacing import affine_of
 from nbgpu.engine.data.volumes import (
     READ_ERRORS,
     check_headers,
@@ -31,7 +30,7 @@ from nbgpu.engine.workload.recipe import file_stems
 from nbgpu.errors import ConfigError, DataError
 from nbgpu.planning.volume_files import SUFFIXES, find_volumes
 from nbgpu.recipes.autoencoder.config import AutoencoderConfig
-from nbgpu.recipes.autoencoder.reading import VolumeReader, item_of, mni152, scaled
+from nbgpu.recipes.autoencoder.reading import VolumeReader, affine_at, item_of, mni152, scaled
 from nbgpu.recipes.image_quality import psnr_db
 from nbgpu.recipes.phantoms import phantom
 from nbgpu.recipes.trained import load_trained
@@ -235,7 +234,7 @@ def encode_volumes(
             if "image" in item:
                 made = VolumeReader.of(config).onto_own_grid(reconstruction, item["image"])
             voxels = made[0] if len(made) == 1 else made.movedim(0, -1)
-            image = nibabel.Nifti1Image(voxels.numpy(), _affine(item))
+            image = nibabel.Nifti1Image(voxels.numpy(), affine_at(item.get("image")))
             nibabel.save(image, out / record.reconstruction)
     # The variance over all volumes from sums, without keeping their latents.
     variance = squares / num_values - (total / num_values) ** 2
@@ -282,10 +281,3 @@ def _volume(item: Item, config: AutoencoderConfig) -> Tensor:
     except READ_ERRORS as error:
         raise DataError(f"{name}: cannot be read: {first_line(error)}") from None
     return scaled(image, name)
-
-
-def _affine(item: Item) -> np.ndarray:
-    """Return the affine matrix (4, 4), in mm, of a volume with axes to the right, front and top; the identity
-    for a volume that has no file."""
-    path = item.get("image")
-    return affine_of(path) if isinstance(path, Path) else np.eye(4)

@@ -54,7 +54,7 @@ class VolumeReader:
             return image
         # Interpolation would spread NaN and infinite voxels to their neighbours.
         require_finite(image, name)
-        return resampled(image, _affine(source), self.spacing_mm)[0]
+        return resampled(image, affine_at(source), self.spacing_mm)[0]
 
     def onto_own_grid(self, volume: Tensor, source: Source) -> Tensor:
         """Resample a volume (C, right, front, top) from the voxel size of the settings back to the grid of
@@ -62,8 +62,8 @@ class VolumeReader:
         if not self.spacing_mm:
             return volume
         shape = shape_of(source) if isinstance(source, Path) else tuple(source.shape[1:])
-        _, affine = resampled_grid(shape, _affine(source), self.spacing_mm)
-        return resampled_onto(volume, affine, shape, _affine(source))
+        _, affine = resampled_grid(shape, affine_at(source), self.spacing_mm)
+        return resampled_onto(volume, affine, shape, affine_at(source))
 
 
 def scaled(image: Tensor, name: str) -> Tensor:
@@ -79,7 +79,9 @@ def labels(image: Tensor, name: str) -> list[str]:
     return [name] if len(image) == 1 else [f"{name}, image channel {index}" for index in range(len(image))]
 
 
-def _affine(source: Source) -> np.ndarray:
+def affine_at(source: Source | None) -> np.ndarray:
+    """Return the affine matrix (4, 4), in mm, of a volume with axes to the right, front and top; the identity
+    for a volume that has no file."""
     return affine_of(source) if isinstance(source, Path) else np.eye(4)
 
 

@@ -234,17 +234,8 @@ class Autoencoder:
         """Return the transform that decodes an Item; its settings are part of the key of the cache on
         disk."""
         config = self.config
-        return Compose(
-            [
-                Prepare(
-                    VolumeReader.of(config),
-                    config.patch,
-                    config.split_seed,
-                    config.val_fraction,
-                    config.test_fraction,
-                )
-            ]
-        )
+        reader, fractions = VolumeReader.of(config), (config.val_fraction, config.test_fraction)
+        return Compose([Prepare(reader, config.patch, config.split_seed, *fractions)])
 
     def _held_out_share(self, held_out: Sequence[Item], rank: int, world_size: int) -> Tensor:
         """Return the rank's held-out patches (N, C, p, q, r), N >= 0. Whole volumes are shared among the
