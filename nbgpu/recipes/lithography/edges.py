@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import torch
 from contourpy import contour_generator
 from scipy.ndimage import map_coordinates, spline_filter
 from torch import Tensor
@@ -193,21 +192,6 @@ def placement_errors_nm(
     nearest = np.abs(found).argmin(axis=1)
     errors = found[np.arange(len(found)), nearest]
     return np.where(np.isfinite(errors), errors, np.nan)
-
-
-def edge_placement_errors_nm(
-    image: Tensor,
-    threshold: float,
-    design: Tensor,
-    pixel_nm: float,
-    reach_nm: float = 100.0,
-    corner_nm: float = 0.0,
-) -> Tensor:
-    """Return the edge placement errors (K,) of an image (H, W) at the middles of the pixel sides on the edges
-    of a design (H, W), in nm and float64: positive where the print extends beyond the design, and NaN where
-    no contour is within reach."""
-    sites = pixel_sites(design, pixel_nm, corner_nm)
-    return torch.from_numpy(placement_errors_nm(image, threshold, sites, pixel_nm, reach_nm))
 
 
 @dataclass(frozen=True)
