@@ -134,9 +134,7 @@ class Overlay:
                     ha="center",
                     zorder=5,
                 )
-        axes.set_xlim(0, width)
-        axes.set_ylim(0, height)
-        axes.set_aspect("equal")
+        axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
         return colours
 
     def __repr__(self) -> str:
@@ -155,8 +153,7 @@ class Overlay:
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         colours = self.draw(axes)
-        axes.set_xlabel("x, nm")
-        axes.set_ylabel("y, nm")
+        axes.set(xlabel="x, nm", ylabel="y, nm")
         bar = figure.colorbar(ScalarMappable(colours, ERROR_COLOURS), ax=axes, extend="both")
         bar.set_label("edge placement error, nm (positive: prints beyond the edge)")
         buffer = io.BytesIO()

@@ -156,16 +156,14 @@ def _draw(found: Sequence[ProcessCondition], path: Path) -> None:
     widths, errors = figure.subplots(1, 2)
     for dose in doses:
         widths.plot(foci, [by_place[dose, focus].cd_nm for focus in foci], "o-", label=f"dose {dose:g}")
-    widths.set_xlabel("defocus, nm")
-    widths.set_ylabel("width, nm")
+    widths.set(xlabel="defocus, nm", ylabel="width, nm")
     widths.legend()
     sizes = np.array([[by_place[dose, focus].mean_epe_nm for focus in foci] for dose in doses])
     figure.colorbar(errors.imshow(sizes, origin="lower", aspect="auto", cmap="viridis"), ax=errors)
     errors.set_xticks(range(len(foci)), [f"{focus:g}" for focus in foci])
     errors.set_yticks(range(len(doses)), [f"{dose:g}" for dose in doses])
-    errors.set_xlabel("defocus, nm")
-    errors.set_ylabel("dose")
-    errors.set_title("mean edge placement error, nm, and edges with no contour")
+    title = "mean edge placement error, nm, and edges with no contour"
+    errors.set(title=title, xlabel="defocus, nm", ylabel="dose")
     for (row, column), _ in np.ndenumerate(sizes):
         lost = by_place[doses[row], foci[column]].num_lost
         errors.text(column, row, str(lost), ha="center", va="center", color="white")

@@ -205,9 +205,8 @@ def figure_of(target: Target, title: str) -> Figure:
         drawn = axes.pop(0)
         drawn.imshow(tile.numpy(), cmap=_COLOURS, vmin=0, vmax=len(target.shares) - 1)
         down, across = (0, 1) if len(tiles) == 1 else tuple(a for a in range(3) if a != direction)
-        drawn.set_xlabel(f"axis {across}, pixels")
-        drawn.set_ylabel(f"axis {down}, pixels")
-        drawn.set_title("phases" if len(tiles) == 1 else f"phases across axis {direction}")
+        tile_title = "phases" if len(tiles) == 1 else f"phases across axis {direction}"
+        drawn.set(title=tile_title, xlabel=f"axis {across}, pixels", ylabel=f"axis {down}, pixels")
     _draw_correlation(axes.pop(0), target)
     _draw_covariance(axes.pop(0), target)
     if target.structure:
@@ -221,9 +220,8 @@ def _draw_correlation(axes: Axes, target: Target) -> None:
     reach = target.measure.limit_to - 1
     mean = torch.stack([t[S2][-1, 0] for t in target.descriptors]).mean(dim=0)
     axes.imshow(mean.numpy(), cmap=_COLOURS, extent=(-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5))
-    axes.set_title(f"correlation of phase {len(target.shares) - 1}")
-    axes.set_xlabel("distance, pixels")
-    axes.set_ylabel("distance, pixels")
+    title = f"correlation of phase {len(target.shares) - 1}"
+    axes.set(title=title, xlabel="distance, pixels", ylabel="distance, pixels")
 
 
 def _draw_covariance(axes: Axes, target: Target) -> None:
@@ -235,9 +233,7 @@ def _draw_covariance(axes: Axes, target: Target) -> None:
     for phase, covariance in enumerate(covariances, start=first_phase):
         axes.plot(covariance.numpy(), label=f"phase {phase}")
     axes.axhline(1 / torch.e, color="0.6", linewidth=1)
-    axes.set_title("covariance along an axis")
-    axes.set_xlabel("distance, pixels")
-    axes.set_ylabel("share of the variance")
+    axes.set(title="covariance along an axis", xlabel="distance, pixels", ylabel="share of the variance")
     axes.legend()
 
 
@@ -247,10 +243,7 @@ def _draw_lines(axes: Axes, target: Target) -> None:
     lines = mean_structure(target.structure).lineal_path
     for phase, probabilities in enumerate(lines):
         axes.plot(range(1, len(probabilities) + 1), probabilities.numpy(), label=f"phase {phase}")
-    axes.set_yscale("log")
-    axes.set_title("whole line inside a phase")
-    axes.set_xlabel("length, pixels")
-    axes.set_ylabel("probability")
+    axes.set(title="whole line inside a phase", xlabel="length, pixels", ylabel="probability", yscale="log")
     axes.legend()
 
 
