@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 from nbgpu.recipes.microstructure.correlations import CORRELATIONS, ORIENTATIONS, SIMPLE
 from nbgpu.recipes.microstructure.gram import GRAM_MATRICES
 from nbgpu.recipes.microstructure.lineal_path import LINEAL_PATHS
-from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, Descriptor, Measure, num_levels, slices_along
+from nbgpu.recipes.microstructure.measure import Descriptor, Measure, num_levels, stacks_of
 
 DESCRIPTORS: Mapping[str, Descriptor] = {
     descriptor.name: descriptor
@@ -78,8 +78,7 @@ def characterize(
             result[name] = described(field[None], descriptor, measure, levels)[0]
             continue
         directions = []
-        for direction in range(NUM_DIRECTIONS):
-            slices = slices_along(field, direction)
+        for slices in stacks_of(field):
             parts = [
                 described(part, descriptor, measure, levels).sum(dim=0)
                 for part in slices.split(_NUM_SLICES_AT_ONCE)

@@ -84,3 +84,9 @@ def slices_along(field: Tensor, direction: int) -> Tensor:
     """Return the slices (N, P, H, W) of (P, D, H, W) perpendicular to one of its three directions, as a
     view."""
     return field.movedim(direction + 1, 0)
+
+
+def stacks_of(field: Tensor) -> list[Tensor]:
+    """Return the slices (N, P, H, W) of each direction as views: the three of (P, D, H, W), and the one
+    slice of (P, H, W)."""
+    return [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]

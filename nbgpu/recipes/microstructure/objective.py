@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nbgpu.engine.workload.shards import Shards, all_gather, share_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import slices_along, stacks_of
 
 MAX_PIXELS_AT_ONCE = 2**15
 """The number of pixels of the slices whose graph is in memory at one time: Correlations with limit_to=16 make
@@ -73,7 +73,7 @@ class Objective:
             A scalar, and a tensor of the shape of the field; both are the same on all ranks.
         """
         # One stack of slices for each direction, (N, P, ...), and which of the slices are evaluated.
-        stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
+        stacks = stacks_of(field)
         indices = [self._draw_slices(len(stack), direction, step) for direction, stack in enumerate(stacks)]
         evaluated = [stack if d is None else stack[d] for stack, d in zip(stacks, indices, strict=True)]
         local_parts = [
@@ -106,14 +106,9 @@ class Objective:
             shards: the division of the field over the ranks.
             coarser: how many times the resolution of the field was halved relative to the target.
         """
-        stacks = [field[None]] if field.ndim == 3 else [slices_along(field, d) for d in range(NUM_DIRECTIONS)]
+        stacks = stacks_of(field)
         gradient = field.new_zeros(len(shards.share), shards.num_in_slice)
-        own_gradient = shards.view(gradient)
-        own_stacks = (
-            [own_gradient[None]]
-            if field.ndim == 3
-            else [slices_along(own_gradient, d) for d in range(NUM_DIRECTIONS)]
-        )
+        own_stacks = stacks_of(shards.view(gradient))
         losses = []
         for direction, (stack, own_stack) in enumerate(zip(stacks, own_stacks, strict=True)):
             local = self._local_part(stack, direction, coarser)

@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import stacks_of
 
 _LONGEST = 4
 """The longest line that is measured, in units of limit_to."""
@@ -59,10 +59,7 @@ def structures(phases: Tensor, num_phases: int, limit_to: int, periodic: bool) -
         limit_to: pairs of pixels are less than this many pixels apart, and lines up to four times as long.
         periodic: whether the field continues beyond an edge at the opposite one.
     """
-    stacks = [phases[None]]
-    if phases.ndim == NUM_DIRECTIONS:
-        stacks = [slices_along(phases[None], direction)[:, 0] for direction in range(NUM_DIRECTIONS)]
-    return [_structure(stack, num_phases, limit_to, periodic) for stack in stacks]
+    return [_structure(stack[:, 0], num_phases, limit_to, periodic) for stack in stacks_of(phases[None])]
 
 
 def structure_errors(found: Sequence[Structure], wanted: Sequence[Structure]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from nbgpu.engine.workload.shards import share_of
 from nbgpu.recipes.microstructure.grids import decided, indicated, pixels_of
 from nbgpu.recipes.microstructure.losses import Loss
-from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, slices_along
+from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS, stacks_of
 
 NUM_CANDIDATES = 64
 """The number of swaps drawn for each step."""
@@ -121,17 +121,13 @@ class _State:
         self._loss = loss
         self._rank, self._world_size = rank, world_size
         self._shape = tuple(field.shape[1:])
-        self._directions = range(NUM_DIRECTIONS if len(self._shape) == NUM_DIRECTIONS else 1)
-        self._losses = [self._slice_losses(self._stack(d), d) for d in self._directions]
+        self._losses = [self._slice_losses(stack, d) for d, stack in enumerate(stacks_of(field))]
+        self._directions = range(len(self._losses))
 
     @property
     def loss(self) -> float:
         """Return the sum of the losses of all slices."""
         return float(torch.cat(self._losses).sum())
-
-    def _stack(self, direction: int) -> Tensor:
-        """Return the slices in one direction, (N, P, H, W), as a view."""
-        return self.field[None] if len(self._shape) == 2 else slices_along(self.field, direction)
 
     @torch.no_grad()
     def _slice_losses(self, slices: Tensor, direction: int) -> Tensor:
@@ -196,8 +192,8 @@ class _State:
         slice_of = self._slices_of(pairs)
         places = np.stack(np.unravel_index(pairs, self._shape), axis=-1)
         values = self.field.flatten(1)[:, pairs]  # (P, N, 2)
-        for d in self._directions:
-            slices = self._stack(d)[slice_of[:, :, d]].clone()  # (N, 2, P, H, W)
+        for d, stack in enumerate(stacks_of(self.field)):
+            slices = stack[slice_of[:, :, d]].clone()  # (N, 2, P, H, W)
             in_slice = np.delete(places, d, axis=-1) if len(self._shape) == NUM_DIRECTIONS else places
             number = np.arange(len(pairs))
             # Both slices of a pair get the other pixel's value where the pixel lies in them.
