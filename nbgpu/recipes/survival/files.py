@@ -48,18 +48,10 @@ class PatientRow:
     event: bool
     features: tuple[float, ...]
     """In the order of the requested columns, as in the file."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows of a CSV file."""
-
-    rows: tuple[PatientRow, ...]
-    patients: tuple[str, ...]
-    """The patient of each row."""
-    parts: tuple[str, ...]
-    """The part of each row: 'training', 'validation' or 'test'. Without a fold they are empty, and rows of
-    one patient have to stay together."""
+    patient: str
+    part: str
+    """'training', 'validation' or 'test'. Without a fold it is empty, and rows of one patient have to stay
+    together."""
 
 
 def read_table(
@@ -69,7 +61,7 @@ def read_table(
     image_problem: Callable[[Path], str | None],
     check_time_unit: bool = True,
     columns: Mapping[Role, str] | None = None,
-) -> Table:
+) -> list[PatientRow]:
     """Read the rows of a cohort's CSV file.
 
     Args:
@@ -86,13 +78,13 @@ def read_table(
     """
     table = _read(path)
     reading = _Reading(path, table, fold, features, image_problem, columns or {})
-    found: list[tuple[int, PatientRow, str, str]] = []
+    found: list[tuple[int, PatientRow]] = []
     problems: list[str] = []
     for number, line in table.rows:
         wrong = list(reading.problems(line))
         problems += [f"{path}: line {number}: {problem}" for problem in wrong]
         if not wrong:
-            found.append((number, reading.row(line), reading.part(line), reading.patient(line)))
+            found.append((number, reading.row(line)))
     problems += [f"{path}: {problem}" for problem in _problems_of_all(found, fold)]
     if check_time_unit:
         problems += [f"{path}: {problem}" for problem in _problems_of_unit(found)]
@@ -100,11 +92,7 @@ def read_table(
         problems.append(f"{path}: has no rows")
     if problems:
         raise DataError("\n".join(problems))
-    return Table(
-        tuple(row for _, row, _, _ in found),
-        tuple(patient for _, _, _, patient in found),
-        tuple(part for _, _, part, _ in found),
-    )
+    return [row for _, row in found]
 
 
 @dataclass(frozen=True)
@@ -247,7 +235,7 @@ class _Reading:
         new = self.new(line)
         assert new.time is not None
         assert new.event is not None
-        return PatientRow(new.image, new.time, new.event, new.features)
+        return PatientRow(new.image, new.time, new.event, new.features, line[self._patient], self.part(line))
 
     def new(self, line: Mapping[str, str]) -> NewPatient:
         """Parse a line without problems, which may lack the outcome."""
@@ -261,9 +249,6 @@ class _Reading:
         """Return 'training', 'validation' or 'test', or an empty string if the line does not say."""
         return _WORDS.get(line[self._fold].lower(), "") if self._fold is not None else ""
 
-    def patient(self, line: Mapping[str, str]) -> str:
-        return line[self._patient]
-
     def _valid_number(self, text: str) -> float:
         number = self._parse_number(text)
         assert number is not None
@@ -273,13 +258,13 @@ class _Reading:
         return without_parent_steps(self._folder / Path(line[self._image]).expanduser())
 
 
-def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: str) -> Iterator[str]:
+def _problems_of_all(found: Sequence[tuple[int, PatientRow]], fold: str) -> Iterator[str]:
     """Yield the problems of rows that are valid individually but not together."""
     lines_of: dict[Path, list[int]] = {}
     parts_of: dict[str, dict[str, list[int]]] = {}
-    for number, row, part, patient in found:
+    for number, row in found:
         lines_of.setdefault(row.image, []).append(number)
-        parts_of.setdefault(patient, {}).setdefault(part, []).append(number)
+        parts_of.setdefault(row.patient, {}).setdefault(row.part, []).append(number)
     for image, numbers in lines_of.items():
         if len(numbers) > 1:
             yield f"lines {', '.join(map(str, numbers))}: all name {image}"
@@ -287,29 +272,29 @@ def _problems_of_all(found: Sequence[tuple[int, PatientRow, str, str]], fold: st
         if len(parts) > 1:
             places = "; ".join(f"{part} in line {', '.join(map(str, n))}" for part, n in parts.items())
             yield f"patient {patient!r} is in several parts of {fold}: {places}"
-    named = {part for _, _, part, _ in found}
+    named = {row.part for _, row in found}
     if fold and found and not named & {"validation", "test"}:
         yield f"no row is held out in {fold}"
     for part in sorted({"training", *named}) if fold else ("",):
-        rows = [row for _, row, its, _ in found if its == part]
+        rows = [row for _, row in found if row.part == part]
         among = f" of {part} in {fold}" if fold else ""
         if found and not rows:
             yield f"no row is{among}"
         elif found and not any(row.event for row in rows):
             yield f"none of the {len(rows)} rows{among} has the event: nothing can be learned or measured"
-    times = {row.time for _, row, _, _ in found}
+    times = {row.time for _, row in found}
     if len(found) > 1 and len(times) == 1:
         yield f"all times are {times.pop():g}, so that nobody comes before anybody else"
 
 
-def _problems_of_unit(found: Sequence[tuple[int, PatientRow, str, str]]) -> Iterator[str]:
+def _problems_of_unit(found: Sequence[tuple[int, PatientRow]]) -> Iterator[str]:
     """Yield a message if there is a gap of more than 10x between neighbouring times, with at least 3 rows and
     a tenth of all rows on each side: probably some times are in days and others in years.
 
     Args:
-        found: (number of the line, row, part, patient) of each valid line.
+        found: (number of the line, row) of each valid line.
     """
-    in_order = sorted((row.time, number) for number, row, _, _ in found)
+    in_order = sorted((row.time, number) for number, row in found)
     margin = max(3, math.ceil(_SHARE * len(in_order)))
     for first in range(margin, len(in_order) - margin + 1):
         below, above = in_order[first - 1][0], in_order[first][0]

@@ -75,7 +75,7 @@ def patients_of(config: SurvivalConfig) -> Patients:
     """
     if config.data == "generated":
         return _generated(config)
-    table = read_table(
+    table_rows = read_table(
         Path(config.data).expanduser(),
         config.fold,
         config.features,
@@ -83,15 +83,12 @@ def patients_of(config: SurvivalConfig) -> Patients:
         config.check_time_unit,
         config.headings,
     )
-    listed: list[Item] = [
-        {"name": str(row.image), "row": row, "patient": patient, "part": part}
-        for row, patient, part in zip(table.rows, table.patients, table.parts, strict=True)
-    ]
+    listed: list[Item] = [{"name": str(row.image), "row": row} for row in table_rows]
     if config.fold:
-        own = {part: [item for item in listed if item["part"] == part] for part in get_args(Part)}
+        own = {part: [item for item in listed if item["row"].part == part] for part in get_args(Part)}
         parts = Parts(**own)
     else:
-        parts = split(listed, config, lambda item: item["patient"])
+        parts = split(listed, config, lambda item: item["row"].patient)
     rows = [item["row"] for item in parts.everything]
     values = np.array([row.features for row in rows]).reshape(len(rows), len(config.features))
     scale = _scale(values[: len(parts.training)], config)

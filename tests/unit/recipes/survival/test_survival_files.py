@@ -18,7 +18,7 @@ from nbgpu.errors import ConfigError, DataError
 from nbgpu.recipes.survival import files, metrics
 from nbgpu.recipes.survival.cohort import SIZE, image, outcome
 from nbgpu.recipes.survival.config import SurvivalConfig
-from nbgpu.recipes.survival.files import Table, read_table
+from nbgpu.recipes.survival.files import PatientRow, read_table
 from nbgpu.recipes.survival.recipe import Survival
 
 
@@ -29,7 +29,7 @@ def _volume(path: Path, seed: int = 0) -> None:
 
 def _table(
     folder: Path, lines: Sequence[str], fold: str = "Fold_1", features: Sequence[str] = ("Age",)
-) -> Table:
+) -> list[PatientRow]:
     path = folder / "cohort.csv"
     path.write_text("\n".join(["NIFTI Path,time,event,Fold_1,Age,patient_id", *lines]), encoding="utf-8-sig")
     return read_table(path, fold, features, header_problem)
@@ -52,18 +52,18 @@ GOOD = [
 
 
 def test_a_table_gives_its_rows(volumes: Path) -> None:
-    table = _table(volumes, GOOD)
-    assert [row.image.name[0] for row in table.rows] == ["a", "b", "c", "d"]
-    assert table.parts == ("training", "training", "validation", "validation")
-    assert [(row.time, row.event, row.features) for row in table.rows[:2]] == [
+    rows = _table(volumes, GOOD)
+    assert [row.image.name[0] for row in rows] == ["a", "b", "c", "d"]
+    assert [row.part for row in rows] == ["training", "training", "validation", "validation"]
+    assert [(row.time, row.event, row.features) for row in rows[:2]] == [
         (12.5, True, (61.0,)),
         (30.0, False, (70.0,)),
     ]
-    assert [row.event for row in table.rows[2:]] == [True, False]
-    table = _table(volumes, GOOD, fold="", features=())
-    assert (len(table.rows), set(table.parts)) == (4, {""})
-    assert table.patients == ("p1", "p2", "p3", "p4")
-    assert table.rows[0].features == ()
+    assert [row.event for row in rows[2:]] == [True, False]
+    rows = _table(volumes, GOOD, fold="", features=())
+    assert (len(rows), {row.part for row in rows}) == (4, {""})
+    assert [row.patient for row in rows] == ["p1", "p2", "p3", "p4"]
+    assert rows[0].features == ()
 
 
 def test_all_that_is_wrong_is_told_at_once(volumes: Path) -> None:
@@ -110,12 +110,12 @@ def test_columns_may_have_other_names(volumes: Path) -> None:
     config = SurvivalConfig(
         data=str(path), columns=("time=OS_days", "event=os_status", "image=ct_path", "patient=case")
     )
-    table = read_table(path, "", (), header_problem, columns=config.headings)
-    assert [(row.image.name, row.time, row.event) for row in table.rows] == [
+    rows = read_table(path, "", (), header_problem, columns=config.headings)
+    assert [(row.image.name, row.time, row.event) for row in rows] == [
         ("a.nii.gz", 127.5, True),
         ("b.nii.gz", 822.0, False),
     ]
-    assert table.patients == ("A", "B")
+    assert [row.patient for row in rows] == ["A", "B"]
     with pytest.raises(DataError, match=r"has no column 'OS_month'\. Its headings are: case, ct_path"):
         read_table(path, "", (), header_problem, columns={**config.headings, "time": "OS_month"})
     with pytest.raises(ConfigError, match="must be entries such as 'time=OS_days'"):
@@ -142,7 +142,7 @@ def test_times_that_tell_nothing_or_mix_units_are_refused(volumes: Path) -> None
     with pytest.raises(DataError, match=r"no time is between 4 and 400, as if .* in lines 2, 3, 4, 5. Give"):
         _table(volumes, days_and_years, fold="")
     path = volumes / "cohort.csv"
-    assert len(read_table(path, "", [], header_problem, check_time_unit=False).rows) == 8
+    assert len(read_table(path, "", [], header_problem, check_time_unit=False)) == 8
 
 
 def test_files_are_read_without_torch() -> None:
