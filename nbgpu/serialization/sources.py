@@ -54,12 +54,7 @@ def statement_that_made(name: str, shell: Any) -> str:
     for number, cell in reversed(list(enumerate(cells(shell)))):
         if name not in cell:
             continue
-        try:
-            flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
-        except SyntaxError:
-            continue  # a cell that never ran
-        for statement in reversed(tree.body):
+        for statement in reversed(_parsed(cell)):
             if name in _assigned_by(statement):
                 text = cell.splitlines()[statement.lineno - 1].strip()
                 return f"{text}  (cell {number}, line {statement.lineno})"
@@ -87,14 +82,19 @@ def _places(made: Any) -> Iterator[tuple[str, int]]:
             yield function.__code__.co_filename, function.__code__.co_firstlineno
 
 
-def _statements(cell: str) -> Iterator[Statement]:
-    """Yield the statements at the left margin that define a function or a class."""
+def _parsed(cell: str) -> list[ast.stmt]:
+    """Return the statements at the left margin of a cell; none of a cell that is no Python, and never ran."""
     try:
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
     except SyntaxError:
-        return  # a cell that never ran
-    for statement in tree.body:
+        return []
+    return tree.body
+
+
+def _statements(cell: str) -> Iterator[Statement]:
+    """Yield the statements at the left margin that define a function or a class."""
+    for statement in _parsed(cell):
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (
             isinstance(statement, ast.Assign)
             and isinstance(statement.value, ast.Lambda)
