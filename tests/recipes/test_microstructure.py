@@ -13,6 +13,7 @@ import pytest
 import quality
 import safetensors
 import torch
+from reconstruction import reconstruct
 
 import nbgpu
 from nbgpu.client.runs.run import Run
@@ -25,7 +26,6 @@ from nbgpu.recipes.microstructure.grids import indicated
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.objective import Objective
-from nbgpu.recipes.microstructure.reconstruct import reconstruct
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING
 from nbgpu.recipes.microstructure.swaps import Cooling, at_random, swap

@@ -18,6 +18,7 @@ from nbgpu.engine.workload.shards import Shards, share_of
 from nbgpu.errors import DataError
 from nbgpu.recipes.microstructure.characterize import DESCRIPTORS, characterize
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
+from nbgpu.recipes.microstructure.cutting import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.files import load_fields, write_vtk
 from nbgpu.recipes.microstructure.grids import (
     decided,
@@ -32,7 +33,6 @@ from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import NUM_DIRECTIONS
 from nbgpu.recipes.microstructure.objective import MAX_PIXELS_AT_ONCE, Objective
 from nbgpu.recipes.microstructure.pictures import block, correlations, slices
-from nbgpu.recipes.microstructure.reconstruct import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.swaps import OPTIMIZERS as SWAPPING

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reconstruction import reconstruct
 from torch import Tensor
 
 from nbgpu.config import train_config
 from nbgpu.engine.workload.descent import OPTIMIZERS, bounded, descend
 from nbgpu.errors import ConfigError, RunError
 from nbgpu.recipes.microstructure.characterize import characterize
+from nbgpu.recipes.microstructure.cutting import cut_near_share, s2_error
 from nbgpu.recipes.microstructure.grids import (
     cut,
     decided,
@@ -28,7 +30,6 @@ from nbgpu.recipes.microstructure.grids import (
 from nbgpu.recipes.microstructure.losses import Loss
 from nbgpu.recipes.microstructure.measure import Measure
 from nbgpu.recipes.microstructure.recipe import Microstructure
-from nbgpu.recipes.microstructure.reconstruct import cut_near_share, reconstruct, s2_error
 from nbgpu.recipes.microstructure.sample import gaussian_field, micrograph
 
 WEIGHTS = {"FFTCorrelations": 1.0, "Variation": 1.0}

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from nbgpu.config import train_config
 from nbgpu.recipes.microstructure.config import MicrostructureConfig
+from nbgpu.recipes.microstructure.cutting import cut_near_share
 from nbgpu.recipes.microstructure.grids import cut, decided
 from nbgpu.recipes.microstructure.recipe import Microstructure
-from nbgpu.recipes.microstructure.reconstruct import cut_near_share
 from nbgpu.recipes.microstructure.sample import micrograph
 from nbgpu.recipes.microstructure.structure import structure_errors, structures
 from nbgpu.recipes.microstructure.target import Target, load_target, save_descriptors
