@@ -84,18 +84,16 @@ def process_window(
         margin: pixels on every side that surround the mask and are not measured; `cut_row` does not count
             them.
     """
-    shape = (int(mask.shape[0]), int(mask.shape[1]))
-    dtype = _precision(mask)
-    row = shape[0] // 2 if cut_row is None else margin + cut_row
-    inner_nm = margin * pixel_nm, (shape[1] - margin) * pixel_nm
+    height, width = mask.shape
+    row = height // 2 if cut_row is None else margin + cut_row
+    inner_nm = margin * pixel_nm, (width - margin) * pixel_nm
     sites, of_contest = (
         every.inside(*inner_nm) if margin else every
         for every in (pixel_sites(design, pixel_nm), contest_sites(design, pixel_nm))
     )
     found = []
     for defocus_nm, group in groupby(asked, key=lambda condition: condition[0]):
-        moved = replace(optics, defocus_nm=optics.defocus_nm + defocus_nm)
-        aerial = abbe(moved, source.points().to(mask.device), shape, pixel_nm, dtype)(mask)
+        aerial = _aerial(mask, optics, source, pixel_nm, defocus_nm)
         for _, dose in group:
             latent = resist.latent(aerial, pixel_nm, dose)
             errors, at_sites = (
@@ -127,19 +125,8 @@ def pv_band_nm2(
     The defocus is added to that of `optics`; the other arguments have the meaning that they have in
     `process_window`.
     """
-    shape = (int(mask.shape[0]), int(mask.shape[1]))
     largest, smallest = (
-        resist.latent(
-            abbe(
-                replace(optics, defocus_nm=optics.defocus_nm + defocus_nm),
-                source.points().to(mask.device),
-                shape,
-                pixel_nm,
-                _precision(mask),
-            )(mask),
-            pixel_nm,
-            dose,
-        )
+        resist.latent(_aerial(mask, optics, source, pixel_nm, defocus_nm), pixel_nm, dose)
         for dose, defocus_nm in ((DOSES[1], 0.0), (DOSES[0], BAND_DEFOCUS_NM))
     )
     return band_nm2(largest, smallest, resist.threshold, pixel_nm, margin)
@@ -168,8 +155,12 @@ def _printed_shares(latent: Tensor, threshold: float) -> Tensor:
     return (0.5 + (values - threshold) / rise.clamp(min=torch.finfo(values.dtype).tiny)).clamp(0, 1)
 
 
-def _precision(mask: Tensor) -> torch.dtype:
-    return torch.complex64 if mask.dtype == torch.float32 else torch.complex128
+def _aerial(mask: Tensor, optics: Optics, source: Source, pixel_nm: float, defocus_nm: float) -> Tensor:
+    """Return the aerial image (H, W) of a mask with a defocus that is added to that of the lens."""
+    height, width = mask.shape
+    moved = replace(optics, defocus_nm=optics.defocus_nm + defocus_nm)
+    precision = torch.complex64 if mask.dtype == torch.float32 else torch.complex128
+    return abbe(moved, source.points().to(mask.device), (height, width), pixel_nm, precision)(mask)
 
 
 def _middle_width(profile: Tensor, threshold: float, pixel_nm: float) -> float:
