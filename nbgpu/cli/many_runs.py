@@ -21,12 +21,7 @@ from nbgpu.cli.command_flags import FileFlag, StudyFlags
 from nbgpu.client.scaling import starting as starting_studies
 from nbgpu.client.scaling.study import Study
 from nbgpu.client.sweeps import starting as starting_sweeps
-from nbgpu.config import (
-    ClusterConfig,
-    TrainConfig,
-    flags,
-    settings_of,
-)
+from nbgpu.config import ClusterConfig, TrainConfig, flags, settings_of
 from nbgpu.config.conditions import default_of
 from nbgpu.config.settings import unused
 from nbgpu.errors import ConfigError

@@ -5,12 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from nbgpu.cli.catalogue import UsageError
-from nbgpu.config import (
-    TRAIN_CONFIGS,
-    flags,
-    own_file,
-    presets,
-)
+from nbgpu.config import TRAIN_CONFIGS, flags, own_file, presets
 from nbgpu.text.console import CommandConsole
 
 

@@ -21,13 +21,7 @@ from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import data_check, planning
 from nbgpu.client.runs.run import Run
-from nbgpu.config import (
-    ClusterConfig,
-    TrainConfig,
-    flags,
-    settings_of,
-    train_config,
-)
+from nbgpu.config import ClusterConfig, TrainConfig, flags, settings_of, train_config
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import requirements

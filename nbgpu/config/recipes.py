@@ -94,9 +94,7 @@ def build_settings_class(file: RecipeFile) -> type[TrainConfig]:
     Raises:
         ConfigError: a setting of the file has no valid type or default.
     """
-    fields: dict[str, Any] = {
-        "recipe": (str, Field(str(file.path), description="the recipe file")),
-    }
+    fields: dict[str, Any] = {"recipe": (str, Field(str(file.path), description="the recipe file"))}
     for setting in file.settings:
         inherited = OwnConfig.model_fields.get(setting.name)
         if inherited is None:

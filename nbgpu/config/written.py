@@ -105,15 +105,7 @@ def as_code(
         ["%nbgpu start", *map(shlex.quote, arguments_of(ClusterConfig, cluster.beyond_defaults))]
     )
     begin = [f"# {start}"] if is_started else ["%load_ext nbgpu", start]
-    return "\n".join(
-        [
-            "import nbgpu",
-            "",
-            *begin,
-            "cluster = nbgpu.current()",
-            call,
-        ]
-    )
+    return "\n".join(["import nbgpu", "", *begin, "cluster = nbgpu.current()", call])
 
 
 def as_command(recipe: str, preset: str, settings: Mapping[str, Any], cluster: ClusterConfig) -> str:

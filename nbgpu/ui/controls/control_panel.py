@@ -291,12 +291,7 @@ class _Controls:
 
         buttons = [str(button.model_id) for button in self._buttons()]
         panel = Panel(
-            run,
-            self._slot,
-            show_buttons=False,
-            buttons=buttons,
-            on_state=follow,
-            on_gone=self._clear_place,
+            run, self._slot, show_buttons=False, buttons=buttons, on_state=follow, on_gone=self._clear_place
         )
         pictures = w.HTML()
         if run.config.LIVE_PICTURES:

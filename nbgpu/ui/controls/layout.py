@@ -12,11 +12,7 @@ from nbgpu.config.settings import control_fields
 
 WRAPPED = {"flex_flow": "row wrap", "align_items": "center"}
 """The layout of buttons side by side."""
-_GRID = {
-    "grid_gap": "2px 10px",
-    "width": "100%",
-    "align_items": "flex-start",
-}
+_GRID = {"grid_gap": "2px 10px", "width": "100%", "align_items": "flex-start"}
 
 
 def grid(members: Iterable[w.Widget], fills: bool = False) -> w.GridBox:

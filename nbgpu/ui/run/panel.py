@@ -279,10 +279,7 @@ class Panel(anywidget.AnyWidget):
         whole = self._follower.history.series
         share = 0.0
         for key, series in new.items():
-            for mine, all_of_it in (
-                (series.steps, whole[key].steps),
-                (series.times_s, whole[key].times_s),
-            ):
+            for mine, all_of_it in ((series.steps, whole[key].steps), (series.times_s, whole[key].times_s)):
                 span = all_of_it[-1] - all_of_it[0]
                 share = max(share, (mine[-1] - mine[0]) / span if span else 1.0)
         return max(POINTS_PER_TICK, math.ceil(self._points_of_whole() * min(share, 1.0)))
