@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -154,6 +155,15 @@ class SettingsForm:
                 self.show_defaults()
                 self._on_change(name)
 
+    @contextmanager
+    def _values_of_nobody(self) -> Iterator[None]:
+        """Do not count the values that are shown in the block as typed by the person."""
+        self._showing = True
+        try:
+            yield
+        finally:
+            self._showing = False
+
     def _take_draft(self, _: Any) -> None:
         with self._lock:
             if not self._showing:
@@ -182,13 +192,12 @@ class SettingsForm:
         """Show in each field that the person has not changed its present default, which the changed settings
         may have moved, and mark the changed fields."""
         self._follow_resume()
-        values, _ = _parsed({name: self.fields[name] for name in self._touched}, lambda field: field.value)
+        touched = {name: self.fields[name] for name in self._touched}
+        values, _ = read(touched, lambda field: field.parsed(field.value))
         present = settings_beside(self.recipe, {**self._beside, **values})
         of_run = {*self.fixed, *(self._of_run.keys() & self._defaults.keys())}
         origins = self._origins(present, values) | dict.fromkeys(of_run, "from the run")
-        # Values that are shown here must not count as typed by the person.
-        self._showing = True
-        try:
+        with self._values_of_nobody():
             for name, field in self.fields.items():
                 if name in self._touched:
                     others = {each: value for each, value in values.items() if each != name}
@@ -205,8 +214,6 @@ class SettingsForm:
                     for other, replaced in self._pairs
                     if name in (other, replaced)
                 )
-        finally:
-            self._showing = False
 
     def _origins(self, present: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
         """By name of each setting whose default has moved: a text that names the field that has moved it."""
@@ -241,18 +248,16 @@ class SettingsForm:
             rivals.setdefault(second, []).append(first)
         return rivals
 
-    def take(self, values: Mapping[str, Any]) -> list[str]:
-        """Take these values as if the person had typed them; return the names of those without a field."""
-        self._showing = True
-        try:
-            for name, value in values.items():
-                if name in self.fields:
-                    self.fields[name].value = as_text(value)
-                    self._touched[name] = None
-        finally:
-            self._showing = False
+    def take(self, values: Mapping[str, Any]) -> None:
+        """Take these values as if the person had typed them; those without a field are left out."""
+        self._take_texts({name: as_text(value) for name, value in values.items() if name in self.fields})
+
+    def _take_texts(self, texts: Mapping[str, str]) -> None:
+        with self._values_of_nobody():
+            for name, text in texts.items():
+                self.fields[name].value = text
+                self._touched[name] = None
         self.show_defaults()
-        return [name for name in values if name not in self.fields]
 
     # ---- what the person does with all of it ----
 
@@ -273,16 +278,8 @@ class SettingsForm:
     def take_over(self, earlier: SettingsForm) -> None:
         """Take the values that the person has changed in the form of another recipe, if this recipe has the
         setting and accepts the value."""
-        self._showing = True
-        try:
-            for name in earlier._touched:
-                text = earlier.fields[name].value
-                if name in self.fields and self._takes(name, text, earlier):
-                    self.fields[name].value = text
-                    self._touched[name] = None
-        finally:
-            self._showing = False
-        self.show_defaults()
+        texts = {name: earlier.fields[name].value for name in earlier._touched if name in self.fields}
+        self._take_texts({name: text for name, text in texts.items() if self._takes(name, text, earlier)})
 
     def _takes(self, name: str, text: str, earlier: SettingsForm) -> bool:
         """Whether this recipe accepts a text that was typed for the setting of another recipe."""
@@ -312,7 +309,7 @@ class SettingsForm:
         Returns:
             The settings of a run on these devices; None where a value is not valid.
         """
-        drafts, problems = _parsed(self.fields, lambda field: field.draft)
+        drafts, problems = read_drafts(self.fields)
         # A text that is still being typed counts as given, too.
         typed = [
             name for name, field in self.fields.items() if field.draft != field.value or name in self._touched
@@ -352,13 +349,15 @@ class SettingsForm:
         return next((name for name in latest if name in named), next(iter(named), None))
 
 
-def read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the values of the valid fields, the problems of the others), each by name; the page shows the problems
-    beside the fields as well."""
+def read(
+    fields: Mapping[str, Field], value_of: Callable[[Field], Any] = Field.read
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(the values of the valid fields, the problems of the others), each by name. Without `value_of` the page
+    shows the problems beside the fields as well."""
     values, bad = {}, {}
     for name, field in fields.items():
         try:
-            values[name] = field.read()
+            values[name] = value_of(field)
         except ConfigError as error:
             bad[name] = str(error)
     return values, bad
@@ -367,18 +366,4 @@ def read(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
 def read_drafts(fields: Mapping[str, Field]) -> tuple[dict[str, Any], dict[str, str]]:
     """(the values of the valid fields, the problems of the others), each by name, of what is typed so far.
     The page shows none of the problems."""
-    return _parsed(fields, lambda field: field.draft)
-
-
-def _parsed(
-    fields: Mapping[str, Field], text_of: Callable[[Field], str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """(the values of the valid texts, the problems of the others), each by name. `text_of` returns the text
-    of a field: what is typed so far, or the value."""
-    values, bad = {}, {}
-    for name, field in fields.items():
-        try:
-            values[name] = field.parsed(text_of(field))
-        except ConfigError as error:
-            bad[name] = str(error)
-    return values, bad
+    return read(fields, lambda field: field.parsed(field.draft))
