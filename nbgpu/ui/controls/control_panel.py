@@ -118,6 +118,11 @@ class _Controls:
             self._export = self._button(
                 "Export", "Write the files with which this run trains elsewhere", "", self._on_export
             )
+            # In the order in which the page shows them.
+            self._buttons = [
+                *(self._start, self._pause, self._stop, self._result),
+                *(self._plan, self._find, self._explain, self._export),
+            ]
             self._advice = AdviceView(self._say_error)
             self._exporting = ExportView()
             self._said = w.HTML(layout={"max_width": "100%"})
@@ -127,7 +132,7 @@ class _Controls:
             self.box = w.VBox(
                 [
                     self._settings.box,
-                    w.HBox([*self._buttons(), self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
+                    w.HBox([*self._buttons, self._said], layout={**WRAPPED, "margin": "6px 0 10px"}),
                     self._hint,
                     self._exporting.box,
                     self._advice.box,
@@ -136,8 +141,6 @@ class _Controls:
                 layout={"width": "100%", "overflow": "hidden"},
             )
             self.box.add_class("nbgpu-controls")
-            for widget in self._buttons():
-                answer_while_busy(widget)
             self._refresh()
 
     def display(self) -> None:
@@ -167,20 +170,8 @@ class _Controls:
     def _button(self, description: str, tooltip: str, style: str, on_click: Any) -> w.Button:
         button = w.Button(description=description, tooltip=tooltip, button_style=style)
         button.on_click(lambda _: on_click())
+        answer_while_busy(button)
         return button
-
-    def _buttons(self) -> list[w.Button]:
-        """Return the buttons in the order in which the page shows them."""
-        return [
-            self._start,
-            self._pause,
-            self._stop,
-            self._result,
-            self._plan,
-            self._find,
-            self._explain,
-            self._export,
-        ]
 
     def _on_start(self) -> None:
         self._begin(self._train, "starting …" if self._existing_cluster() else "starting the ranks …")
@@ -289,7 +280,7 @@ class _Controls:
             plan.value = plan_view.page(run)
             self._refresh()
 
-        buttons = [str(button.model_id) for button in self._buttons()]
+        buttons = [str(button.model_id) for button in self._buttons]
         panel = Panel(
             run, self._slot, show_buttons=False, buttons=buttons, on_state=follow, on_gone=self._clear_place
         )

@@ -224,7 +224,7 @@ class Panel(anywidget.AnyWidget):
         self._ticks += 1
         # The first head is written after one second, and then one in each period.
         if not last and self._ticks % round(HEAD_PERIOD_S / TICK_S) == round(1 / TICK_S):
-            self._put(_head(self._run, self._follower.history, self.slot))
+            _put(_head(self._run, self._follower.history, self.slot))
         state = self._run.status
         state_changed, self._last_state = state != self._last_state, state
         if self._should_send_all():
@@ -355,13 +355,9 @@ class Panel(anywidget.AnyWidget):
     def _leave_picture(self) -> None:
         """Replace the widget in the notebook with the still picture."""
         for output in _last_outputs(self._run, self._follower.history, self.slot):
-            self._put(output)
+            _put(output)
         # A page that was reloaded no longer knows the display, and asks for the picture itself.
         self.send({"type": "end"})
-
-    @staticmethod
-    def _put(output: _Output) -> None:
-        update_display(output["data"], metadata=output["metadata"], raw=True, display_id=output["slot"])
 
     # Messages from the page. ipywidgets calls this on the thread of a subshell while a cell is running.
 
@@ -405,6 +401,10 @@ class _Output(TypedDict):
     metadata: dict[str, Any]
 
 
+def _put(output: _Output) -> None:
+    update_display(output["data"], metadata=output["metadata"], raw=True, display_id=output["slot"])
+
+
 def _head(run: Run, history: History, slot: str) -> _Output:
     """The head of a run as it is now, for the output above its panel."""
     final = run.info.run_id if run.status in FINAL_STATES else ""
@@ -432,13 +432,7 @@ def _handle_of(run: Run) -> str:
 
 def _mark(event: Event) -> dict[str, Any]:
     """Return an event as the page draws it: a mark at its step and time, with its text."""
-    return {
-        "rank": event.rank,
-        "time_s": event.time_s,
-        "step": event.step,
-        "kind": event.kind,
-        "text": event.text,
-    }
+    return {name: getattr(event, name) for name in ("rank", "time_s", "step", "kind", "text")}
 
 
 class _TextLine:
@@ -460,7 +454,7 @@ class _TextLine:
         self._on_state(self._run.status)
         if last:
             for output in _last_outputs(self._run, history, self._slot):
-                Panel._put(output)
+                _put(output)
             return
         time_left = wording.time_left(self._run.time_left_s)
         lines = [summary(self._run, history), time_left, *wording.recent(history), self._run.hang]
