@@ -28,7 +28,6 @@ from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.run.system_charts import SYSTEM_CHARTS, SystemChart
 from nbgpu.ui.run.wording import readable
 
-GRID_COLOR = "rgba(128, 128, 128, 0.25)"
 MAX_POINTS = 1200
 """The points of each curve in a picture: about as many pairs of extremes as the chart has columns of
 pixels."""
@@ -177,6 +176,28 @@ def charts(history: History, why_losses_differ: str = "") -> list[Chart]:
     return [chart for chart in drawn if chart.curves]
 
 
+GRID_COLOR = "rgba(128, 128, 128, 0.25)"
+PLOTLY_AXIS = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
+PLOTLY_CONFIG = {"responsive": True, "displaylogo": False}
+
+
+def plotly_layout(height: float, above: float, below: float) -> dict[str, Any]:
+    """What the layouts of all Plotly figures of runs, sweeps and studies have in common.
+
+    Args:
+        height: of the whole figure, in pixels.
+        above, below: the margins.
+    """
+    return {
+        "height": height,
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"color": TEXT_COLOR, "size": 12},
+        "margin": {"l": 60, "r": 20, "t": above, "b": below},
+    }
+
+
 _PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dash": "dash", "dot": "dot"}
 _WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dash": 1.5, "dot": 2.0}
 
@@ -223,12 +244,7 @@ def plotly_figure(
     num_note_lines = max((len(wrap(chart.note, _NOTE_WIDTH)) for chart in drawn[:2]), default=0)
     top_px = 60 + 16 * num_note_lines
     layout: dict[str, Any] = {
-        "height": plot_px + top_px + _BOTTOM_PX,
-        "autosize": True,
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": TEXT_COLOR, "size": 12},
-        "margin": {"l": 60, "r": 20, "t": top_px, "b": _BOTTOM_PX},
+        **plotly_layout(plot_px + top_px + _BOTTOM_PX, top_px, _BOTTOM_PX),
         # Right above the title of the first row, however many rows there are.
         "legend": {"orientation": "h", "x": 0, "y": 1 + (top_px - 38) / plot_px, "yanchor": "bottom"},
         "hovermode": "x",
@@ -244,9 +260,8 @@ def plotly_figure(
         alone = len(drawn) == 1
         left, right = (0.0, 1.0) if alone else ((0.0, 0.46), (0.54, 1.0))[column]
         top = 1 - row * (height + gap)
-        axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
         layout[f"xaxis{suffix}"] = {
-            **axis,
+            **PLOTLY_AXIS,
             "domain": [left, right],
             # All charts over the same steps. Markers would make Plotly leave room at the ends of some.
             "range": [0, last_step],
@@ -254,7 +269,7 @@ def plotly_figure(
             "title": {"text": "step", "standoff": 4, "font": {"size": 11}},
         }
         layout[f"yaxis{suffix}"] = {
-            **axis,
+            **PLOTLY_AXIS,
             "domain": [max(top - height, 0.0), top],
             "anchor": f"x{suffix}",
             "title": {"text": _of_y(chart), "standoff": 4, "font": {"size": 11}},
@@ -319,7 +334,7 @@ def plotly_figure(
                 }
             )
     layout["meta"] = {"run_id": info.run_id, "recipe": info.recipe}
-    return {"data": data, "layout": layout, "config": {"responsive": True, "displaylogo": False}}
+    return {"data": data, "layout": layout, "config": PLOTLY_CONFIG}
 
 
 def _mark_color(mark: Event) -> str:
@@ -379,9 +394,7 @@ def pictures(info: RunInfo, history: History, drawn: Sequence[Chart]) -> str:
 
 def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str:
     """Draw one chart with matplotlib, and return it as an SVG element for pages that cannot draw Plotly."""
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    figure.patch.set_alpha(0)
-    axes: Axes = figure.add_subplot()
+    figure, axes = new_figure(_INCHES)
     for curve in chart.curves:
         axes.plot(
             curve.x,
@@ -409,6 +422,13 @@ def _color(rank: int | None) -> str:
 
 def _name(rank: int | None) -> str:
     return "validation" if rank is None else f"rank {rank}"
+
+
+def new_figure(inches: tuple[float, float]) -> tuple[Figure, Axes]:
+    """A figure with one chart on a transparent ground."""
+    figure = Figure(figsize=inches, layout="constrained")
+    figure.patch.set_alpha(0)
+    return figure, figure.add_subplot()
 
 
 def style_axes(

@@ -12,7 +12,15 @@ from nbgpu.client.scaling import study_table
 from nbgpu.client.scaling.study_table import PARTS
 from nbgpu.performance.study_results import Gap
 from nbgpu.text.palette import KIND_COLORS, RANK_COLORS, TEXT_COLOR
-from nbgpu.ui.run.charts import FONT_PT, GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.run.charts import (
+    FONT_PT,
+    PLOTLY_AXIS,
+    PLOTLY_CONFIG,
+    new_figure,
+    plotly_layout,
+    style_axes,
+    svg_element,
+)
 from nbgpu.ui.run.html_parts import followed_page
 from nbgpu.ui.study.chart import Studied, StudyChart
 from nbgpu.ui.study.chart import chart as chart
@@ -37,7 +45,7 @@ def svg(study: Studied) -> str:
 
 def _draw_measured(drawn: StudyChart) -> str:
     """Draw the measured values with their intervals, and the ideal ones as a dotted line."""
-    figure, axes = _new_figure()
+    figure, axes = new_figure(_INCHES)
     if drawn.ideal:
         axes.plot(drawn.x, drawn.ideal, ":", color=TEXT_COLOR, linewidth=1.2, label="ideal")
     # matplotlib takes distances from the point, and refuses those below zero that rounding may give.
@@ -45,14 +53,8 @@ def _draw_measured(drawn: StudyChart) -> str:
     above = [max(0.0, high - y) for y, (_, high) in zip(drawn.y, drawn.between, strict=True)]
     # Between names there is nothing that a line could show.
     line = "" if any(isinstance(value, str) for value in drawn.x) else "-"
-    style: dict[str, Any] = {
-        "color": _MEASURED,
-        "marker": "o",
-        "linestyle": line,
-        "capsize": 3,
-        "label": "measured, 95 %",
-    }
-    axes.errorbar(drawn.x, drawn.y, yerr=[below, above], **style)
+    style: dict[str, Any] = {"color": _MEASURED, "marker": "o", "linestyle": line, "capsize": 3}
+    axes.errorbar(drawn.x, drawn.y, yerr=[below, above], label="measured, 95 %", **style)
     _style(axes, drawn.title, drawn.x_title, drawn.y_title)
     axes.set_ylim(bottom=0)
     if drawn.ticks:
@@ -78,7 +80,7 @@ def _draw_measured(drawn: StudyChart) -> str:
 
 def _draw_parts(drawn: StudyChart) -> str:
     """Draw the parts of a step as stacked bars, one bar for each point."""
-    figure, axes = _new_figure()
+    figure, axes = new_figure(_INCHES)
     places = list(range(len(drawn.x)))
     reached = [0.0] * len(places)
     for name, milliseconds in drawn.parts_ms.items():
@@ -89,17 +91,10 @@ def _draw_parts(drawn: StudyChart) -> str:
     return _picture(figure, drawn.parts_title)
 
 
-def _new_figure() -> tuple[Figure, Any]:
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    figure.patch.set_alpha(0)
-    return figure, figure.add_subplot()
-
-
 def _picture(figure: Figure, title: str) -> str:
     # Below the chart: bars and lines leave no place in it.
-    legend = figure.legend(loc="outside lower center", frameon=False, fontsize=FONT_PT, ncols=2)
-    for text in legend.get_texts():
-        text.set_color(TEXT_COLOR)
+    place = "outside lower center"
+    figure.legend(loc=place, frameon=False, fontsize=FONT_PT, ncols=2, labelcolor=TEXT_COLOR)
     return svg_element(figure, title)
 
 
@@ -146,19 +141,14 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
         }
         for name, milliseconds in drawn.parts_ms.items()
     ]
-    axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
+    axis = PLOTLY_AXIS
     titles = [(0.0, drawn.title), (0.56, drawn.parts_title)]
     logarithmic = {"type": "log", "tickvals": list(drawn.x), "ticktext": list(drawn.ticks)}
     return {
         "data": data,
         "layout": {
-            "height": 460,
-            "autosize": True,
+            **plotly_layout(460, above=60, below=110),
             "barmode": "stack",
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": TEXT_COLOR, "size": 12},
-            "margin": {"l": 60, "r": 20, "t": 60, "b": 110},
             "annotations": [
                 {
                     "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
@@ -191,7 +181,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             # At the bottom edge: a place that is measured from the plot came to lie over the names of axes.
             "legend": {"orientation": "h", "y": 0, "yref": "container", "yanchor": "bottom"},
         },
-        "config": {"responsive": True, "displaylogo": False},
+        "config": PLOTLY_CONFIG,
     }
 
 

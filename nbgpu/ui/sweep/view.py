@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
 from nbgpu.client.sweeps.trial import LOSS, Curve
 from nbgpu.text.palette import RANK_COLORS, TEXT_COLOR, rank_color
 from nbgpu.text.tables import aligned
-from nbgpu.ui.run.charts import GRID_COLOR, style_axes, svg_element
+from nbgpu.ui.run.charts import PLOTLY_AXIS, PLOTLY_CONFIG, new_figure, plotly_layout, style_axes, svg_element
 from nbgpu.ui.run.html_parts import followed_page
 from nbgpu.ui.run.smoothing import smoothed
 from nbgpu.ui.sweep.rows import TrialRow, columns, rows
@@ -67,9 +65,7 @@ def svg(sweep: Sweep) -> str:
     title, lines = chart(sweep)
     if not lines:
         return ""
-    figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes: Any = figure.add_subplot()
+    figure, axes = new_figure((4.8, 3.2))
     for line in lines:
         axes.plot(
             line.curve.steps,
@@ -82,16 +78,14 @@ def svg(sweep: Sweep) -> str:
         )
     style_axes(axes, title, from_zero=False)
     if len(lines) <= MAX_IN_LEGEND:
-        legend = axes.legend(frameon=False, fontsize=9, ncols=math.ceil(len(lines) / 6))
-        for text in legend.get_texts():
-            text.set_color(TEXT_COLOR)
+        num_columns = math.ceil(len(lines) / 6)
+        axes.legend(frameon=False, fontsize=9, ncols=num_columns, labelcolor=TEXT_COLOR)
     return svg_element(figure, f"{sweep.folder.name}: {title}")
 
 
 def plotly_figure(sweep: Sweep) -> dict[str, Any]:
     """The chart as Plotly draws it."""
     title, lines = chart(sweep)
-    axis = {"gridcolor": GRID_COLOR, "zeroline": False, "linecolor": GRID_COLOR, "automargin": True}
     return {
         "data": [
             {
@@ -106,18 +100,13 @@ def plotly_figure(sweep: Sweep) -> dict[str, Any]:
             for line in lines
         ],
         "layout": {
-            "height": 460,
-            "autosize": True,
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": TEXT_COLOR, "size": 12},
-            "margin": {"l": 60, "r": 20, "t": 40, "b": 45},
+            **plotly_layout(460, above=40, below=45),
             "title": {"text": title, "x": 0, "font": {"size": 14}},
-            "xaxis": {**axis, "title": {"text": "step"}},
-            "yaxis": {**axis, "title": {"text": title}},
+            "xaxis": {**PLOTLY_AXIS, "title": {"text": "step"}},
+            "yaxis": {**PLOTLY_AXIS, "title": {"text": title}},
             "hovermode": "closest",
         },
-        "config": {"responsive": True, "displaylogo": False},
+        "config": PLOTLY_CONFIG,
     }
 
 
