@@ -109,9 +109,7 @@ def who_keeps_variables(lost: Sequence[int], world_size: int) -> str:
         return "the ranks keep their variables"
     if not kept:
         return "no rank keeps its variables"
-    if len(kept) == 1:
-        return f"rank {kept[0]} keeps its variables"
-    return f"ranks {', '.join(map(str, kept))} keep their variables"
+    return f"{named_ranks(kept)} {'keeps its' if len(kept) == 1 else 'keep their'} variables"
 
 
 class RankError(NbgpuError, RuntimeError):

@@ -64,13 +64,12 @@ class Endings:
             before, now = self._num_oom_kills, _num_oom_kills()
             self._num_oom_kills = now
             if before is None or now is None:
-                self._guesses[pid] = "; the kernel's OOM killer?"
+                guess = "; the kernel's OOM killer?"
             elif now > before:
-                self._guesses[pid] = (
-                    ", most likely by the kernel's OOM killer, which has just ended a process"
-                )
+                guess = ", most likely by the kernel's OOM killer, which has just ended a process"
             else:
-                self._guesses[pid] = ", and not by the kernel's OOM killer"
+                guess = ", and not by the kernel's OOM killer"
+            self._guesses[pid] = guess
         return self._guesses[pid]
 
     def _exit_code(self, pid: int) -> int | None:

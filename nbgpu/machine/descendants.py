@@ -37,13 +37,7 @@ def adopt_orphans() -> None:
 
 def of_this_process(without: Collection[int] = ()) -> list[psutil.Process]:
     """The running descendants, except for the processes in `without` and their descendants."""
-    return _below(psutil.Process(), without)
-
-
-def _below(process: psutil.Process, without: Collection[int]) -> list[psutil.Process]:
-    """Return the running descendants of a process, except for the processes in `without` and their
-    descendants."""
-    found = process.children(recursive=True)
+    found = psutil.Process().children(recursive=True)
     if not without:
         return [child for child in found if _runs(child)]
     parents = {}

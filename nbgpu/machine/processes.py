@@ -165,10 +165,7 @@ def _says_ending(fields: list[str]) -> bool:
 def standstill(pid: int) -> str:
     """Return why something outside of a living process keeps it from running, and how to let it go on; empty
     if nothing does."""
-    try:
-        state = _stat(pid)[0]
-    except ProcessLookupError:
-        return ""
+    state = _state(pid)
     if state == _STOPPED:
         return f"its process is stopped (SIGSTOP; a debugger?). kill -CONT {pid} lets it go on"
     if state == _TRACED:
@@ -181,10 +178,15 @@ def standstill(pid: int) -> str:
 def waits_in_the_system(pid: int) -> bool:
     """Whether the main thread of a process is in an uninterruptible wait of the kernel (state D), such as for
     a disk."""
+    return _state(pid) == _UNINTERRUPTIBLE
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state (man 5 proc_pid_stat); empty where there is no such process."""
     try:
-        return _stat(pid)[0] == _UNINTERRUPTIBLE
+        return _stat(pid)[0]
     except ProcessLookupError:
-        return False
+        return ""
 
 
 def _tracer(pid: int) -> str:

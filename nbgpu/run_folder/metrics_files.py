@@ -11,6 +11,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -142,7 +143,7 @@ class EpochsFile:
         new = [epoch for epoch in epochs if epoch.first_step > self.last_step]
         if new:
             with self._path.open("a") as file:
-                file.writelines(json.dumps(epoch.to_json()) + "\n" for epoch in new)
+                file.writelines(json.dumps(asdict(epoch)) + "\n" for epoch in new)
 
     def close(self) -> None:
         pass

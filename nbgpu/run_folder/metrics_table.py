@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from nbgpu.protocol.records import (
     EXCHANGE_PARTS,
@@ -166,9 +165,6 @@ class EpochSummary:
     """The own work of the slowest rank divided by that of the fastest one."""
     peak_memory_bytes: float
     """The most memory that was measured on any rank; 0 where none was measured."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class EpochSummarizer:

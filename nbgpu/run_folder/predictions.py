@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -206,15 +206,8 @@ def write_table(out: Path, rows: Sequence[Row]) -> Path:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["name", *columns, "files", "failed"])
     for row in rows:
-        table.writerow([row.name, *(_cell(row.values.get(name)) for name in columns), *_last_columns(row)])
+        # None becomes an empty cell.
+        table.writerow([row.name, *map(row.values.get, columns), "; ".join(row.files), row.failed])
     path = out / TABLE
     write_whole(path, text.getvalue())
     return path
-
-
-def _last_columns(row: Row) -> Iterable[str]:
-    return "; ".join(row.files), row.failed
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbgpu.client.scaling import study_table
@@ -23,11 +22,9 @@ if TYPE_CHECKING:
 _CSS = ".nbgpu-sweep-error { background: rgba(255,0,0,.13); white-space: pre-wrap; }"
 
 
-def write_sweep(sweep: Sweep) -> Path:
+def write_sweep(sweep: Sweep) -> None:
     """Write the report; OSError where the folder cannot be written to."""
-    path = sweep.folder / names.REPORT
-    write_whole(path, sweep_html(sweep))
-    return path
+    write_whole(sweep.folder / names.REPORT, sweep_html(sweep))
 
 
 def sweep_html(sweep: Sweep) -> str:
@@ -62,11 +59,9 @@ def _failures(sweep: Sweep) -> str:
     return f"<section><h2>Failures</h2>{''.join(parts)}</section>" if parts else ""
 
 
-def write_study(study: Study) -> Path:
+def write_study(study: Study) -> None:
     """Write the report; OSError where the folder cannot be written to."""
-    path = study.folder / names.REPORT
-    write_whole(path, study_html(study))
-    return path
+    write_whole(study.folder / names.REPORT, study_html(study))
 
 
 def study_html(study: Study) -> str:
