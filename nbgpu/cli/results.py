@@ -29,26 +29,12 @@ from nbgpu.ui.prediction import terminal as terminal_progress
 from nbgpu.ui.run import terminal
 
 _FIRST_OF_EXPORT = (
-    "to",
-    "nodes",
-    "gpus_per_node",
-    "time_limit",
-    "memory",
-    "partition",
-    "image",
-    "claim",
-    "out",
+    *("to", "nodes", "gpus_per_node", "time_limit", "memory"),
+    *("partition", "image", "claim", "out"),
 )
 _FIRST_OF_PREDICTION = (
-    "data",
-    "out",
-    "checkpoint",
-    "max_samples",
-    "skip_bad",
-    "gpus",
-    "ranks",
-    "batch_size",
-    "amp",
+    *("data", "out", "checkpoint", "max_samples", "skip_bad"),
+    *("gpus", "ranks", "batch_size", "amp"),
 )
 """The flags that `--help` lists."""
 

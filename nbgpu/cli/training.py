@@ -31,20 +31,8 @@ from nbgpu.text.console import CommandConsole, say
 from nbgpu.ui.run import terminal
 
 _FIRST = (
-    *(
-        "data",
-        "preset",
-        "config",
-        "gpus",
-        "ranks",
-        "batch_size",
-        "epochs",
-        "lr",
-        "amp",
-        "cache_rate",
-        "resume",
-    ),
-    *("plan", "find_batch_size"),
+    *("data", "preset", "config", "gpus", "ranks", "batch_size", "epochs", "lr", "amp"),
+    *("cache_rate", "resume", "plan", "find_batch_size"),
 )
 """The flags that `--help` lists."""
 

@@ -11,13 +11,8 @@ from nbgpu.config.settings import Settings, read_from
 from nbgpu.recipes.microstructure.config import DescriptorType, MicrostructureConfig
 
 MEASURING = (
-    "limit_to",
-    "periodic",
-    "isotropic",
-    "multigrid_descriptor",
-    "multiphase",
-    "threshold",
-    "gram_network",
+    *("limit_to", "periodic", "isotropic", "multigrid_descriptor"),
+    *("multiphase", "threshold", "gram_network"),
 )
 """The settings of the recipe microstructure that say how descriptors are measured."""
 

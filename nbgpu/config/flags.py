@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from nbgpu.config import flags_help
 from nbgpu.config.conditions import default_of, meaning
-from nbgpu.config.settings import bounds
+from nbgpu.config.settings import bounds, mark_of
 
 SWITCH: Any = tyro.conf.FlagCreatePairsOff
 """Marks a truth value whose flag has no `--no-` form: `plan: Annotated[bool, SWITCH] = False`."""
@@ -68,7 +68,7 @@ def parse(
         allowed = bounds(info)
         help_text = f"{meaning(model, name)} ({allowed})" if allowed else meaning(model, name)
         default = (defaults or {}).get(name, default_of(model, name))
-        takes_several, is_text = _takes_several(info), model is as_text
+        takes_several, is_text = bool(mark_of(info, "several")), model is as_text
         if is_help:
             if not is_short_help or name in first:
                 kind = "VALUE[,...]" if takes_several or is_text else None
@@ -97,11 +97,6 @@ def parse(
     holder = make_dataclass("Settings", list(flags.values()))
     values = asdict(tyro.cli(holder, args=arguments, prog=prog, description=description, add_help=False))
     return values | {name: ",".join(values[name]) for name in joined}
-
-
-def _takes_several(info: FieldInfo) -> bool:
-    extra = info.json_schema_extra
-    return isinstance(extra, dict) and "several" in extra
 
 
 def _marks(info: FieldInfo) -> list[Any]:

@@ -7,17 +7,17 @@ and some are not worth a beginner's look.
 from __future__ import annotations
 
 import textwrap
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from nbgpu.config.cluster import ClusterConfig
 from nbgpu.config.data import DataSettings
-from nbgpu.config.settings import bounds
+from nbgpu.config.settings import bounds, types_of
 from nbgpu.config.training import (
     CheckpointSettings,
     LogSettings,
@@ -85,7 +85,8 @@ def flag_of(
         kind: a word in place of the value, such as VALUE; left out: a word for its type.
     """
     flag = f"--{name.replace('_', '-')}"
-    annotation = _without_none(info.annotation)
+    kinds = [each for each in types_of(info) if each is not NoneType]
+    annotation = kinds[0] if len(kinds) == 1 else info.annotation
     allowed = bounds(info)
     if annotation is bool and kind is None:
         usage = flag if is_switch else f"{flag}, --no-{flag[2:]}"
@@ -102,13 +103,6 @@ def flag_of(
             allowed = f"of {choices}; {allowed}" if allowed else f"of {choices}"
     brackets = [*([allowed] if allowed else []), *([f"default {default_text}"] if default_text else [])]
     return Flag(usage, f"{meaning} ({'; '.join(brackets)})" if brackets else meaning)
-
-
-def _without_none(annotation: Any) -> Any:
-    if get_origin(annotation) in (Union, types.UnionType):
-        kept = [member for member in get_args(annotation) if member is not type(None)]
-        return kept[0] if len(kept) == 1 else annotation
-    return annotation
 
 
 def _kind(annotation: Any) -> str:

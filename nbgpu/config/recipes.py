@@ -25,13 +25,8 @@ RECIPE_GROUP = "Recipe"
 _REPLACED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "momentum"),
     "schedule": (
-        "schedule",
-        "warmup_steps",
-        "warmup_epochs",
-        "min_lr",
-        "lr_decay",
-        "lr_decay_every",
-        "plateau_patience",
+        *("schedule", "warmup_steps", "warmup_epochs", "min_lr"),
+        *("lr_decay", "lr_decay_every", "plateau_patience"),
     ),
 }
 """The settings that have no effect beside a method of the recipe."""
@@ -45,18 +40,8 @@ class OwnConfig(TrainConfig):
     PREDICTS = "what the recipe's `predict` returns and writes"
     UNUSED: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (
-            "data",
-            "dataset",
-            "check_voxels",
-            "cache_rate",
-            "replace_rate",
-            "cache_threads",
-            "cache_dir",
-            "transforms_on",
-            "rotate90_prob",
-            "flip_prob",
-            "intensity_prob",
-            "intensity_strength",
+            *("data", "dataset", "check_voxels", "cache_rate", "replace_rate", "cache_threads", "cache_dir"),
+            *("transforms_on", "rotate90_prob", "flip_prob", "intensity_prob", "intensity_strength"),
         ),
         "the dataset is the recipe's own, which decides what is read, kept and changed",
     ) | dict.fromkeys(

@@ -76,11 +76,16 @@ def read_from(*words: str, several: bool = False) -> Any:
     return {"read_from": {"words": ["", *words], "several": several}}
 
 
+def mark_of(field: FieldInfo, mark: str) -> Any:
+    """The value with which a field is marked; None where it has no such mark."""
+    extra = field.json_schema_extra
+    return extra.get(mark) if isinstance(extra, dict) else None
+
+
 def paths_to_read(config: BaseModel, name: str) -> list[Path]:
     """Return the files and folders that a setting marked by `read_from` names; none where it is not
     marked."""
-    extra = type(config).model_fields[name].json_schema_extra
-    marked: Any = extra.get("read_from") if isinstance(extra, dict) else None
+    marked = mark_of(type(config).model_fields[name], "read_from")
     text = getattr(config, name)
     if marked is None or text in marked["words"]:
         return []
@@ -445,9 +450,9 @@ def _reason(message: str) -> str:
 def control_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, FieldInfo]]:
     """Yield (group, name, field) of every field that the control panel shows, in the order of the model."""
     for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and "control" in extra and name not in unused(model):
-            yield str(extra["control"]), name, field
+        group = mark_of(field, "control")
+        if group is not None and name not in unused(model):
+            yield group, name, field
 
 
 def label_of(model: type[BaseModel], name: str) -> str:
@@ -465,9 +470,8 @@ def _word(model: type[BaseModel], name: str, kind: Literal["label", "unit"]) -> 
     class; empty if none has it."""
     for base in model.__mro__:
         field = getattr(base, "model_fields", {}).get(name)
-        extra = getattr(field, "json_schema_extra", None)
-        if isinstance(extra, dict) and kind in extra:
-            return str(extra[kind])
+        if field is not None and (word := mark_of(field, kind)):
+            return str(word)
     return ""
 
 
@@ -480,18 +484,10 @@ def unused(model: type[BaseModel]) -> frozenset[str]:
 def marked(model: type[BaseModel], mark: Literal["shapes_the_model", "divides_the_data"]) -> list[str]:
     """Return the fields with a mark. Fields that shape the model must be the same in a checkpoint and in a
     run that resumes from it; fields that divide the data must be so if the run has the same data."""
-    return [
-        name
-        for name, field in model.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
-    ]
+    return [name for name, field in model.model_fields.items() if mark_of(field, mark)]
 
 
 def steerable(model: type[BaseModel]) -> dict[str, Literal["step", "epoch"]]:
     """The fields that can be changed while a run goes on, and the moment at which a change takes effect."""
-    moments: dict[str, Literal["step", "epoch"]] = {}
-    for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and "steered" in extra and name not in unused(model):
-            moments[name] = "epoch" if extra["steered"] == "epoch" else "step"
-    return moments
+    moments = {name: mark_of(field, "steered") for name, field in model.model_fields.items()}
+    return {name: at for name, at in moments.items() if at is not None and name not in unused(model)}

@@ -37,11 +37,6 @@ def names_of(model: type[BaseModel]) -> list[str]:
     return sorted(names, key=lambda name: name in inherited)
 
 
-def type_of(field: FieldInfo) -> str:
-    """A field's type as it is written in a signature."""
-    return _written(field.annotation)
-
-
 def _written(kind: Any) -> str:
     """Return a type as Python code for a signature. A tuple is written as a Sequence."""
     if kind is NoneType:
@@ -80,7 +75,7 @@ def parameter(model: type[BaseModel], name: str, several: str = "") -> str:
     """
     field = model.model_fields[name]
     default = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
-    written = type_of(field)
+    written = _written(field.annotation)
     kinds = f"{written} | {several.format(written)}" if several else written
     return f"{name}: {kinds} = {default}"
 

@@ -186,12 +186,8 @@ class ParallelSettings(Settings):
         only(one_of("comm_hook", "powersgd"), "powersgd_rank"),
         only(
             one_of("strategy", "ddp"),
-            "static_graph",
-            "find_unused_parameters",
-            "broadcast_buffers",
-            "gradient_as_bucket_view",
-            "bucket_mb",
-            "comm_hook",
+            *("static_graph", "find_unused_parameters", "broadcast_buffers"),
+            *("gradient_as_bucket_view", "bucket_mb", "comm_hook"),
         ),
     )
 

@@ -420,14 +420,8 @@ class RunInfo:
                 f"run_info.json is not what nbgpu writes ({field_path}: {first['msg']})"
             ) from None
         counts = [
-            *(
-                info.total_steps,
-                info.steps_per_epoch,
-                info.batch_size,
-                info.global_batch_size,
-                info.parameters,
-                info.epochs,
-            ),
+            *(info.total_steps, info.steps_per_epoch, info.batch_size, info.global_batch_size),
+            *(info.parameters, info.epochs),
             *(device.memory_bytes for device in info.devices),
             *(count for section in info.epochs_from for count in section),
         ]

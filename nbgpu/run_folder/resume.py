@@ -23,17 +23,8 @@ one."""
 
 _CHANGE_NO_RESULT = frozenset(
     {
-        "resume",
-        "runs_dir",
-        "run_name",
-        "checkpoint_every",
-        "checkpoint_every_epochs",
-        "keep_checkpoints",
-        "best_metric",
-        "best_mode",
-        "telemetry",
-        "val_every",
-        "val_every_epochs",
+        *("resume", "runs_dir", "run_name", "telemetry", "val_every", "val_every_epochs"),
+        *("checkpoint_every", "checkpoint_every_epochs", "keep_checkpoints", "best_metric", "best_mode"),
     }
 )
 
