@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbgpu.errors import RunError
+from nbgpu.text.ranks import consecutive
 
 _MAX_LEVELS = 100
 """The deepest nesting of lists and objects. Python reads deeper ones, but then fails to write them."""
@@ -120,13 +121,8 @@ def passed_over(path: Path, numbers: Sequence[int]) -> str:
         path: the file.
         numbers: the numbers of the lines, counted from 1, ascending; at least one.
     """
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    named = [f"{first}" if first == last else f"{first} to {last}" for first, last in ranges]
+    runs = consecutive(numbers)
+    named = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     if len(named) > _MAX_NAMED_RANGES:
         named[_MAX_NAMED_RANGES:] = [f"{len(named) - _MAX_NAMED_RANGES} more places"]
     listed = " and ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]

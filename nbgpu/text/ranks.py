@@ -34,10 +34,16 @@ def parse_ranges(text: str) -> list[int]:
 
 def rank_ranges(ranks: Iterable[int]) -> str:
     """'0-2,5' for ranks in ascending order."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    runs = consecutive(ranks)
     return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def consecutive(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending numbers in groups of those that follow one another: [[0, 1, 2], [5]]."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs

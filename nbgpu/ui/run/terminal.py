@@ -137,14 +137,9 @@ class _Screen:
         now = progress(info, run.status, statuses)
         head = Table.grid(padding=(0, 2))
         left = f", {duration(now.eta_s)} left" if now.eta_s is not None else ""
-        parts = []
-        if in_epochs := wording.epochs(now):
-            parts.append(in_epochs)
-        if now.samples_per_s > 0:
-            parts.append(f"{now.samples_per_s:.3g} samples/s")
-        if info.simulated:
-            parts.append(info.simulated)
-        parts += wording.validated(self._history.newest().get(0, {}))
+        rate = f"{now.samples_per_s:.3g} samples/s" if now.samples_per_s > 0 else ""
+        validated = wording.validated(self._history.newest().get(0, {}))
+        about = ", ".join(filter(None, [wording.epochs(now), rate, info.simulated, *validated]))
         bar = ProgressBar(total=max(now.total_steps, 1), completed=now.step, width=_BAR_WIDTH)
         head.add_row(Text(run.status, style="bold"), bar, f"{now.in_steps}{left}")
         rows = [_row(status) for status in statuses[:MAX_ROWS]]
@@ -166,7 +161,7 @@ class _Screen:
         sentence = wording.evaluated(statuses) or wording.pace(self._history, len(statuses))
         pace = [Text(sentence, style="dim")] if sentence else []
         hang = [Text(run.hang, style="bold red")] if run.hang else []
-        return Group(head, *([Text(", ".join(parts))] if parts else []), table, *below, *pace, *hang)
+        return Group(head, *([Text(about)] if about else []), table, *below, *pace, *hang)
 
 
 def _row(status: RankStatus) -> dict[str, str | Text]:

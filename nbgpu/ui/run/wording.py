@@ -147,19 +147,18 @@ def summary(info: RunInfo, state: str, statuses: Sequence[RankStatus], history: 
     """One line about the progress of a run, for a notebook with no frontend and for the saved output. The
     losses are those of the history, or without one the newest that each rank has told."""
     now = progress(info, state, statuses)
-    parts = [f"{info.title}: {state}", now.in_steps]
-    if in_epochs := epochs(now):
-        parts.append(in_epochs)
     by_rank = {status.rank: status.values for status in statuses} if history is None else history.newest()
-    if losses := [values["loss"] for values in by_rank.values() if "loss" in values]:
-        parts.append(f"loss {sum(losses) / len(losses):.4g}")
-    parts += validated(by_rank.get(0, {}))
-    if now.samples_per_s > 0:
-        parts.append(f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}")
-    if shared := evaluated(statuses):
-        parts.append(shared)
-    if info.simulated:
-        parts.append(info.simulated)
-    if now.eta_s is not None:
-        parts.append(f"{duration(now.eta_s)} left")
-    return ", ".join(parts)
+    losses = [values["loss"] for values in by_rank.values() if "loss" in values]
+    rate = f"{now.samples_per_s:.3g} samples/s on {count_of_ranks(info.world_size)}"
+    parts = [
+        f"{info.title}: {state}",
+        now.in_steps,
+        epochs(now),
+        f"loss {sum(losses) / len(losses):.4g}" if losses else "",
+        *validated(by_rank.get(0, {})),
+        rate if now.samples_per_s > 0 else "",
+        evaluated(statuses),
+        info.simulated,
+        f"{duration(now.eta_s)} left" if now.eta_s is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
