@@ -6,9 +6,8 @@ The script has all words in it, so that Tab starts no Python. Print it again aft
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Literal, get_args, get_origin
-
-from pydantic.fields import FieldInfo
 
 from nbgpu.cli.catalogue import COMMANDS, UsageError
 from nbgpu.cli.command_flags import fields_of
@@ -89,16 +88,8 @@ def _flag(name: str) -> str:
 def _choices() -> dict[str, tuple[str, ...]]:
     """The values of the flags that take one of a few, over all commands and recipes."""
     choices: dict[str, tuple[str, ...]] = {}
-    fields: list[tuple[str, FieldInfo]] = [
-        *(
-            field
-            for recipe in TRAIN_CONFIGS
-            for command in WITH_RECIPE
-            for field in fields_of(command, recipe)
-        ),
-        *fields_of("predict"),
-    ]
-    for name, info in fields:
+    commands = [*product(TRAIN_CONFIGS, WITH_RECIPE), (None, "predict")]
+    for name, info in (field for recipe, command in commands for field in fields_of(command, recipe)):
         kinds = [info.annotation, *get_args(info.annotation)]
         values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
         if values:

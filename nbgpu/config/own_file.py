@@ -224,11 +224,7 @@ def _annotation(node: ast.expr) -> Any:
     """Return the type that an annotation stands for: int, float, str, bool, Literal, or a union of these with
     `|`. Any other annotation is a ValueError."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        first, *rest = _alternatives(node)
-        joined = _annotation(first)
-        for other in rest:
-            joined = joined | _annotation(other)
-        return joined
+        return _annotation(node.left) | _annotation(node.right)
     if isinstance(node, ast.Constant) and node.value is None:
         return None
     if isinstance(node, ast.Name) and node.id in _TYPES:
@@ -237,11 +233,3 @@ def _annotation(node: ast.expr) -> Any:
         choices = ast.literal_eval(node.slice)
         return Literal[choices if isinstance(choices, tuple) else (choices,)]
     raise ValueError(ast.unparse(node))
-
-
-def _alternatives(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        yield from _alternatives(node.left)
-        yield from _alternatives(node.right)
-    else:
-        yield node

@@ -240,11 +240,9 @@ def _used_bytes(handle: Any) -> int | None:
     detailed = _reported(
         lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
     )
-    return (
-        detailed
-        if detailed is not None
-        else _reported(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
-    )
+    if detailed is not None:
+        return detailed
+    return _reported(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
 
 
 def _processes(handle: Any, running: Callable[[Any], Any]) -> tuple[GpuProcess, ...]:

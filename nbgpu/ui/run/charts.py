@@ -198,6 +198,21 @@ def plotly_layout(height: float, above: float, below: float) -> dict[str, Any]:
     }
 
 
+def plotly_title(text: str, x: float, y: float) -> dict[str, Any]:
+    """The title of one chart of several in a figure, above the place (x, y) of the figure."""
+    return {
+        "text": text,
+        "x": x,
+        "y": y,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "align": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+    }
+
+
 _PLOTLY_DASH = {"raw": "solid", "bold": "solid", "solid": "solid", "dash": "dash", "dot": "dot"}
 _WIDTH = {"raw": 1.0, "bold": 2.5, "solid": 1.8, "dash": 1.5, "dot": 2.0}
 
@@ -276,21 +291,8 @@ def plotly_figure(
         }
         if chart.from_zero:
             layout[f"yaxis{suffix}"]["rangemode"] = "tozero"
-        layout["annotations"].append(
-            {
-                "text": f"<b>{_titled(chart, info)}</b>"
-                + (f"<br>{_wrapped(chart.note)}" if chart.note else ""),
-                "x": left,
-                "y": top,
-                "xref": "paper",
-                "yref": "paper",
-                "xanchor": "left",
-                "align": "left",
-                "yanchor": "bottom",
-                "showarrow": False,
-                "font": {"size": 13},
-            }
-        )
+        title = f"<b>{_titled(chart, info)}</b>" + (f"<br>{_wrapped(chart.note)}" if chart.note else "")
+        layout["annotations"].append({**plotly_title(title, left, top), "font": {"size": 13}})
         for mark in history.marks:
             layout["shapes"].append(_mark_line(mark, suffix))
             layout["annotations"].append(_mark_symbol(mark, suffix))

@@ -18,6 +18,7 @@ from nbgpu.ui.run.charts import (
     PLOTLY_CONFIG,
     new_figure,
     plotly_layout,
+    plotly_title,
     style_axes,
     svg_element,
 )
@@ -150,18 +151,7 @@ def plotly_figure(study: Studied) -> dict[str, Any]:
             **plotly_layout(460, above=60, below=110),
             "barmode": "stack",
             "annotations": [
-                {
-                    "text": "<br>".join(wrap(text, _TITLE_WIDTH)),
-                    "x": x,
-                    "y": 1.02,
-                    "xref": "paper",
-                    "yref": "paper",
-                    "showarrow": False,
-                    "xanchor": "left",
-                    "yanchor": "bottom",
-                    "align": "left",
-                }
-                for x, text in titles
+                plotly_title("<br>".join(wrap(text, _TITLE_WIDTH)), x, 1.02) for x, text in titles
             ],
             "xaxis": {
                 **axis,
