@@ -135,10 +135,10 @@ def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
     for (i, first), (j, second) in combinations(handles.items(), 2):
         try:
             way = gpu_links.pair(first, second)
+            found = way.describe(), way.has_p2p
         except pynvml.NVMLError as error:
-            pairs.setdefault((f"not known ({error})", False), []).append(f"{i}-{j}")
-        else:
-            pairs.setdefault((way.describe(), way.has_p2p), []).append(f"{i}-{j}")
+            found = f"not known ({error})", False
+        pairs.setdefault(found, []).append(f"{i}-{j}")
     for (described, has_p2p), named in pairs.items():
         text = f"{described}: GPUs {', '.join(named)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"

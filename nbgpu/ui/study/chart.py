@@ -60,8 +60,6 @@ class StudyChart:
     between: Sequence[tuple[float, float]]
     ideal: Sequence[float]
     """The ideal value of each point; empty if no ideal is known."""
-    gaps: Sequence[str]
-    """The values of the points that failed."""
     parts_ms: dict[str, list[float]]
     """The milliseconds of each part of a step, by part, for each point in `x`."""
 
@@ -104,7 +102,6 @@ def chart(study: Studied) -> StudyChart:
         y=[each.relative if is_ranks else each.samples_per_s for each in found],
         between=[_between(each, is_ranks) for each in found],
         ideal=[each.ideal for each in found] if is_ranks else [],
-        gaps=[str(each.value) for each in summary if isinstance(each, Gap) and each.why],
         parts_ms={name: [1e3 * each.parts_s.get(name, 0.0) for each in found] for name in names},
     )
 
