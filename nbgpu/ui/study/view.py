@@ -94,8 +94,8 @@ def _draw_parts(drawn: StudyChart) -> str:
 
 def _picture(figure: Figure, title: str) -> str:
     # Below the chart: bars and lines leave no place in it.
-    place = "outside lower center"
-    figure.legend(loc=place, frameon=False, fontsize=FONT_PT, ncols=2, labelcolor=TEXT_COLOR)
+    style: dict[str, Any] = {"frameon": False, "fontsize": FONT_PT, "ncols": 2, "labelcolor": TEXT_COLOR}
+    figure.legend(loc="outside lower center", **style)
     return svg_element(figure, title)
 
 
