@@ -135,12 +135,12 @@ def _links(handles: Mapping[int, Any]) -> Iterator[Finding]:
     for (i, first), (j, second) in combinations(handles.items(), 2):
         try:
             way = gpu_links.pair(first, second)
-            found = way.describe(), way.has_p2p
+            described = way.describe(), way.has_p2p
         except pynvml.NVMLError as error:
-            found = f"not known ({error})", False
-        pairs.setdefault(found, []).append(f"{i}-{j}")
-    for (described, has_p2p), named in pairs.items():
-        text = f"{described}: GPUs {', '.join(named)}"
+            described = f"not known ({error})", False
+        pairs.setdefault(described, []).append(f"{i}-{j}")
+    for (words, has_p2p), named in pairs.items():
+        text = f"{words}: GPUs {', '.join(named)}"
         fix = "NCCL goes through host memory there, which is slower; if it hangs: nccl_safe=True"
         yield ok("links", text) if has_p2p else warn("links", text, fix)
     links = {index: _num_nvlinks(handle) for index, handle in handles.items()}
