@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -48,6 +49,8 @@ _newest: Connections = {}
 _is_in_the_making = False
 """Whether the main thread is making a group."""
 
+
+Result = TypeVar("Result")
 
 Ends = tuple[tuple[str, int], tuple[str, int]]
 """The addresses and ports of a connection: this process's, and the other's."""
@@ -98,20 +101,14 @@ def refuse_other_users() -> None:
     """
     uid_by_ends = _uid_by_ends()
     own_uid = os.getuid()
-
-    def refuse(connection: socket.socket) -> None:
-        here, there = connection.getsockname(), connection.getpeername()
-        if here[0] != there[0]:  # `refuse_strangers` looks at those
-            return
-        # The peer's socket has the two addresses the other way round. One that is not in the table has just
-        # been closed.
-        uid = uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
-        if uid != own_uid:
-            strangers.append(uid)
-
-    strangers: list[int] = []
-    _apply_to_all(refuse)
-    if strangers:
+    # The peer's socket has the two addresses the other way round. One that is not in the table has just been
+    # closed. `refuse_strangers` looks at connections to other hosts.
+    uids = [
+        uid_by_ends.get((_as_in_proc(there), _as_in_proc(here)), own_uid)
+        for here, there in _of_each(_ends, _of_groups)
+        if here[0] == there[0]
+    ]
+    if strangers := [uid for uid in uids if uid != own_uid]:
         raise ConnectionError(
             f"a process of another user (uid {strangers[0]}) took a rank's place while the process group was formed; "
             "no tensor was sent to it. Try again, and ask that user, or the machine's administrator"
@@ -163,7 +160,7 @@ def cut() -> None:
     The function first waits, for at most a second, until the connections are idle, because gloo does not
     notice that a transfer was cut in the middle and waits for the whole timeout.
     """
-    if _num_open() == 0:
+    if not _of_each(lambda _: None, _of_groups):
         _of_groups.clear()
         return
     # Wait until no bytes have moved for a while.
@@ -180,7 +177,7 @@ def cut() -> None:
         if now_bytes != last_bytes or _bytes_on_their_way():
             last_bytes, quiet_since_s = now_bytes, now_s
     connections = dict(_of_groups)
-    _apply_to_all(lambda connection: connection.shutdown(socket.SHUT_RDWR))
+    _of_each(lambda connection: connection.shutdown(socket.SHUT_RDWR), _of_groups)
     # Only those: the main thread may be adding the connections of a group that it has just made.
     for fd in connections:
         _of_groups.pop(fd, None)
@@ -210,61 +207,43 @@ def _is_connected_tcp(fd: int) -> bool:
         return True
 
 
-def ends_of_newest() -> list[tuple[tuple[str, int], tuple[str, int]]]:
-    """Return the address and port of both ends, this process's first, of each connection of the newest
-    group."""
-    ends = []
-
-    def add(connection: socket.socket) -> None:
-        here, there = connection.getsockname(), connection.getpeername()
-        ends.append(((here[0], here[1]), (there[0], there[1])))
-
-    _apply_to_all(add, _newest)
-    return ends
-
-
-def _apply_to_all(act: Callable[[socket.socket], None], connections: Connections | None = None) -> None:
-    """Call `act` with each connection that is still open, by default with those of all groups."""
+def _of_each(call: Callable[[socket.socket], Result], connections: Connections) -> list[Result]:
+    """Call a function with each of these connections that is still open; return the results."""
+    results = []
     # A copy: other threads call this while the main thread may be making a group.
-    for fd, inode in list((_of_groups if connections is None else connections).items()):
+    for fd, inode in list(connections.items()):
         with suppress(OSError):
             # The number of a closed descriptor is used again for other files; the inode shows which it is.
             if os.fstat(fd).st_ino == inode:
                 with socket.socket(fileno=os.dup(fd)) as duplicate:
-                    act(duplicate)
+                    results.append(call(duplicate))
+    return results
 
 
-def _num_open() -> int:
-    """Return the number of connections of process groups that are still open."""
-    connections: list[socket.socket] = []
-    _apply_to_all(connections.append)
-    return len(connections)
+def _ends(connection: socket.socket) -> Ends:
+    """Return the address and port of both ends of a connection, this process's first."""
+    here, there = connection.getsockname(), connection.getpeername()
+    return (here[0], here[1]), (there[0], there[1])
 
 
 def moved_bytes() -> int:
     """Return the bytes that were acknowledged by the peers or received from them, over all connections."""
-    total = 0
 
-    def add(connection: socket.socket) -> None:
-        nonlocal total
+    def moved(connection: socket.socket) -> int:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        total += sum(struct.unpack_from("QQ", info, _BYTES_ACKED_OFFSET))
+        return sum(struct.unpack_from("QQ", info, _BYTES_ACKED_OFFSET))
 
-    _apply_to_all(add)
-    return total
+    return sum(_of_each(moved, _of_groups))
 
 
 def _bytes_on_their_way() -> int:
     """Return the bytes that were sent and not yet acknowledged, or received and not yet read."""
-    total = 0
 
-    def add(connection: socket.socket) -> None:
-        nonlocal total
-        for queue in (termios.TIOCOUTQ, termios.FIONREAD):  # man 7 tcp: SIOCOUTQ and SIOCINQ, by other names
-            total += struct.unpack("i", fcntl.ioctl(connection, queue, bytes(4)))[0]
+    def waiting(connection: socket.socket) -> int:
+        queues = termios.TIOCOUTQ, termios.FIONREAD  # man 7 tcp: SIOCOUTQ and SIOCINQ, by other names
+        return sum(struct.unpack("i", fcntl.ioctl(connection, queue, bytes(4)))[0] for queue in queues)
 
-    _apply_to_all(add)
-    return total
+    return sum(_of_each(waiting, _of_groups))
 
 
 def refuse_strangers(
@@ -315,7 +294,7 @@ def refuse_strangers(
 def _ends_at_other_hosts() -> list[Ends]:
     """Return both ends of each connection of the newest group that leads to another host."""
     to_other_hosts = []
-    for here, there in ends_of_newest():
+    for here, there in _of_each(_ends, _newest):
         ends = (_plain(here), here[1]), (_plain(there), there[1])
         # A connection within one host has the same address at both ends.
         if ends[0][0] != ends[1][0]:
