@@ -18,6 +18,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -255,13 +256,8 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
 
     def _idle_connection(self) -> _Socket:
         """Return a connection that no other thread uses: an idle one of this process, or a new one."""
-        while self._idle:
-            try:
-                pid, socket = self._idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            if pid == os.getpid():
-                return socket
+        if (idle := self._take_idle()) is not None:
+            return idle
         socket = _own_context().socket(zmq.REQ)
         # The process must be able to end without this server.
         socket.linger = 0
@@ -274,13 +270,18 @@ class Store(dist.Store):  # type: ignore[name-defined,misc]
 
     def _close_idle(self) -> None:
         """Close the connections that are not in use."""
-        while self._idle:
-            try:
+        while (socket := self._take_idle()) is not None:
+            socket.close()
+
+    def _take_idle(self) -> _Socket | None:
+        """Return a connection of this process that is not in use, which is then the caller's; None if there
+        is none."""
+        with suppress(IndexError):  # another thread may be faster
+            while self._idle:
                 pid, socket = self._idle.pop()
-            except IndexError:
-                return
-            if pid == os.getpid():
-                socket.close()
+                if pid == os.getpid():
+                    return socket
+        return None
 
 
 def store_at(address: str, keys_file: Path, generation: int) -> Store:
