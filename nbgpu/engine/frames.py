@@ -7,6 +7,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
+from traceback import walk_tb
 from types import CodeType, FrameType, TracebackType
 
 from nbgpu.package import PACKAGE
@@ -123,10 +124,9 @@ def empty_library_frames(traceback: TracebackType | None) -> None:
     IPython's frames keep the whole traceback after the failure, and with it a tensor that a function was
     called with.
     """
-    while traceback is not None:
-        if is_library(traceback.tb_frame.f_code.co_filename):
-            clear(traceback.tb_frame)
-        traceback = traceback.tb_next
+    for frame, _ in walk_tb(traceback):
+        if is_library(frame.f_code.co_filename):
+            clear(frame)
 
 
 def clear(frame: FrameType) -> bool:
@@ -144,9 +144,16 @@ def clear(frame: FrameType) -> bool:
 
 def codes(traceback: TracebackType | None) -> Iterator[CodeType]:
     """Yield the code of each frame of a traceback, from the caller inwards."""
-    while traceback is not None:
-        yield traceback.tb_frame.f_code
-        traceback = traceback.tb_next
+    return (frame.f_code for frame, _ in walk_tb(traceback))
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and after it each one that led to the one before, as its cause or its context."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _frames(traceback: TracebackType | None) -> list[TracebackType]:

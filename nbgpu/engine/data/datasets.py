@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nbgpu.config import DataSettings
 from nbgpu.engine.data.decoding import Decode, Item, fingerprint_of, raise_together
+from nbgpu.engine.frames import chain_of
 from nbgpu.errors import DataError
 from nbgpu.machine.cgroups import usable_cores
 
@@ -249,9 +250,8 @@ class _DiskCache(PersistentDataset):
 
 def first_cause(error: BaseException) -> str:
     """Return the message of the first error in a chain: torch's writer wraps that of the operating system."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return (str(error).splitlines() or [repr(error)])[0]
+    *_, first = chain_of(error)
+    return (str(first).splitlines() or [repr(first)])[0]
 
 
 class PackedVolumes:

@@ -12,7 +12,8 @@ import re
 import sys
 from asyncio import CancelledError
 from collections.abc import Sequence
-from traceback import FrameSummary, extract_tb
+from itertools import islice
+from traceback import extract_tb
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ from IPython.core.error import UsageError
 from nbgpu.engine.frames import (
     RUNS_A_CALL,
     called_collective,
+    chain_of,
     codes,
     empty_library_frames,
     error_as_text,
@@ -183,24 +185,22 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
     empty_library_frames(traceback)
     # IPython formats the error a second time, for its history.
     error.__traceback__ = own
-    seen = {id(error)}
-    cause = error.__cause__ or error.__context__
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in islice(chain_of(error), 1, None):
         empty_library_frames(cause.__traceback__)
         cause.__traceback__, _ = _part_to_show(cause.__traceback__, full and is_cell)
-        cause = cause.__cause__ or cause.__context__
+    has_group = any(isinstance(each, BaseExceptionGroup) for each in chain_of(error))
     lines: list[str]
     if isinstance(error, SyntaxError):
         # A SyntaxError of the cell itself comes from no line of the person's code: it has its own line.
-        lines = shell.SyntaxTB.structured_traceback(type(error), error, _entries(own))
-    elif _has_group(error):
+        entries = [entry for entry in extract_tb(own) if not is_library(entry.filename)]
+        lines = shell.SyntaxTB.structured_traceback(type(error), error, entries)
+    elif has_group:
         # IPython would leave the errors of the group out.
         lines = error_as_text(error).rstrip().splitlines()
     else:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, tb_offset=0)
     lines = [line.replace(_UNKNOWN_ARGUMENTS, "(...)") for line in with_cell_names(lines)]
-    if num_left_out and not _has_group(error):
+    if num_left_out and not has_group:
         where = f"in {collective} of torch.distributed: " if collective else ""
         how_to_see = "; %%distributed --full shows all" if is_cell else ""
         lines.insert(-1, f"    ({where}{num_left_out_in_words(num_left_out)}{how_to_see})\n")
@@ -213,17 +213,6 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
         else []
     )
     return [*lines, advice] if advice else lines
-
-
-def _has_group(error: BaseException | None) -> bool:
-    """Return whether an error, or one that led to it, is an ExceptionGroup."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, BaseExceptionGroup):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[TracebackType | None, int]:
@@ -239,10 +228,6 @@ def _part_to_show(traceback: TracebackType | None, whole: bool) -> tuple[Traceba
     while from_first_own is not None and is_library(from_first_own.tb_frame.f_code.co_filename):
         from_first_own = from_first_own.tb_next
     return from_first_own or traceback, 0
-
-
-def _entries(own: TracebackType | None) -> list[FrameSummary]:
-    return [entry for entry in extract_tb(own) if not is_library(entry.filename)]
 
 
 def name_cells(shell: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nbgpu.engine.frames import clear
+from nbgpu.engine.frames import chain_of, clear
 from nbgpu.engine.group import torch_settings
 from nbgpu.engine.memory import heap
 from nbgpu.engine.memory import limit as memory_limit
@@ -271,16 +271,13 @@ def let_go(error: BaseException | None) -> None:
     A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
     a few more.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        for frame, _ in traceback.walk_tb(error.__traceback__):
+    for each in chain_of(error):
+        for frame, _ in traceback.walk_tb(each.__traceback__):
             # Frames that are still running cannot be cleared, and need not be.
             if clear(frame):
                 # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
                 # each read.
                 _ = frame.f_locals
-        error = error.__cause__ or error.__context__
     _empty_autograd_queue()
 
 
