@@ -31,26 +31,19 @@ class StepBatches:
     ) -> None:
         self.loaders = loaders
         self._stand_in = stand_in
-        self._accumulate = config.accumulate
-        self._dtype = precision.dtype(config)
-        self._channels_last = config.channels_last
-        self._non_blocking = config.non_blocking
+        self._config = config
         self._device = device
         self._batches: Iterator[Batch] | None = None
         self._next_step: int | None = 0
         """The step whose batches `_batches` gives next; None while they are being taken."""
-        self._began: tuple[int, int] = 0, 0
+        self.began: tuple[int, int] = 0, 0
+        """(step, epoch) at which these loaders began; a run that gets new loaders midway counts on."""
         self._taken: tuple[int, list[Batch]] | None = None
         """The step that is not done yet, and its batches."""
 
-    @property
-    def began(self) -> tuple[int, int]:
-        """Return (step, epoch) at which these loaders began; a run that gets new loaders midway counts on."""
-        return self._began
-
     def begin_at(self, step: int, epoch: int) -> None:
         """Declare that an epoch of these loaders begins at a step."""
-        self._began = step, epoch
+        self.began = step, epoch
         self._next_step = None
 
     def begin_as(self, earlier: Mapping[str, Any], step: int) -> str:
@@ -81,17 +74,17 @@ class StepBatches:
     @property
     def position(self) -> dict[str, Any]:
         """Return the position in the data for a checkpoint, as JSON, from which `begin_as` continues."""
-        return {"data_began": self._began, "steps_per_epoch": self.loaders.steps_per_epoch}
+        return {"data_began": self.began, "steps_per_epoch": self.loaders.steps_per_epoch}
 
     def epoch_at(self, step: int) -> tuple[int, int]:
         """Return (the epoch of a step, the step's index in that epoch), both counted from 0."""
-        first_step, first_epoch = self._began
+        first_step, first_epoch = self.began
         epochs, steps = divmod(step - first_step, self.loaders.steps_per_epoch)
         return first_epoch + epochs, steps
 
     def total_steps(self, config: TrainConfig) -> int:
         """Return the number of optimizer steps of the whole run."""
-        first_step, first_epoch = self._began
+        first_step, first_epoch = self.began
         if config.epochs is None:
             return config.steps
         return first_step + max(0, config.epochs - first_epoch) * self.loaders.steps_per_epoch
@@ -107,7 +100,7 @@ class StepBatches:
             try:
                 self._taken = step, self._fetch(step)
             except Exception as error:  # noqa: BLE001 - all ranks must learn of any error
-                return [self.to_device(self._stand_in())] * self._accumulate, error
+                return [self.to_device(self._stand_in())] * self._config.accumulate, error
         return self._taken[1], None
 
     def done(self) -> None:
@@ -119,16 +112,8 @@ class StepBatches:
         return self._taken[1][0] if self._taken is not None else {}
 
     def to_device(self, batch: Batch) -> Batch:
-        """Return the batch on the device, with its floating-point numbers in the dtype of the weights."""
-        return {name: self._moved(value) for name, value in batch.items()}
-
-    def _moved(self, value: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor to the device: numbers in the dtype of the weights, and volumes (N, C, D, H, W) with
-        the channels last in memory if the settings say so."""
-        dtype = self._dtype if value.is_floating_point() else value.dtype
-        is_volume = self._channels_last and value.dim() == 5
-        memory_format = torch.channels_last_3d if is_volume else torch.preserve_format
-        return value.to(self._device, dtype, non_blocking=self._non_blocking, memory_format=memory_format)
+        """Return the batch on the device, as the model takes it."""
+        return precision.as_inputs(self._config, batch, self._device)
 
     def _fetch(self, step: int) -> list[Batch]:
         """Return the micro-batches of a step from the loader, on the device; seek first if the loader stands
@@ -140,7 +125,7 @@ class StepBatches:
             self.loaders.seek(epoch * self.loaders.steps_per_epoch + steps)
         # If fetching is interrupted, the loader's position is unknown, and the next call seeks.
         self._next_step = None
-        batches = [self.to_device(self._next_batch()) for _ in range(self._accumulate)]
+        batches = [self.to_device(self._next_batch()) for _ in range(self._config.accumulate)]
         self._next_step = step + 1
         return batches
 

@@ -106,10 +106,7 @@ class DryRun:
         config = self._config
         num_waiting = _NUM_PREFETCHED if self._device.type == "cpu" else 0
         batches = [
-            {
-                name: precision.as_input(self._config, value, self._device)
-                for name, value in self.recipe.example(batch_size).items()
-            }
+            precision.as_inputs(config, self.recipe.example(batch_size), self._device)
             for _ in range(config.accumulate + num_waiting)
         ]
         self._note(allocations.BATCHES, [value for batch in batches for value in batch.values()])

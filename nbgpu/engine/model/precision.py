@@ -3,7 +3,7 @@ kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -26,12 +26,22 @@ def dtype(config: TrainConfig) -> torch.dtype:
     return torch.float64 if config.dtype == "float64" else torch.float32
 
 
-def as_input(config: TrainConfig, value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor of a batch in the dtype and memory format of the model's inputs, on the device."""
-    value = value.to(device, dtype(config) if value.is_floating_point() else value.dtype)
-    if config.channels_last and value.dim() == 5:
-        value = value.to(memory_format=torch.channels_last_3d)
-    return value
+def as_inputs(
+    config: TrainConfig, batch: Mapping[str, torch.Tensor], device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return a batch on the device as the model takes it: floating-point numbers in the dtype of the weights,
+    and volumes (N, C, D, H, W) with the channels last in memory if the settings say so."""
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        is_volume = config.channels_last and value.dim() == 5
+        return value.to(
+            device,
+            dtype(config) if value.is_floating_point() else value.dtype,
+            non_blocking=config.non_blocking,
+            memory_format=torch.channels_last_3d if is_volume else torch.preserve_format,
+        )
+
+    return {name: moved(value) for name, value in batch.items()}
 
 
 def autocast(config: TrainConfig, device: torch.device) -> torch.autocast:

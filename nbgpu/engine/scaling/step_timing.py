@@ -146,10 +146,7 @@ class _TimedSteps:
         self._device = device
         self._optimizer = GroupedOptimizer(config, recipe, model).optimizer
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.amp == "fp16")
-        self._batch = {
-            name: precision.as_input(config, value, device)
-            for name, value in recipe.example(config.batch_size).items()
-        }
+        self._batch = precision.as_inputs(config, recipe.example(config.batch_size), device)
         self._ready = ready
         self._blocks = _TimedBlocks(ddp.replica, blocks, device, config.compile)
 
