@@ -88,10 +88,8 @@ class _Living(TorchDispatchMode):
 
     def note(self, category: str, tensors: Iterable[Tensor] | None) -> None:
         """Set the category of these tensors, or with None of all other live tensors."""
-        if tensors is None:
-            self.log.label_others(category)
-        else:
-            self.log.label(category, [tensor.untyped_storage()._cdata for tensor in tensors])
+        keys = None if tensors is None else [tensor.untyped_storage()._cdata for tensor in tensors]
+        self.log.label(category, keys)
 
 
 def _empty(model: nn.Module, device: torch.device) -> None:

@@ -91,16 +91,13 @@ class AllocationLog:
         """Log the scratch memory of a kernel, which has been freed already."""
         self._update_peak(num_bytes)
 
-    def label(self, category: str, keys: Iterable[int]) -> None:
-        """Set the category of the live allocations among these keys. The first label of each counts."""
-        for key in keys:
+    def label(self, category: str, keys: Iterable[int] | None) -> None:
+        """Set the category of the live allocations among these keys, or with None of all. The first label of
+        each counts."""
+        for key in list(self._live) if keys is None else keys:
             allocation = self._live.get(key)
             if allocation is not None and not allocation.is_labelled:
                 allocation.category, allocation.is_labelled = category, True
-
-    def label_others(self, category: str) -> None:
-        """Set the category of all live allocations that have no label."""
-        self.label(category, list(self._live))
 
     def allocations_at_peak(self) -> list[Allocation]:
         """Return the allocations that were live at the peak."""

@@ -96,17 +96,11 @@ def _replay(events: Sequence[Mapping[str, Any]], trace: MemoryTrace, device_type
             log.free(address)
             times_us.append(at_us)
 
-    def label(category: str, keys: tuple[int, ...] | None) -> None:
-        if keys is None:
-            log.label_others(category)
-        else:
-            log.label(category, keys)
-
     for event in events:
         name = str(event["name"])
         # A range with the number of a mark, which `MemoryTrace.note` has put among the events.
         if name.startswith(_MARK) and event.get("cat") == "user_annotation":
-            changes.append((event["ts"], partial(label, *trace.marks[int(name.removeprefix(_MARK))])))
+            changes.append((event["ts"], partial(log.label, *trace.marks[int(name.removeprefix(_MARK))])))
     memory_events = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == device_type]
     for at_us, address, num_bytes in _with_missed_frees(memory_events, gathering):
         changes.append((at_us, partial(apply_event, at_us, address, num_bytes)))

@@ -39,7 +39,7 @@ def test_what_is_held_when_a_claim_is_made_is_all_that_it_covers() -> None:
     log.allocate(1, 10)
     log.allocate(2, 20)
     log.label("parameters", [1])
-    log.label_others("buckets")
+    log.label("buckets", None)
     log.allocate(3, 30)
     assert {k: v for k, v in log.bytes_at_peak().items() if v} == {
         "parameters": 10,
