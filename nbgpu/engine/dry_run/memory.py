@@ -111,15 +111,22 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
     predictions: list[dict[str, Any]] = []
     for settings, num_ranks in variants:
         config = without_exchange(train_config(**settings))
-        try:
-            # The kernel of an attention decides whether its scores are kept.
-            with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
-                predictions.append({"tensors": fake_steps.parts(config, member.device, num_ranks)})
-        except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
-            predictions.append({"unknown": f"{type(error).__name__}: {error}".splitlines()[0]})
-        finally:
-            usage.free()
+        # The kernel of an attention decides whether its scores are kept.
+        with precision.kernels(config):
+            tensors = _tensors_on_shapes(config, member.device, num_ranks)
+        predictions.append(tensors if "unknown" in tensors else {"tensors": tensors})
     return predictions
+
+
+def _tensors_on_shapes(config: TrainConfig, device: torch.device, num_ranks: int) -> dict[str, Any]:
+    """Return the bytes of a step's tensors on one rank by category, or `unknown` with the reason."""
+    try:
+        with memory_limit.lifted(), randomness.of_run(config):
+            return {**fake_steps.parts(config, device, num_ranks)}
+    except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
+        return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
+    finally:
+        usage.free()
 
 
 @torch_settings.as_at_the_beginning()
@@ -148,10 +155,8 @@ def _estimate_problem(problem: Problem) -> dict[str, Any]:
         problem.load()
     except DataError as error:
         return {"data": {"unknown": str(error)}, "memory": {"unknown": "the data cannot be used"}}
-    member = group.membership()
-    parts = problem.memory_bytes(member.world_size)
-    parts["before"] = usage.Usage.of(member.device).used_bytes
-    return {"data": {"unknown": "\n".join(problem.summary)}, "memory": {**parts, "peak": sum(parts.values())}}
+    parts = problem.memory_bytes(group.membership().world_size)
+    return {"data": {"unknown": "\n".join(problem.summary)}, "memory": _with_peak(parts)}
 
 
 def _data_amount(config: TrainConfig) -> dict[str, Any]:
@@ -159,6 +164,12 @@ def _data_amount(config: TrainConfig) -> dict[str, Any]:
         return {"amount": by_name.load(config).amount()}
     except DataError as error:
         return {"unknown": str(error)}
+
+
+def _with_peak(parts: dict[str, int]) -> dict[str, int]:
+    """Return the parts of a run's memory with `before`, which the process has already, and their sum."""
+    parts = {**parts, "before": usage.Usage.of(group.membership().device).used_bytes}
+    return {**parts, "peak": sum(parts.values())}
 
 
 def run_memory(config: TrainConfig) -> dict[str, Any]:
@@ -169,13 +180,5 @@ def run_memory(config: TrainConfig) -> dict[str, Any]:
         held by the process) and `peak`; or `unknown` with the reason.
     """
     member = group.membership()
-    config = without_exchange(config)
-    with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
-        try:
-            parts = fake_steps.parts(config, member.device, member.world_size)
-        except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
-            return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
-        finally:
-            usage.free()
-    parts["before"] = usage.Usage.of(member.device).used_bytes
-    return {**parts, "peak": sum(parts.values())}
+    parts = _tensors_on_shapes(without_exchange(config), member.device, member.world_size)
+    return parts if "unknown" in parts else _with_peak(parts)
