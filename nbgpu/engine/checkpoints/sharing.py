@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,53 +55,52 @@ def _send_files(place: Path, sizes: Mapping[str, int], writes: bool) -> Exceptio
         sizes: the size in bytes of each file, the same on all ranks.
         writes: whether this rank writes the files.
     """
-    failure: Exception | None = None
+    failures: list[Exception] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        """Keep the first error of the disk, and go on after the block."""
+        try:
+            yield
+        except OSError as error:
+            failures[:] = failures or [error]
+
     unfinished = place.with_name(f"{place.name}{UNFINISHED}")
     is_source = group.membership().rank == 0
-    try:
-        # A rank that was killed while it named its copy has left a folder that looks like a received copy.
+    # A rank that was killed while it named its copy has left a folder that looks like a received copy.
+    with noted():
         if writes and unfinished.exists():
             shutil.rmtree(unfinished)
-    except OSError as error:
-        failure = error
     with ExitStack() as files:
         for name, size_bytes in sizes.items():
             file: BinaryIO | None = None
-            try:
+            with noted():
                 if writes:
                     unfinished.mkdir(parents=True, exist_ok=True)
                     file = files.enter_context((unfinished / name).open("wb"))
                 elif is_source:
                     file = files.enter_context((place / name).open("rb"))
-            except OSError as error:
-                failure = failure or error
             for begin_bytes in range(0, size_bytes, _PIECE_BYTES):
                 num_bytes = min(_PIECE_BYTES, size_bytes - begin_bytes)
                 content = b""
-                try:
+                with noted():
                     if is_source and file is not None:
                         content = file.read(num_bytes)
                         if len(content) < num_bytes:
                             raise OSError(f"{place / name} has become shorter while it was sent")
-                except OSError as error:
-                    failure = failure or error
                 # Also after an error on this rank. If rank 0 could not read, it sends zeros.
                 received = exchange.broadcast_bytes(content, num_bytes, source=0)
-                try:
+                with noted():
                     if writes and file is not None:
                         file.write(received)
-                except OSError as error:
-                    failure = failure or error
     # A copy is whole only if rank 0 could read all of the checkpoint. If any rank failed, no host keeps one.
-    is_whole = not any(exchange.gather_numbers(int(failure is not None)))
+    is_whole = not any(exchange.gather_numbers(len(failures)))
     if writes and is_whole:
-        try:
+        with noted():
             _give_name(unfinished, place)
-        except OSError as error:
-            failure = error
-    if writes and not (is_whole and failure is None):
+    if writes and (failures or not is_whole):
         shutil.rmtree(unfinished, ignore_errors=True)
-    return failure
+    return failures[0] if failures else None
 
 
 def _give_name(unfinished: Path, place: Path) -> None:
