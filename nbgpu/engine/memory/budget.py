@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.frames import is_library, is_ours
-from nbgpu.engine.memory.usage import Usage, asked_in_words, begin_peak, peak_bytes, refused
+from nbgpu.engine.memory.usage import Usage, asked_in_words, peak_bytes, refused
 from nbgpu.errors import OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
@@ -57,7 +57,7 @@ class Static:
         """Add up the memory of a run's tensors.
 
         Gradients count as allocated, because DDP's buckets hold them from the start; the optimizer's state
-        appears with the first step. `before_bytes` is the result of `measure_before_run`.
+        appears with the first step.
         """
         state = (value for values in optimizer.state.values() for value in values.values())
         return cls(
@@ -90,19 +90,6 @@ class Need:
         not even one sample fits."""
         left_bytes = usage.could_have_bytes - held_bytes - self.fixed_bytes
         return max(0, int(left_bytes / (1 + _BESIDE_SHAPES)) // self.sample_bytes)
-
-
-def measure_before_run(
-    device: torch.device,
-    model: nn.Module,
-    optimizer: Optimizer,
-    average: Iterable[Tensor] = (),
-    discriminator: Iterable[Tensor] = (),
-) -> int:
-    """Return the memory of the process on the device in bytes, without the run's state. Resets the peak."""
-    begin_peak(device)
-    static = Static.of(model, optimizer, 0, average, discriminator)
-    return max(0, Usage.of(device).used_bytes - static.total_bytes)
 
 
 def batch_size_that_fits(batch_size: int, asked: int, usage: Usage, static: Static, had_fitted: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,16 +57,6 @@ class State:
         self.learning_rate = learning_rate
         if self.scaler.is_enabled() != (config.amp == "fp16"):
             self.scaler = self._new_scaler(config)
-
-    @property
-    def average_tensors(self) -> Sequence[Tensor]:
-        """Return the averaged weights; none without `ema_decay`."""
-        return self.average.tensors if self.average is not None else ()
-
-    @property
-    def discriminator_tensors(self) -> Sequence[Tensor]:
-        """Return the discriminator's tensors; none without a discriminator."""
-        return self.discriminator.tensors if self.discriminator is not None else ()
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the state that a step changes.

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.group import activity
-from nbgpu.engine.memory import budget
+from nbgpu.engine.memory import budget, usage
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.discriminator import Discriminator
@@ -330,20 +330,19 @@ class RankModel:
 
     def measure_memory_before_steps(self) -> None:
         """Measure the memory that the process holds in addition to the run's state, before the first step."""
-        state = self.state
-        self._before_bytes = budget.measure_before_run(
-            self._device, state.model, state.optimizer, state.average_tensors, state.discriminator_tensors
-        )
+        usage.begin_peak(self._device)
+        used_bytes = usage.Usage.of(self._device).used_bytes
+        self._before_bytes = max(0, used_bytes - self._static(before_bytes=0).total_bytes)
 
     def static_memory(self) -> budget.Static | None:
         """Return the memory that the run holds from step to step; None before its first step."""
         if self._state is None or self._before_bytes is None:
             return None
-        state = self._state
-        return budget.Static.of(
-            state.model,
-            state.optimizer,
-            self._before_bytes,
-            state.average_tensors,
-            state.discriminator_tensors,
-        )
+        return self._static(self._before_bytes)
+
+    def _static(self, before_bytes: int) -> budget.Static:
+        """Return the memory of the state and of what the process held before it."""
+        state = self.state
+        average = () if state.average is None else state.average.tensors
+        discriminator = () if state.discriminator is None else state.discriminator.tensors
+        return budget.Static.of(state.model, state.optimizer, before_bytes, average, discriminator)

@@ -72,7 +72,7 @@ def test_the_end_of_a_step(place: torch.device) -> None:
             pass
         Readings({"loss": torch.zeros((), device=GPU), **norms})
         Readings(inputs)
-        assert {each.device for each in (*state.model.parameters(), *state.average_tensors)} == {place}
+        assert {each.device for each in (*state.model.parameters(), *state.average.tensors)} == {place}
         assert {buffer.device for buffer in state.model.buffers()} == {GPU}
 
 
@@ -86,9 +86,9 @@ def test_a_checkpoint_is_gathered_in_host_memory_and_loaded_where_it_was(place: 
         copies = {id(tensor): whole.next().detach().cpu() for tensor in list(whole._left)}
         state.load({name: copies[id(tensor)] for name, tensor in named.items()}, about)
         moments = [each["exp_avg"] for each in state.optimizer.state.values()]
-        assert {each.device for each in (*state.model.parameters(), *state.average_tensors, *moments)} == {
-            place
-        }
+        assert state.average is not None
+        held = [*state.model.parameters(), *state.average.tensors, *moments]
+        assert {each.device for each in held} == {place}
         assert {buffer.device for buffer in state.model.buffers()} == {GPU}
 
 
