@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -201,14 +201,9 @@ def join(spec: Mapping[str, Any], generation: int) -> list[str]:
     Returns:
         The environment variables that were set for the transport, as 'NAME=value'.
     """
-    from nbgpu.engine.group import group, simulated_link
+    from nbgpu.engine.group import group
 
-    own_spec = _become_rank(RankSpec(**spec))
-    store = _store(own_spec, generation)
-    torchrun_variables.publish_master(own_spec, store)
-    group.form(_membership(own_spec), store, generation)
-    torchrun_variables.set_master(store)
-    simulated_link.begin(Path(own_spec.folder), generation)
+    _form(group.form, _become_rank(RankSpec(**spec)), generation)
     return _settings_of_transport
 
 
@@ -263,12 +258,7 @@ def join_again(spec: Mapping[str, Any], generation: int, healthy: Sequence[int])
     own = [] if is_resized else own_groups.living()
     ended: list[Any] = [dist.group.WORLD]
     name_before = None if ended[0] is None else ended[0].group_name
-    # Form the group.
-    store = _store(new_spec, generation)
-    torchrun_variables.publish_master(new_spec, store)
-    group.form_again(_membership(new_spec), store, generation)
-    torchrun_variables.set_master(store)
-    simulated_link.begin(Path(new_spec.folder), generation)
+    _form(group.form_again, new_spec, generation)
     remains.forget_failure()
     with simulated_link.not_simulated():
         # Make the person's groups again, and put each in the place of the one that has ended.
@@ -336,10 +326,16 @@ def _become_rank(spec: RankSpec) -> RankSpec:
     return spec
 
 
-def _store(spec: RankSpec, generation: int) -> Store:
-    from nbgpu.engine.group import meeting
+def _form(form: Callable[[Membership, Store, int], None], spec: RankSpec, generation: int) -> None:
+    """Form a generation of the group with `group.form` or `group.form_again`, and set what follows from it. A
+    collective."""
+    from nbgpu.engine.group import meeting, simulated_link
 
-    return meeting.store_at(spec.store, Path(spec.store_keys), generation)
+    store = meeting.store_at(spec.store, Path(spec.store_keys), generation)
+    torchrun_variables.publish_master(spec, store)
+    form(_membership(spec), store, generation)
+    torchrun_variables.set_master(store)
+    simulated_link.begin(Path(spec.folder), generation)
 
 
 def _membership(spec: RankSpec) -> Membership:
@@ -391,7 +387,6 @@ def adopt_spec(before: RankSpec, spec: RankSpec, shell: InteractiveShell) -> Non
     from nbgpu.engine.group import torch_settings
     from nbgpu.engine.ipykernel import input_requests
     from nbgpu.engine.memory import limit as memory_limit
-    from nbgpu.engine.process import torchrun_variables
     from nbgpu.engine.variables import replicas
     from nbgpu.machine import numa
 
