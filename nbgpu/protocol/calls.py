@@ -62,7 +62,7 @@ class Call(StrEnum):
 
     DESCRIBE_HOST = "nbgpu.engine.process.host_calls:describe"
     """This one and those below are called on the engine of a host, which is no rank."""
-    CLOCK_OF_HOST = "nbgpu.engine.process.host_calls:clock_s"
+    CLOCK_OF_HOST = "time:time"
     CALL_ON_HOST = "nbgpu.engine.process.host_calls:call"
     FORK_ON_HOST = "nbgpu.engine.process.host_calls:fork"
     LOOK_ON_HOST = "nbgpu.engine.process.host_calls:look"

@@ -27,13 +27,6 @@ def install(shell: Any) -> None:
     )
 
 
-async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
-    """Run a cell that contains an `await`, and return IPython's result; None for any other cell, which is not
-    run here."""
-    transformed = _to_be_awaited(shell, code)
-    return None if transformed is None else await _run(shell, code, transformed, silent, store_history)
-
-
 def may_await(code: str) -> bool:
     """Return whether a cell has to be compiled to find out if it contains an `await`; False for most
     cells."""
@@ -51,8 +44,9 @@ def _to_be_awaited(shell: Any, code: str) -> str | None:
     return transformed if shell.should_run_async(code, transformed_cell=transformed) else None
 
 
-async def _run(shell: Any, code: str, transformed: str, silent: bool, store_history: bool) -> Any:
-    """Run a cell in a task on the event loop, so that `interrupt` can cancel it; return IPython's result.
+async def run(shell: Any, code: str, silent: bool, store_history: bool) -> Any:
+    """Run a cell that contains an `await` in a task on the event loop, so that `interrupt` can cancel it;
+    return IPython's result, and None for any other cell, which is not run here.
 
     `shell.run_cell_async` leaves out two things that a cell needs: the last traceback is reset before it, and
     the events 'post_execute' and 'post_run_cell' are triggered after it.
@@ -60,11 +54,13 @@ async def _run(shell: Any, code: str, transformed: str, silent: bool, store_hist
     Args:
         shell: the rank's.
         code: the cell's text.
-        transformed: the same without IPython's syntax.
         silent: whether the cell is run without events and without a place in the history.
         store_history: whether the cell gets a place in the history.
     """
     global _cell, _was_interrupted
+    transformed = _to_be_awaited(shell, code)
+    if transformed is None:
+        return None
     shell._last_traceback, shell._last_traceback_during_displayhook = None, False
     _was_interrupted = False
     _cell = asyncio.ensure_future(

@@ -105,11 +105,6 @@ def _chosen(gpus: str, ranks: int | None) -> tuple[Device, ...]:
         return chooser.choose(gpus, ranks, most=site.most_gpus())
 
 
-def clock_s() -> float:
-    """Return the time of this host's clock, in seconds since the epoch."""
-    return time.time()
-
-
 def content_of(file: str) -> str | None:
     """Return the text of a small file as this host sees it; None if the file cannot be read."""
     try:

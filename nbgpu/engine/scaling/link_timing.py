@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -163,31 +164,26 @@ def _there_and_back(
     """Yield for each pair of ranks a message that goes to the second rank and comes back. Other ranks do
     nothing."""
 
-    def messages(pair: tuple[int, int]) -> Callable[[int], tuple[Send, Tensor | None, int]]:
-        """Return the function that prepares messages of a pair for one size."""
+    def prepare(pair: tuple[int, int], num_bytes: int) -> tuple[Send, Tensor | None, int]:
+        """Return this rank's part in a message there and back: the first rank of the pair begins, the second
+        one answers."""
+        tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
 
-        def prepare(num_bytes: int) -> tuple[Send, Tensor | None, int]:
-            """Return this rank's part in a message there and back: the first rank of the pair begins, the
-            second one answers."""
-            tensor, _ = buffers.ones(num_bytes // _ITEM_BYTES)
+        def begin() -> None:
+            dist.send(tensor, pair[1])
+            dist.recv(tensor, pair[1])
 
-            def begin() -> None:
-                dist.send(tensor, pair[1])
-                dist.recv(tensor, pair[1])
+        def answer() -> None:
+            dist.recv(tensor, pair[0])
+            dist.send(tensor, pair[0])
 
-            def answer() -> None:
-                dist.recv(tensor, pair[0])
-                dist.send(tensor, pair[0])
-
-            if member.rank not in pair:
-                return lambda: None, None, 1
-            return begin if member.rank == pair[0] else answer, tensor, 1
-
-        return prepare
+        if member.rank not in pair:
+            return lambda: None, None, 1
+        return begin if member.rank == pair[0] else answer, tensor, 1
 
     for pair in pairs:
         share = _SHARE_OF_PAIRS / len(pairs)
-        yield _Operation("there and back", _SIZES_OF_PAIRS_BYTES, share, messages(pair), pair)
+        yield _Operation("there and back", _SIZES_OF_PAIRS_BYTES, share, partial(prepare, pair), pair)
 
 
 class _Timing:
