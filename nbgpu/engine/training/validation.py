@@ -4,13 +4,13 @@ judged together, and its work on the samples of the result."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.data.batches import StepBatches
@@ -20,9 +20,10 @@ from nbgpu.engine.group.group import Membership
 from nbgpu.engine.model import precision
 from nbgpu.engine.model.state import State
 from nbgpu.engine.model.strategy import Strategy
-from nbgpu.engine.workload.recipe import Evaluated, Judge, Pictured, Recipe
+from nbgpu.engine.workload.recipe import Batch, Evaluated, Judge, Pictured, Recipe
 
 Result = TypeVar("Result")
+Values = TypeVar("Values")
 
 
 _EVALUATED_PERIOD_S = 0.5
@@ -74,16 +75,28 @@ def validate(
         device: the rank's device.
         show: on the rank that shows them, receives the pictures of a recipe that has some.
     """
+
+    def on_batches(method: Callable[[nn.Module, Batch], Values], most: int | None = None) -> Iterator[Values]:
+        """Yield what a method of the recipe returns for each of this rank's held-out batches, or for the
+        first `most` of them."""
+        for batch in islice(step_batches.loaders.val, most):
+            with torch.no_grad(), precision.autocast(config, device):
+                values = method(state.model, step_batches.to_device(batch))
+            # Outside of autocast, which would otherwise stay on in the caller until the next batch.
+            yield values
+
+    def show_pictures(pictured: Pictured) -> None:
+        """Show the pictures of this rank's first held-out batch: the same samples in each validation."""
+        if show is not None:
+            for pictures in on_batches(pictured.pictures, most=1):
+                show(pictures)
+
     with evaluating(state, strategy):
         if isinstance(recipe, Pictured):
-            each_alone(
-                strategy,
-                lambda: None if show is None else _show(recipe, state, step_batches, config, device, show),
-            )
+            each_alone(strategy, lambda: show_pictures(recipe))
         if isinstance(recipe, Judge):
-            values = each_alone(strategy, lambda: _local_values(recipe, state, step_batches, config, device))
-            return _judged(recipe, values)
-        own = each_alone(strategy, lambda: _local_sums(recipe, state, step_batches, config, device))
+            return _judged(recipe, each_alone(strategy, lambda: _local_values(on_batches(recipe.validate))))
+        own = each_alone(strategy, lambda: _local_sums(on_batches(recipe.validate)))
     # A rank may have had no sample, and then does not know the names.
     gathered: list[tuple[dict[str, float], int]] = exchange.gather(own)
     num_samples = sum(count for _, count in gathered)
@@ -91,56 +104,32 @@ def validate(
     return {name: sum(sums.get(name, 0.0) for sums, _ in gathered) / num_samples for name in names}
 
 
-@torch.no_grad()
-def _show(
-    recipe: Pictured,
-    state: State,
-    step_batches: StepBatches,
-    config: TrainConfig,
-    device: torch.device,
-    show: Callable[[dict[str, str]], None],
-) -> None:
-    """Show the recipe's pictures of this rank's first held-out batch: the same samples in each validation."""
-    for batch in islice(step_batches.loaders.val, 1):
-        with precision.autocast(config, device):
-            show(recipe.pictures(state.model, step_batches.to_device(batch)))
+def _local_sums(by_batch: Iterable[Mapping[str, Tensor]]) -> tuple[dict[str, float], int]:
+    """Return the sums of the recipe's values over this rank's held-out samples, and the number of samples.
 
-
-def _local_sums(
-    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
-) -> tuple[dict[str, float], int]:
-    """Return the sums of the recipe's values over this rank's held-out samples, and the number of samples."""
+    Args:
+        by_batch: the result of the recipe's `validate` for each batch.
+    """
     sums: dict[str, float] = {}
     num_samples = 0
-    for values in _values_by_batch(recipe, state, step_batches, config, device):
+    for values in by_batch:
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + float(value.double().sum())
         num_samples += len(next(iter(values.values())))
     return sums, num_samples
 
 
-def _local_values(
-    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
-) -> dict[str, list[float]]:
-    """Return the recipe's values by name, for each of this rank's held-out samples."""
+def _local_values(by_batch: Iterable[Mapping[str, Tensor]]) -> dict[str, list[float]]:
+    """Return the recipe's values by name, for each of this rank's held-out samples.
+
+    Args:
+        by_batch: the result of the recipe's `validate` for each batch.
+    """
     by_name: dict[str, list[float]] = {}
-    for values in _values_by_batch(recipe, state, step_batches, config, device):
+    for values in by_batch:
         for name, value in values.items():
             by_name.setdefault(name, []).extend(value.double().tolist())
     return by_name
-
-
-@torch.no_grad()
-def _values_by_batch(
-    recipe: Recipe, state: State, step_batches: StepBatches, config: TrainConfig, device: torch.device
-) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield what the recipe's `validate` returns for each of this rank's held-out batches: tensors by name,
-    with a value for each sample."""
-    for batch in step_batches.loaders.val:
-        with precision.autocast(config, device):
-            values = recipe.validate(state.model, step_batches.to_device(batch))
-        # Outside of autocast, which would otherwise stay on in the caller until the next batch.
-        yield values
 
 
 def _judged(recipe: Judge, own: dict[str, list[float]]) -> dict[str, float]:
