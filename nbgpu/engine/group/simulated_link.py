@@ -244,8 +244,19 @@ def not_simulated() -> Iterator[None]:
         straggler.begin()
 
 
-def _generation() -> _Generation | None:
-    return None if is_exempt() else _now
+def _where_simulated(method: Callable[..., Any], hold: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `hold` with the generation and the arguments where a link is simulated,
+    once a slow rank has done its work, and else the method."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # Read once: another thread may end the generation.
+        now = None if is_exempt() else _now
+        if now is None:
+            return method(*args, **kwargs)
+        straggler.catch_up()
+        return hold(now, *args, **kwargs)
+
+    return call
 
 
 def _wrap(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -262,13 +273,9 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
         argument: the position of the tensors whose bytes count; -1 for none.
     """
 
-    def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin_and_hold(now: _Generation, group: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the real collective, and return a Work object that completes when the slower link would be
         done."""
-        now = _generation()
-        if now is None:
-            return collective(group, *args, **kwargs)
-        straggler.catch_up()
         queue = now.queue_of(group)
         # Noted before the real collective begins: when that has ended, every rank can read the arrivals of
         # all.
@@ -279,7 +286,7 @@ def _holding(collective: Callable[..., Any], operation: Operation, argument: int
             num_bytes *= group.size()
         return queue.put(real, number, seconds(operation, num_bytes, group.size(), _link))
 
-    return begin_and_hold
+    return _where_simulated(collective, begin_and_hold)
 
 
 def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..., Any]:
@@ -290,13 +297,9 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
         direction: 'out' for a send, 'in' for a receive.
     """
 
-    def begin_and_hold(group: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin_and_hold(now: _Generation, group: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin the real message, and return a Work object that completes when the slower link would be
         done."""
-        now = _generation()
-        if now is None:
-            return message(group, *args, **kwargs)
-        straggler.catch_up()
         arrivals, number = None, 0
         # A receive from any rank does not name the sender, whose arrival then cannot be read.
         if len(args) == _WITH_PEER:
@@ -307,27 +310,22 @@ def _holding_message(message: Callable[..., Any], direction: str) -> Callable[..
         lasts_s = seconds("send", num_bytes_of(args[0]), 2, _link)
         return hold_message(real, now.line, arrivals, number, lasts_s, direction)
 
-    return begin_and_hold
+    return _where_simulated(message, begin_and_hold)
 
 
 def _holding_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function with which DDP broadcasts its buffers in each forward pass, and the parameters in its
     constructor, so that its result is held back. The function returns when the broadcast has ended."""
 
-    def broadcast_and_hold(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def broadcast_and_hold(now: _Generation, group: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Broadcast, and wait until the slower link would be done."""
-        now = _generation()
-        if now is None:
-            return broadcast(group, tensors, *args, **kwargs)
-        straggler.catch_up()
         queue = now.queue_of(group)
         number = queue.arrive()
         broadcast(group, tensors, *args, **kwargs)
         lasts_s = seconds("broadcast", num_bytes_of(tensors), group.size(), _link)
         queue.put(None, number, lasts_s).wait()
-        return None
 
-    return broadcast_and_hold
+    return _where_simulated(broadcast, broadcast_and_hold)
 
 
 def num_bytes_of(tensors: Any) -> int:

@@ -102,6 +102,15 @@ class _Notes:
                 pass
             self._mark(self._parts[-1])
 
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Note the time inside the context as a part of the cell."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave(name)
+
     def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective:
         """Record that this rank starts a collective of a process group; drop the oldest record if there are
         too many."""
@@ -221,8 +230,15 @@ def _is_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _noting() -> _Notes | None:
-    return None if simulated_link.is_exempt() else _now
+def _where_noted(method: Callable[..., Any], note: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `note` with the notes and the arguments while a cell is noted, and else
+    the method, as for nbgpu's own collectives."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        notes = None if simulated_link.is_exempt() else _now
+        return method(*args, **kwargs) if notes is None else note(notes, *args, **kwargs)
+
+    return call
 
 
 @contextmanager
@@ -281,83 +297,61 @@ def _noting_collective(method: Callable[..., Any], operation: str, argument: int
         argument: the position of the tensors whose bytes count; -1 for none.
     """
 
-    def begin(of_group: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(notes: _Notes, of_group: Any, *args: Any, **kwargs: Any) -> Any:
         """Begin a collective and record it."""
-        notes = _noting()
-        if notes is None:
-            return method(of_group, *args, **kwargs)
         num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
         noted = notes.begin(operation, of_group, num_bytes)
         work = method(of_group, *args, **kwargs)
         notes.follow(noted, work)
         return work
 
-    return begin
+    return _where_noted(method, begin)
 
 
 def _noting_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `Work.wait`, to record when the rank waits for a collective."""
 
-    def wait_and_note(work: Any, *args: Any, **kwargs: Any) -> Any:
-        notes = _noting()
-        if notes is None:
-            return wait(work, *args, **kwargs)
+    def wait_and_note(notes: _Notes, work: Any, *args: Any, **kwargs: Any) -> Any:
         with notes.waiting(notes.begun_as(work)):
             return wait(work, *args, **kwargs)
 
-    return wait_and_note
+    return _where_noted(wait, wait_and_note)
 
 
 def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
 
-    def broadcast_and_note(of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        notes = _noting()
-        if notes is None:
-            return broadcast(of_group, tensors, *args, **kwargs)
+    def broadcast_and_note(notes: _Notes, of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         noted = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
         with notes.waiting(noted):
             return broadcast(of_group, tensors, *args, **kwargs)
 
-    return broadcast_and_note
+    return _where_noted(broadcast, broadcast_and_note)
 
 
 def _noting_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap DDP's forward pass, to record its time, and to have the buckets travel through a hook in
     Python."""
 
-    def forward_and_note(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+    def forward_and_note(notes: _Notes, self: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
         """Run DDP's forward pass and record its time."""
-        notes = _noting()
-        if notes is None:
-            return forward(self, *args, **kwargs)
         # With a simulated link every DDP object gets a hook in Python by itself.
         if not simulated_link.is_installed() and not attach_replaceable_hook(self):
             notes.unseen.add(id(self))
-        notes.enter("forward")
-        try:
+        with notes.part("forward"):
             return forward(self, *args, **kwargs)
-        finally:
-            notes.leave("forward")
 
-    return forward_and_note
+    return _where_noted(forward, forward_and_note)
 
 
 def _noting_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `torch.autograd.backward`, to record its time."""
 
-    def backward_and_note(*args: Any, **kwargs: Any) -> Any:
-        """Run a backward pass and record its time."""
-        notes = _noting()
-        if notes is None:
+    def backward_and_note(notes: _Notes, *args: Any, **kwargs: Any) -> Any:
+        with notes.part("backward"):
             return backward(*args, **kwargs)
-        notes.enter("backward")
-        try:
-            return backward(*args, **kwargs)
-        finally:
-            notes.leave("backward")
 
-    return backward_and_note
+    return _where_noted(backward, backward_and_note)
 
 
 class _Replaceable:
