@@ -103,11 +103,25 @@ class Line:
 
 class HeldWork(dist.Work):
     """The Work object of a collective whose result is held back: it completes when the slower link would have
-    completed it."""
+    completed it.
 
-    def __init__(self, real: dist.Work | None) -> None:
+    Args:
+        real: the real collective; None if it has ended.
+        arrivals: when the ranks began it; None if that is not known.
+        number: its number among those arrivals.
+        lasts_s: how long the link is busy with it.
+        line: the rank's link.
+    """
+
+    def __init__(
+        self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line
+    ) -> None:
         super().__init__()
         self._real = real
+        self._arrivals = arrivals
+        self._number = number
+        self._lasts_s = lasts_s
+        self._line = line
         self.done: torch.futures.Future[Any] = torch.futures.Future()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -157,32 +171,9 @@ class HeldWork(dist.Work):
             self._real.get_future()  # raises where the backend has none for this collective
         return self.done
 
-
-class _Held:
-    """One collective that the link has not delivered yet.
-
-    Args:
-        real: the real collective; None if it has ended.
-        arrivals: when the ranks began it; None if that is not known.
-        number: its number among those arrivals.
-        lasts_s: how long the link is busy with it.
-        line: the rank's link.
-    """
-
-    def __init__(
-        self, real: dist.Work | None, arrivals: Arrivals | None, number: int, lasts_s: float, line: Line
-    ) -> None:
-        self.work = HeldWork(real)
-        self._real = real
-        self._arrivals = arrivals
-        self._number = number
-        self._lasts_s = lasts_s
-        self._line = line
-
     def deliver(self, *directions: str) -> None:
-        """Wait for the real collective and for the link in these directions, then set the result or the error
-        of the work that the caller holds."""
-        done = self.work.done
+        """Wait for the real collective and for the link in these directions, then set the result or the
+        error. Called on another thread than that of the caller, who waits."""
         try:
             value = None if self._real is None else _result(self._real)
             begun_s = time.monotonic() if self._arrivals is None else self._arrivals.last_s(self._number)
@@ -192,9 +183,9 @@ class _Held:
                     "the process group was given up while a simulated link held a result back, because another rank failed"
                 )
         except Exception as error:  # noqa: BLE001 - the rank that waits gets it
-            done.set_exception(error)
+            self.done.set_exception(error)
         else:
-            done.set_result(value)
+            self.done.set_result(value)
 
 
 def _result(real: dist.Work) -> Any:
@@ -234,7 +225,7 @@ class Queue(Numbered):
     def __init__(self, line: Line, arrivals: Arrivals) -> None:
         super().__init__(arrivals)
         self._line = line
-        self._held: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
+        self._held: queue.SimpleQueue[HeldWork | None] = queue.SimpleQueue()
         self._start()
 
     def _start(self) -> None:
@@ -258,9 +249,9 @@ class Queue(Numbered):
             number: its number, from `arrive`.
             lasts_s: how long it occupies the link.
         """
-        held = _Held(real, self.arrivals, number, lasts_s, self._line)
+        held = HeldWork(real, self.arrivals, number, lasts_s, self._line)
         self._held.put(held)
-        return held.work
+        return held
 
     def close(self) -> None:
         """End the thread when all that is held back is delivered or given up."""
@@ -295,14 +286,14 @@ def hold_message(
     Returns:
         A Work that completes when the simulated link would have delivered the message.
     """
-    held = _Held(real, arrivals, number, lasts_s, line)
+    held = HeldWork(real, arrivals, number, lasts_s, line)
 
     def deliver() -> None:
         _wake_up_in_time()
         held.deliver(direction)
 
     threading.Thread(target=deliver, name="nbgpu-link-message", daemon=True).start()
-    return held.work
+    return held
 
 
 def _wake_up_in_time() -> None:
