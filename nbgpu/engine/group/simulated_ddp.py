@@ -85,7 +85,7 @@ def _slowed(hook: Hook) -> Hook:
 def average(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average a bucket over the ranks, as DDP's reducer in C++ does, but with a collective that is begun in
     Python and so can be held back."""
-    # The factor in double precision, as DDP without a hook has it.
+    # The factor in double precision, as DDP without a hook has it: the numbers stay the same to the last bit.
     buffer = bucket.buffer().mul_(1 / group.size())
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None, "an asynchronous collective returns its work"

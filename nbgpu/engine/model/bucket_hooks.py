@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from nbgpu.config import TrainConfig
+from nbgpu.engine.group import simulated_ddp
 
 _SEED_OF_DIRECTIONS = 0
 Sent = torch.futures.Future[Tensor]
@@ -36,7 +37,7 @@ def of(config: TrainConfig, num_warmup_steps: int) -> BucketHook:
     # Lambdas, because torch refuses a hook whose annotations are strings, as those of this module are.
     match config.comm_hook:
         case "none":
-            return lambda _, bucket: _average(bucket)
+            return lambda _, bucket: simulated_ddp.average(group, bucket)
         case "bf16":
             return lambda _, bucket: default_hooks.bf16_compress_hook(group, bucket)
         case "fp16":
@@ -89,13 +90,3 @@ def _forget_nonfinite(state: Any, first: dict[int, Tensor], index: int) -> None:
             drawn = torch.randn(directions.shape, generator=drawing, dtype=torch.float32, device="cpu")
             first[index] = drawn.to(directions)
         directions.copy_(torch.where(torch.isfinite(directions).all(), directions, first[index]))
-
-
-def _average(bucket: Any) -> Sent:
-    """Average a bucket over the ranks by an asynchronous all_reduce."""
-    # The factor in double precision, as DDP without a hook has it: the numbers stay the same to the last bit.
-    buffer = bucket.buffer().mul_(1 / dist.get_world_size())
-    work = dist.all_reduce(buffer, async_op=True)
-    assert work is not None, "an asynchronous collective returns its work"
-    averaged: Sent = work.get_future().then(lambda sent: sent.value()[0])
-    return averaged
