@@ -271,10 +271,5 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _is_forkserver(command: Iterable[str]) -> bool:
-    """Return whether a command line is that of Python's forkserver."""
-    return any("multiprocessing.forkserver" in part for part in command)
-
-
-if _is_forkserver(sys.orig_argv):
+if any("multiprocessing.forkserver" in part for part in sys.orig_argv):
     _end_with_parent()

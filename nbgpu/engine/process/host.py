@@ -93,7 +93,7 @@ def main() -> None:
         host_calls.say(
             "the cluster's controller is not heard any more: it has ended, or is cut off. The ranks here end"
         )
-        end()
+        _leave()
 
 
 def _join_file(file: Path) -> JoinFile:
@@ -184,11 +184,6 @@ def _end_by(number: signal.Signals) -> None:
     _leave(keeps_log=_stays_when_signalled, tells=True)
 
 
-def end() -> None:
-    """End this host's part of the cluster, and this process."""
-    _leave()
-
-
 def _leave(keeps_log: bool = False, tells: bool = False) -> None:
     """End the fork server and the ranks, remove their folders, and end this process.
 
@@ -247,7 +242,7 @@ def _tell_and_end() -> None:
     # The notebook waits until this host is gone from its list.
     host_calls.unregister(IPEngine.instance().id)
     time.sleep(_FAREWELL_S)
-    end()
+    _leave()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pickle
 import random
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -440,18 +440,6 @@ class _NodePickler(pickle.Pickler):
 def found_in(module: ModuleType | None, name: str) -> Any:
     """Return the object with a qualified name in a module; None if there is none."""
     return functools.reduce(lambda found, inner: getattr(found, inner, None), name.split("."), module)
-
-
-def references(node: Any) -> Iterator[dict[str, int]]:
-    """Yield the references within a node, which may be changed."""
-    if isinstance(node, dict):
-        if "#" in node:
-            yield node
-            return
-        node = list(node.values())
-    if isinstance(node, list):
-        for part in node:
-            yield from references(part)
 
 
 def is_described_by_attributes(kind: type) -> bool:
