@@ -23,35 +23,29 @@ from nbgpu.engine.training.nonfinite import DISCRIMINATOR_LOSS, Guard
 from nbgpu.engine.workload.recipe import Adversarial, Batch, Recipe
 
 
+@dataclass
 class PlainStep:
-    """A step of the model alone.
+    """A step of the model alone."""
 
-    Args:
-        config: the settings.
-        recipe: computes the loss.
-        state: the model, optimizer and loss scaler.
-        strategy: how the model is distributed over the ranks.
-        device: the rank's.
-    """
-
-    def __init__(
-        self, config: TrainConfig, recipe: Recipe, state: State, strategy: Strategy, device: torch.device
-    ) -> None:
-        self._config = config
-        self._recipe = recipe
-        self._state = state
-        self._strategy = strategy
-        self._device = device
+    config: TrainConfig
+    recipe: Recipe
+    """Computes the loss."""
+    state: State
+    """The model, optimizer and loss scaler."""
+    strategy: Strategy
+    """How the model is distributed over the ranks."""
+    device: torch.device
+    """The rank's."""
 
     def forward(self, batch: Batch) -> Mapping[str, Tensor]:
         """Return the terms of a micro-batch's loss; `loss` is the one that is minimised."""
-        with precision.autocast(self._config, self._device):
+        with precision.autocast(self.config, self.device):
             return self._loss_terms(batch)
 
     def backward(self, loss: Tensor, start: Tensor) -> None:
         """Accumulate the gradient of a micro-batch into that of the step; `start` is the gradient of the loss
         to begin from."""
-        self._state.scaler.scale(loss / self._config.accumulate).backward(start)
+        self.state.scaler.scale(loss / self.config.accumulate).backward(start)
 
     def auxiliary_step(self) -> Mapping[str, Tensor]:
         """Update auxiliary networks (e.g. a discriminator) on the last micro-batch; return their losses."""
@@ -63,57 +57,44 @@ class PlainStep:
 
         `grad_norm`, which is the same on every rank, decides whether the step counts.
         """
-        self._state.scaler.unscale_(self._state.optimizer)
+        self.state.scaler.unscale_(self.state.optimizer)
         # With cpu_offload the gradients, and so their norm, are in host memory.
-        return {"grad_norm": clip(self._state.model.parameters(), self._config).to(self._device)}
+        return {"grad_norm": clip(self.state.model.parameters(), self.config).to(self.device)}
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         """Return the optimizers that step, either all of them or none."""
-        return [self._state.optimizer]
+        return [self.state.optimizer]
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of this step."""
-        self._state.grouped.set_lr(lr)
+        self.state.grouped.set_lr(lr)
 
     def zero_grad(self) -> None:
         """Clear the gradients for the next step."""
-        self._state.optimizer.zero_grad(set_to_none=not self._strategy.keeps_gradients)
+        self.state.optimizer.zero_grad(set_to_none=not self.strategy.keeps_gradients)
 
     def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        return self._recipe.loss(self._strategy.replica, batch)
+        return self.recipe.loss(self.strategy.replica, batch)
 
 
+@dataclass
 class AdversarialStep(PlainStep):
-    """A step of the model and of its discriminator. Either both learn from it, or neither does.
+    """A step of the model and of its discriminator. Either both learn from it, or neither does."""
 
-    Args:
-        config, recipe, state, strategy, device: as for `PlainStep`.
-        discriminator: learns from the model's newest output.
-    """
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        recipe: Recipe,
-        state: State,
-        strategy: Strategy,
-        device: torch.device,
-        discriminator: Discriminator,
-    ) -> None:
-        super().__init__(config, recipe, state, strategy, device)
-        self._discriminator = discriminator
+    discriminator: Discriminator
+    """Learns from the model's newest output."""
 
     def auxiliary_step(self) -> Mapping[str, Tensor]:
         """Add the discriminator's gradient on the last micro-batch; return its loss."""
-        return {DISCRIMINATOR_LOSS: self._discriminator.learn(self._state.scaler)}
+        return {DISCRIMINATOR_LOSS: self.discriminator.learn(self.state.scaler)}
 
     def gradient_norms(self) -> dict[str, Tensor]:
         """Clip the gradients of the model and of the discriminator; return their norms before clipping. A
         collective."""
         norms = super().gradient_norms()
-        norms["discriminator_grad_norm"] = self._discriminator.exchange(
-            self._state.scaler, self._strategy.transfers
+        norms["discriminator_grad_norm"] = self.discriminator.exchange(
+            self.state.scaler, self.strategy.transfers
         )
         # 0 times NaN is NaN: a bad gradient of the discriminator makes the norm of the step bad, so that both
         # networks leave the step out.
@@ -122,20 +103,20 @@ class AdversarialStep(PlainStep):
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        return [*super().optimizers, self._discriminator.optimizer]
+        return [*super().optimizers, self.discriminator.optimizer]
 
     def set_lr(self, lr: float) -> None:
         super().set_lr(lr)
         # The discriminator has a learning rate of its own, and takes the factor of schedule and warm-up from
         # the model's.
-        self._discriminator.set_lr(lr / self._config.lr)
+        self.discriminator.set_lr(lr / self.config.lr)
 
     def zero_grad(self) -> None:
         super().zero_grad()
-        self._discriminator.zero_grad()
+        self.discriminator.zero_grad()
 
     def _loss_terms(self, batch: Batch) -> dict[str, Tensor]:
-        return self._discriminator.loss_of_model(self._strategy.replica, batch)
+        return self.discriminator.loss_of_model(self.strategy.replica, batch)
 
 
 @dataclass(frozen=True)
