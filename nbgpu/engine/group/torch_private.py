@@ -461,6 +461,16 @@ def forget_layouts() -> None:
         getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
+DTENSOR = "torch.distributed.tensor", "DTensor"
+FSDP_MODULE = "torch.distributed.fsdp", "FSDPModule"
+
+
+def if_imported(module: str, name: str) -> tuple[type, ...]:
+    """Return a class of torch, to be compared with those of objects; none if nobody has imported its module,
+    because then there is no such object."""
+    return (getattr(sys.modules[module], name),) if module in sys.modules else ()
+
+
 def num_changes(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place, directly or through a view: torch's version counter."""
     return tensor._version

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from nbgpu.engine.group import torch_private
 from nbgpu.serialization import unpicklable
@@ -53,7 +54,7 @@ class Cannot(unpicklable.Explained):
 
 def has_description(value: Any) -> bool:
     """Return whether a value is a DTensor, a DeviceMesh or a model under `fully_shard`."""
-    return _is_dtensor(value) or _is_mesh(value) or _is_fsdp(value)
+    return isinstance(value, DeviceMesh) or _is_dtensor(value) or _is_fsdp(value)
 
 
 def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | None:
@@ -62,7 +63,7 @@ def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | 
     Raises:
         Cannot: the value cannot be described.
     """
-    if _is_mesh(value):
+    if isinstance(value, DeviceMesh):
         return _describe_mesh(value)
     if _is_dtensor(value):
         return _describe_dtensor(describer, value, path)
@@ -194,8 +195,6 @@ def rebuilt_mesh(node: Mapping[str, Any], saved_by: int) -> Any:
         node: the description.
         saved_by: the number of ranks that saved it.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-
     world_size = dist.get_world_size()
     shape = tuple(node["shape"])
     if len(shape) == 1:
@@ -376,16 +375,9 @@ def _made_in(hook: Any) -> str:
             return getattr(hook, "__module__", None) or ""
 
 
-def _is_mesh(value: Any) -> bool:
-    module = sys.modules.get("torch.distributed.device_mesh")
-    return module is not None and isinstance(value, module.DeviceMesh)
-
-
 def _is_dtensor(value: Any) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and type(value) is module.DTensor
+    return type(value) in torch_private.if_imported(*torch_private.DTENSOR)
 
 
 def _is_fsdp(value: Any) -> bool:
-    module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and isinstance(value, module.FSDPModule)
+    return isinstance(value, torch_private.if_imported(*torch_private.FSDP_MODULE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,9 +38,9 @@ def reset() -> list[str]:
 
 def _models() -> Iterator[Any]:
     """Yield the models of this process, and their parts, that `fully_shard` has sharded."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
     # fully_shard makes a class for each class of module.
-    classes = [] if fsdp is None else fsdp.FSDPModule.__subclasses__()
+    kinds = torch_private.if_imported(*torch_private.FSDP_MODULE)
+    classes: list[type] = [made for kind in kinds for made in kind.__subclasses__()]
     for model in gc.get_referrers(*classes) if classes else ():
         if is_a(model, tuple(classes)):
             yield model
@@ -69,9 +68,7 @@ def unequal(moved: list[Owned]) -> list[str]:
 
 def _num_changes(value: Any) -> int | None:
     """Return how often a model or a DTensor was changed in place on this rank; None for other things."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is None:
-        return None
+    kinds = torch_private.if_imported(*torch_private.DTENSOR)
     candidates = walk_parameters(value) if is_a(value, nn.Module) else [value]
-    parts = [tensor for tensor in candidates if is_a(tensor, tensors.DTensor)]
+    parts = [tensor for tensor in candidates if is_a(tensor, kinds)]
     return sum(map(torch_private.num_changes, parts)) if parts else None

@@ -7,7 +7,6 @@ ended, and again in place of torch's message where the variable is used.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -121,8 +120,7 @@ def _call(mesh: DeviceMesh) -> str:
 
 def _describe_sharded_model(name: str, value: Any, meshes: Mapping[str, DeviceMesh]) -> _Line | None:
     """Return the line for a model that `fully_shard` has sharded; None for any other variable."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # without this import there is no such model
-    if fsdp is None or not is_a(value, fsdp.FSDPModule):
+    if not is_a(value, torch_private.if_imported(*torch_private.FSDP_MODULE)):
         return None
     mesh = _mesh_of_model(value)
     if mesh is None or not (groups := _groups_of(mesh)):
@@ -185,8 +183,7 @@ def optimizer_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def _mesh_of(value: Any) -> DeviceMesh | None:
     """Return the mesh over which a DTensor is distributed; None for any other value."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors is None or not is_a(value, tensors.DTensor):
+    if not is_a(value, torch_private.if_imported(*torch_private.DTENSOR)):
         return None
     mesh = value.device_mesh
     assert isinstance(mesh, DeviceMesh)
