@@ -33,10 +33,10 @@ def find(name: str, value: Any, shell: Any) -> Definition | None:
     for filename, line in _places(made):
         cell = _lines_of(filename)
         for statement in _statements(cell):
-            if _first_line(statement) <= line <= (statement.end_lineno or line) and _makes(statement, made):
+            if first_line(statement) <= line <= (statement.end_lineno or line) and _makes(statement, made):
                 number = _cell_number(cell, shell)
                 return Definition(
-                    name, _name_of(statement), cell, number, _first_line(statement), _flags(shell)
+                    name, _name_of(statement), cell, number, first_line(statement), _flags(shell)
                 )
     # This finds wrappers without `__wrapped__` and classes without methods.
     for number, cell in reversed(list(enumerate(cells(shell)))):
@@ -44,7 +44,7 @@ def find(name: str, value: Any, shell: Any) -> Definition | None:
             continue
         for statement in reversed(list(_statements(cell))):
             if not isinstance(statement, ast.Assign) and _name_of(statement) == name:
-                return Definition(name, name, cell, number, _first_line(statement), _flags(shell))
+                return Definition(name, name, cell, number, first_line(statement), _flags(shell))
     return None
 
 
@@ -118,8 +118,9 @@ def _name_of(statement: Statement) -> str:
     return statement.name
 
 
-def _first_line(statement: Statement) -> int:
-    decorators = [] if isinstance(statement, ast.Assign) else statement.decorator_list
+def first_line(statement: ast.stmt) -> int:
+    """Return the line at which a statement begins: its first decorator's, if it has some."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 

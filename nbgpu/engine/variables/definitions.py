@@ -13,6 +13,7 @@ from typing import Any
 
 from nbgpu.engine.ipykernel import shell
 from nbgpu.protocol.records import Definition
+from nbgpu.serialization.sources import first_line
 
 
 def check(definitions: Sequence[Definition]) -> list[tuple[str, str]]:
@@ -82,16 +83,10 @@ def _code(definition: Definition, filename: str) -> CodeType:
     tracebacks show the right lines."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree: Any = compile(definition.cell, filename, "exec", flags, dont_inherit=True)
-    (statement,) = [s for s in tree.body if _first_line(s) == definition.line]
+    (statement,) = [s for s in tree.body if first_line(s) == definition.line]
     module = ast.Module([statement], [])
     code: CodeType = compile(module, filename, "exec", definition.flags, dont_inherit=True)
     return code
-
-
-def _first_line(statement: ast.stmt) -> int:
-    """Return the line at which a statement begins: its first decorator's, if it has some."""
-    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _needed_at_once(code: CodeType) -> set[str]:
