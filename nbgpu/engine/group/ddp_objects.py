@@ -49,7 +49,7 @@ def note() -> None:
         if dist.get_backend() == _FAKE and not torch_private.has_comm_hook(self):
             # The reducer needs a result of each exchange, and the fake group gives none.
             # A lambda, because DDP checks annotations and does not understand them as strings.
-            register(self, None, lambda _, bucket: _done(bucket.buffer()))
+            register(self, None, lambda _, bucket: sent_nowhere(bucket))
 
     @functools.wraps(register)
     def register_and_note(self: DistributedDataParallel, state: object, hook: Any) -> None:
@@ -111,7 +111,8 @@ def lacks_gradients(message: str) -> bool:
     return "Expected to have finished reduction in the prior iteration" in message
 
 
-def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
+def sent_nowhere(bucket: Any) -> torch.futures.Future[Tensor]:
+    """Return the result of a communication hook that leaves a bucket as it is."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(tensor)
+    done.set_result(bucket.buffer())
     return done

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nbgpu.config import TrainConfig, train_config
-from nbgpu.engine.group import group, straggler, torch_settings
+from nbgpu.engine.group import ddp_objects, group, straggler, torch_settings
 from nbgpu.engine.memory import usage as memory
 from nbgpu.engine.model import build as models
 from nbgpu.engine.model import precision, randomness, strategy
@@ -112,9 +112,7 @@ class _ReadyBuckets:
         """Record that a bucket is ready, and return it unchanged: a communication hook of DDP that sends
         nothing."""
         self.buckets.append((Moment(self._device), bucket.buffer().nbytes))
-        kept: torch.futures.Future[Tensor] = torch.futures.Future()
-        kept.set_result(bucket.buffer())
-        return kept
+        return ddp_objects.sent_nowhere(bucket)
 
 
 class _TimedSteps:
