@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -41,11 +41,9 @@ class Histograms:
 
     def take_new(self) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
         """Yield the values taken since the last call as (step, finite values by name)."""
-        while True:
-            try:
-                yield self._taken.get_nowait()
-            except Empty:
-                return
+        # Nobody else takes from the queue.
+        while not self._taken.empty():
+            yield self._taken.get()
 
 
 def _subsample(tensor: Tensor) -> NDArray[np.float32]:

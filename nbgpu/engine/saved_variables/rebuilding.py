@@ -111,13 +111,11 @@ class Rebuilder:
         if empty is not None:
             self._built[number] = empty()
             self._fill(self._built[number], node)
-        elif node["is"] == "object":
+        elif node["is"] in ("object", "fsdp"):
             self._built[number] = self._make_empty(node)
             self._restore_state(self._built[number], node)
-        elif node["is"] == "fsdp":
-            self._built[number] = self._make_empty(node)
-            self._restore_state(self._built[number], node)
-            self._shard(self._built[number], node)
+            if node["is"] == "fsdp":
+                self._shard(self._built[number], node)
         else:
             try:
                 self._built[number] = self._rebuild(node)

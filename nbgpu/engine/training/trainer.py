@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from nbgpu.config import TrainConfig
 from nbgpu.engine.checkpoints import files as checkpoint
@@ -26,7 +26,6 @@ from nbgpu.engine.model import precision, randomness
 from nbgpu.engine.model.moments import Anchors
 from nbgpu.engine.model.schedule import LearningRate
 from nbgpu.engine.model.state import State
-from nbgpu.engine.model.strategy import Strategy
 from nbgpu.engine.training import smoke, validation
 from nbgpu.engine.training.loop import Loop, RunContext, raising_afterwards
 from nbgpu.engine.training.nonfinite import Guard
@@ -167,7 +166,7 @@ class Trainer(Loop):
         # The model is built, and an epoch of the checkpoint's run may have begun elsewhere.
         self._write_info()
         if self._smoke is not None and not self._begun:
-            self._smoke.begins(self._model)
+            self._smoke.begins(self._built.model)
         self._begun = True
         self._rank_model.measure_memory_before_steps()
         self.command = self._consensus.newest_command()
@@ -302,14 +301,6 @@ class Trainer(Loop):
     def _built(self) -> State:
         return self._rank_model.state
 
-    @property
-    def _model(self) -> nn.Module:
-        return self._rank_model.state.model
-
-    @property
-    def _strategy(self) -> Strategy:
-        return self._rank_model.strategy
-
     # ---- training ----
 
     def _run_steps(self) -> None:
@@ -373,7 +364,9 @@ class Trainer(Loop):
         is_timed = self.recorder is not None and (
             self._is_recorded(self.step + 1) or self._is_detailed(self.step + 1)
         )
-        clock = StepClock(self._profiler, self._anchors if is_timed else None, self._strategy.transfers)
+        clock = StepClock(
+            self._profiler, self._anchors if is_timed else None, self._rank_model.strategy.transfers
+        )
         clock.enter("data")
         batches, failure = self._data.take(self.step)
         fetched_s = time.perf_counter()
@@ -389,7 +382,7 @@ class Trainer(Loop):
         own_s = 0.0
         for index, batch in enumerate(batches):
             # Gradients accumulate on each rank, and are exchanged once, with the last micro-batch.
-            with self._strategy.exchange(now=index == len(batches) - 1):
+            with self._rank_model.strategy.exchange(now=index == len(batches) - 1):
                 clock.enter("forward")
                 # A recipe may ask for this place, to draw numbers that belong to samples of several ranks.
                 with randomness.at(self._place_of(index)):
@@ -411,7 +404,7 @@ class Trainer(Loop):
         clock.enter("optimizer")
         norms = step.gradient_norms()
         if self.log_writer is not None:
-            self.log_writer.look_at(self.step + 1, self._model)
+            self.log_writer.look_at(self.step + 1, self._built.model)
         # SIGINT here would leave weights of one step with the number of another.
         with uninterrupted():
             inputs = self._rank_model.end_step(step, self.step, lr, norms["grad_norm"])
@@ -474,7 +467,7 @@ class Trainer(Loop):
         means = validation.validate(
             self.recipe,
             self._built,
-            self._strategy,
+            self._rank_model.strategy,
             self._data,
             self.config,
             self.device,
@@ -515,9 +508,9 @@ class Trainer(Loop):
         if self.config.restore_best and self.command != "stop":
             self._go_back_to_best()
         # The recipe decides how long this takes, and rank 0 does some of it alone.
-        with group.without_timeout(), validation.evaluating(self._built, self._strategy):
+        with group.without_timeout(), validation.evaluating(self._built, self._rank_model.strategy):
             evaluated = self._evaluated() if self._has_result else None
-            validation.each_alone(self._strategy, lambda: self._report_end(failure, evaluated))
+            validation.each_alone(self._rank_model.strategy, lambda: self._report_end(failure, evaluated))
         if self._smoke is not None and self.command != "stop":
             self._check_smoke_test(self._smoke)
 
@@ -546,7 +539,13 @@ class Trainer(Loop):
                 self.recorder.state("working out the result", self.step, done=num_done, total=num_samples)
 
         return validation.evaluate(
-            recipe, self._model, self._strategy, self.device, self.member, self.config.batch_size, tell
+            recipe,
+            self._built.model,
+            self._rank_model.strategy,
+            self.device,
+            self.member,
+            self.config.batch_size,
+            tell,
         )
 
     def _report_end(self, failure: RunError | None, evaluated: list[Any] | None) -> None:
@@ -573,9 +572,9 @@ class Trainer(Loop):
         recipe = self.recipe
         with activity.during("working out the result"):
             result = (
-                recipe.result(self._model, self.device, evaluated)
+                recipe.result(self._built.model, self.device, evaluated)
                 if isinstance(recipe, Evaluated)
-                else recipe.result(self._model, self.device)
+                else recipe.result(self._built.model, self.device)
             )
         if self._smoke is not None:
             result["note"] = f"{smoke.RESULT_NOTE} {result.get('note', '')}".rstrip()
@@ -586,7 +585,7 @@ class Trainer(Loop):
         own = self.folder / "checkpoints" / checkpoint_files.checkpoint_name(self.step)
         path = sharing.everywhere(served.original(own))
         loaded, about = together(lambda: checkpoint.load(path))
-        well, wrong = smoke_test.verdict(self._model, loaded, self.state()[0], path.name)
+        well, wrong = smoke_test.verdict(self._built.model, loaded, self.state()[0], path.name)
         if wrong:
             raise RunError("\n".join(["the smoke test failed:", *wrong]))
         together(lambda: self.load_state(loaded, about))
