@@ -39,8 +39,9 @@ def reset() -> list[str]:
 def _models() -> Iterator[Any]:
     """Yield the models of this process, and their parts, that `fully_shard` has sharded."""
     # fully_shard makes a class for each class of module.
-    kinds = torch_private.if_imported(*torch_private.FSDP_MODULE)
-    classes: list[type] = [made for kind in kinds for made in kind.__subclasses__()]
+    classes: list[type] = []
+    for kind in torch_private.if_imported(*torch_private.FSDP_MODULE):
+        classes += kind.__subclasses__()
     for model in gc.get_referrers(*classes) if classes else ():
         if is_a(model, tuple(classes)):
             yield model
