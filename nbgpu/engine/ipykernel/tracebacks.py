@@ -188,7 +188,7 @@ def _lines(shell: Any, error: BaseException, traceback: TracebackType, is_cell: 
     for cause in islice(chain_of(error), 1, None):
         empty_library_frames(cause.__traceback__)
         cause.__traceback__, _ = _part_to_show(cause.__traceback__, full and is_cell)
-    has_group = any(isinstance(each, BaseExceptionGroup) for each in chain_of(error))
+    has_group = any(isinstance(raised, BaseExceptionGroup) for raised in chain_of(error))
     lines: list[str]
     if isinstance(error, SyntaxError):
         # A SyntaxError of the cell itself comes from no line of the person's code: it has its own line.

@@ -271,8 +271,8 @@ def let_go(error: BaseException | None) -> None:
     A traceback that is kept keeps its frames. Python keeps the last one in `sys.last_traceback`, and IPython
     a few more.
     """
-    for each in chain_of(error):
-        for frame, _ in traceback.walk_tb(each.__traceback__):
+    for raised in chain_of(error):
+        for frame, _ in traceback.walk_tb(raised.__traceback__):
             # Frames that are still running cannot be cleared, and need not be.
             if clear(frame):
                 # Up to Python 3.12 a frame keeps a copy of its locals once they were read, and updates it at
