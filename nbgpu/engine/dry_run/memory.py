@@ -111,9 +111,7 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
     predictions: list[dict[str, Any]] = []
     for settings, num_ranks in variants:
         config = without_exchange(train_config(**settings))
-        # The kernel of an attention decides whether its scores are kept.
-        with precision.kernels(config):
-            tensors = _tensors_on_shapes(config, member.device, num_ranks)
+        tensors = _tensors_on_shapes(config, member.device, num_ranks)
         predictions.append(tensors if "unknown" in tensors else {"tensors": tensors})
     return predictions
 
@@ -121,7 +119,8 @@ def predict(variants: Sequence[tuple[Mapping[str, Any], int]]) -> list[dict[str,
 def _tensors_on_shapes(config: TrainConfig, device: torch.device, num_ranks: int) -> dict[str, Any]:
     """Return the bytes of a step's tensors on one rank by category, or `unknown` with the reason."""
     try:
-        with memory_limit.lifted(), randomness.of_run(config):
+        # The kernel of an attention decides whether its scores are kept.
+        with memory_limit.lifted(), randomness.of_run(config), precision.kernels(config):
             return {**fake_steps.parts(config, device, num_ranks)}
     except Exception as error:  # noqa: BLE001 - a model that reads values cannot run on shapes alone
         return {"unknown": f"{type(error).__name__}: {error}".splitlines()[0]}
