@@ -53,18 +53,6 @@ _REASONS = {
     "QOSNotAllowed": "its QOS is not allowed in this partition or for this account",
     "launch failed requeued held": "it could not be started, and is held",
 }
-_NEVER = {
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "PartitionConfig",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-    "QOSNotAllowed",
-    "JobHeldUser",
-    "JobHeldAdmin",
-}
-"""With these a job does not start unless something is changed."""
 _NO_TIME = {"", "Unknown", "N/A", "None", "NONE"}
 
 
@@ -98,11 +86,6 @@ class JobState:
         if self.phase != "running" or self.state == "COMPLETING" or self.time_limit_s is None:
             return None
         return max(0.0, self.time_limit_s - self.run_time_s)
-
-    @property
-    def can_start(self) -> bool:
-        """Whether waiting may help."""
-        return self.phase == "waiting" and self.reason not in _NEVER
 
     def in_words(self, now: datetime | None = None) -> str:
         """Return a sentence without its point, such as 'job 7 waits: no nodes are free for it (Resources)'.

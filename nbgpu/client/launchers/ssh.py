@@ -171,18 +171,6 @@ class SshHosts:
                 good[host] = answer
         return good, problems
 
-    def versions(self) -> dict[str, dict[str, str | None]]:
-        """Return each host's versions of Python and of the packages that must be the same.
-
-        Raises:
-            ClusterError: a host cannot be reached, with a line for each such host.
-        """
-        answers = self._on_every_host(lambda host: self._answer(host, _NOTHING))
-        problems = [str(answer) for answer in answers if isinstance(answer, ClusterError)]
-        if problems:
-            raise ClusterError("\n".join(problems))
-        return {host: answer["versions"] for host, answer in zip(self.hosts, answers, strict=True)}
-
     def ended(self, processes: Sequence[RemoteProcess]) -> list[RemoteProcess]:
         """Return those that have ended.
 

@@ -84,12 +84,6 @@ def test_the_words_for_a_state(line: str, words: str) -> None:
     assert from_scontrol(line + " Comment=x", ["n1", "n2"]).in_words(NOW) == words
 
 
-def test_a_job_that_can_never_start_is_told_from_one_that_waits() -> None:
-    assert JobState("7", "PENDING", "Resources").can_start
-    assert not JobState("7", "PENDING", "PartitionTimeLimit").can_start
-    assert not JobState("7", "RUNNING").can_start
-
-
 def test_the_accounting() -> None:
     state = from_accounting("7|CANCELLED by 1000|0:15|60|1\n")
     assert state == JobState("7", "CANCELLED", restarts=1, time_limit_s=3600, exit_signal=15)
