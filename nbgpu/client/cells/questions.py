@@ -4,7 +4,6 @@ answer."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from nbgpu.client.engines.cell_replies import Answer
 from nbgpu.client.ipykernel import shell as ipython_shell
@@ -14,15 +13,6 @@ from nbgpu.protocol.records import Question
 
 # The character of Ctrl-D, which a rank takes as the end of the input.
 _END_OF_INPUT = "\x04"
-
-
-class _Person(Protocol):
-    """The person in front of the notebook or the terminal."""
-
-    def ask(self, prompt: str, password: bool) -> None: ...
-
-    def answer(self) -> str | None:
-        """Return the text that was typed, or None as long as there is none."""
 
 
 class QuestionRelay:
@@ -75,7 +65,7 @@ class QuestionRelay:
         questions: Sequence[tuple[Questions, int, Question]],
         results: Mapping[int, Answer],
         show_above: Callable[[int], None],
-        person: _Person,
+        person: Page | _AtTerminal,
     ) -> None:
         """Ask the first of the open questions whose rank's earlier output is here."""
         for host, number, question in questions:
@@ -100,7 +90,7 @@ def _newest(result: Answer) -> int:
     return number
 
 
-def _person() -> _Person | None:
+def _person() -> Page | _AtTerminal | None:
     """Return the person who could answer now, or None if nobody could."""
     shell = ipython_shell.current()
     kernel = getattr(shell, "kernel", None)

@@ -237,7 +237,7 @@ class HostPool:
         """The host on which an engine runs."""
         return self.hosts[process.host]
 
-    def how_ended(self, process: EngineProcess, debug: bool) -> str | None:
+    def how_ended(self, process: EngineProcess) -> str | None:
         """How an engine ended, in words that follow its name; None while it lives."""
         ending = self.host_of(process).how_ended(process.pid)
         if ending is None:
@@ -251,7 +251,7 @@ class HostPool:
             return "is gone" + ("" if code is None else f", with exit code {code}")
         name = signal.Signals(-code).name
         guess = ending.killer
-        if name == "SIGABRT" and not debug:
+        if name == "SIGABRT" and not self._config.debug:
             # gloo aborts a process that is sent more than it expects.
             guess = (
                 "; did the ranks call a collective with different sizes? %nbgpu stop, then %nbgpu start --debug names "

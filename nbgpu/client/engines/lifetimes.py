@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from nbgpu.client.engines.host_pool import GONE_WITH_HOST, HostPool
 from nbgpu.client.engines.rank_assignment import RankAssignment
-from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError
 from nbgpu.host.host import ExitProbe
 from nbgpu.machine.processes import CoreUse, EngineProcess
@@ -37,7 +36,6 @@ class Lifetimes:
     Args:
         pool: the hosts of the engines.
         client: ipyparallel's client.
-        config: the cluster's settings.
         assignment: the assignment, in which spares are noted.
         note: a function that is called when the spares have changed.
     """
@@ -46,13 +44,11 @@ class Lifetimes:
         self,
         pool: HostPool,
         client: Client,
-        config: ClusterConfig,
         assignment: RankAssignment,
         note: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._client = client
-        self._config = config
         self._assignment = assignment
         self._note = note
         self._probes: dict[EngineProcess, ExitProbe] = {}
@@ -75,7 +71,7 @@ class Lifetimes:
 
     def how_ended(self, process: EngineProcess) -> str | None:
         """Return how a process ended, in words that follow its name, or None while it lives."""
-        ended = self._pool.how_ended(process, self._config.debug)
+        ended = self._pool.how_ended(process)
         # A rank is asked to end, too, when only another one of its lost host is known to be gone as yet.
         return ended if ended in (None, GONE_WITH_HOST) else self._why_ended.get(process, ended)
 
@@ -122,7 +118,7 @@ class Lifetimes:
 
     def _wait_for_end(self, process: EngineProcess, name: str) -> None:
         give_up_s = time.monotonic() + _DEATH_PATIENCE_S
-        while self._pool.how_ended(process, self._config.debug) is None:
+        while self._pool.how_ended(process) is None:
             if time.monotonic() > give_up_s:
                 raise ClusterError(
                     f"the process of {name} does not end: it waits in the kernel or its driver. "
@@ -152,7 +148,7 @@ class Lifetimes:
         """Return the number of a living spare on each of these hosts, as often as it is named; start new ones
         where there are too few."""
         for engine, process in list(self._assignment.spares.items()):
-            if self._pool.how_ended(process, self._config.debug) is not None:
+            if self._pool.how_ended(process) is not None:
                 del self._assignment.spares[engine]
         free = dict(self._assignment.spares)
         taken = []
@@ -193,7 +189,7 @@ class Lifetimes:
         while missing := [engine for engine in arriving if engine not in self._client.ids]:
             for process in (self._assignment.spares[engine] for engine in missing):
                 host = self._pool.host_of(process)
-                if how := self._pool.how_ended(process, self._config.debug):
+                if how := self._pool.how_ended(process):
                     raise ClusterError(f"a new engine (pid {process.pid}) {how}. {host.log_tail()}")
                 if time.monotonic() > give_up_s:
                     raise ClusterError(

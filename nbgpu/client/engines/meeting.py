@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -313,17 +314,6 @@ def _number(number: int) -> bytes:
     return b"%d" % number
 
 
-class _OnlyTheRanks:
-    """Says whom the server talks to. CurveZMQ alone would let in whoever knows the server's public key."""
-
-    def __init__(self, public_key: bytes) -> None:
-        self._public_key = public_key
-
-    def callback(self, _: str, key: bytes) -> bool:
-        """Whether a client with this key may ask."""
-        return key == self._public_key
-
-
 class Server:
     """Serves a `Meeting` on a port of its own, until the process ends.
 
@@ -340,7 +330,9 @@ class Server:
         ranks_public_key, ranks_secret_key = zmq.curve_keypair()
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(_DOMAIN, _OnlyTheRanks(ranks_public_key))
+        # CurveZMQ alone would let in whoever knows the server's public key.
+        only_the_ranks = SimpleNamespace(callback=lambda domain, key: key == ranks_public_key)
+        self._authenticator.configure_curve_callback(_DOMAIN, only_the_ranks)
         self._socket = context.socket(zmq.ROUTER)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = public_key, secret_key

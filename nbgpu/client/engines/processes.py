@@ -20,7 +20,6 @@ from traitlets.log import get_logger
 from nbgpu.client.engines import preloading
 from nbgpu.errors import ClusterError
 from nbgpu.host import launch
-from nbgpu.host.endings import Whose
 from nbgpu.host.host import Host
 from nbgpu.host.this_host import ThisHost
 from nbgpu.machine import processes, watched
@@ -186,10 +185,6 @@ class Processes:
         except subprocess.TimeoutExpired:
             return None
 
-    def log_tail(self, whose: Whose = "engines") -> str:
-        """The last lines that the engines or the controller wrote, as sentences for an error message."""
-        return self.this_host.log_tail(whose)
-
     def _connection(self) -> dict[str, Any] | None:
         """The content of ipyparallel's file for clients; None while the controller has not written all of
         it."""
@@ -203,7 +198,7 @@ class Processes:
         """Return the error for these processes, unless an interrupt ended them: then raise that."""
         # Until a process has a session of its own it gets the interrupts of this one's group, too.
         take_interrupt()
-        log = self.log_tail("controller" if gone == ["controller"] else "engines")
+        log = self.this_host.log_tail("controller" if gone == ["controller"] else "engines")
         return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
 
     def _poll_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
@@ -215,7 +210,7 @@ class Processes:
         if time.monotonic() > deadline_s:
             raise ClusterError(
                 f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "
-                f"start_timeout_s. {self.log_tail()}"
+                f"start_timeout_s. {self.this_host.log_tail()}"
             )
         time.sleep(0.01)
         take_interrupt()

@@ -73,7 +73,7 @@ class Ranks:
         self._client = client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._lifetimes = Lifetimes(pool, client, config, assignment, note)
+        self._lifetimes = Lifetimes(pool, client, assignment, note)
         self._suspects: set[int] = set()
         """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
         self._transport = transport
@@ -573,9 +573,8 @@ class Ranks:
         give_up_s = time.monotonic() + timeout_s
         while not self[rank].execute("", silent=True, block=False).wait_for_output(_ECHO_PATIENCE_S):
             if time.monotonic() > give_up_s:
-                raise ClusterError(
-                    f"the output of rank {rank} does not arrive. {self._pool.processes.log_tail('controller')}"
-                )
+                log = self._pool.processes.this_host.log_tail("controller")
+                raise ClusterError(f"the output of rank {rank} does not arrive. {log}")
             if how := self.how_ended(rank):
                 raise ClusterError(how)
             take_interrupt()

@@ -295,7 +295,8 @@ class HangWatch:
             # An import may hold the GIL, even before the rank has answered for the first time.
             where = here.where or _GETS_READY
             # The rank's last answer may be from just before it reported that it is busy.
-            if self._is_busy(rank) and (where.is_busy or where.doing == "call") and self._computes(rank):
+            may_be_busy = self._is_busy(rank) and (where.is_busy or where.doing == "call")
+            if may_be_busy and self._sampler.computes(rank):
                 return RankActivity(where if where.is_busy else _GETS_READY)
             return RankActivity(
                 for_s=silent_s,
@@ -310,9 +311,6 @@ class HangWatch:
         if here.where is not None and here.where.doing == "call" and self._work == "cell":
             return RankActivity(instead="has not begun the cell")
         return here
-
-    def _computes(self, rank: int) -> bool:
-        return bool(self._sampler.computes(rank))
 
     def close(self) -> None:
         self._sampler.close()

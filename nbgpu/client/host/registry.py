@@ -264,7 +264,7 @@ def claim(entry: Entry, choose: Callable[[Sequence[AnyEntry]], tuple[Device, ...
             _refuse_gpus_in_use(entry.devices, others)
         if entry.config.is_local:
             _refuse_beyond_limit(entry, others)
-        _write(entry)
+        update(entry)
     return entry
 
 
@@ -275,8 +275,8 @@ def require_free(devices: Iterable[Device]) -> None:
 
 
 def update(entry: Entry) -> None:
-    """Write the changed entry of a cluster."""
-    _write(entry)
+    """Write the new or changed entry of a cluster."""
+    write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
 
 
 def remove(entry: ClusterRecord) -> None:
@@ -340,7 +340,7 @@ def take_over(name: str | None) -> Entry:
         if isinstance(found, EntryOfAnotherVersion):
             raise ClusterError(found.refusal())
         taken = found.model_copy(update={"owner": me, "notebook": _own_name(), "version": VERSION})
-        _write(taken)
+        update(taken)
         return taken
 
 
@@ -432,10 +432,6 @@ def _parsed(text: bytes) -> AnyEntry:
     except ValidationError as error:
         unknown = "; ".join(".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
     return EntryOfAnotherVersion.model_validate_json(text).model_copy(update={"unknown": unknown})
-
-
-def _write(entry: Entry) -> None:
-    write_whole(_path(entry), entry.model_dump_json(), mode=0o600)
 
 
 def _path(entry: ClusterRecord) -> Path:

@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,19 @@ class SlurmHosts(Launcher):
 
     def _is_checked(self) -> bool:
         return time.monotonic() - self._checked_mono_s < _CHECK_PERIOD_S
+
+    def is_over(self) -> bool:
+        """Whether the job has ended, or is about to."""
+        if not self._is_checked():
+            try:
+                self._look(self._quick_slurm)
+            except ClusterError:
+                return False  # it is asked again
+        return self._state is not None and self._means_the_end(self._state)
+
+    @abstractmethod
+    def _means_the_end(self, state: JobState) -> bool:
+        """Whether no host comes back from a job in this state."""
 
     def _look(self, slurm: Slurm) -> JobState:
         """Ask for the state of the job, and remember it.

@@ -14,6 +14,7 @@ from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
 from nbgpu.client.launchers.slurm_script import SlurmRequest, batch_script, long_name
+from nbgpu.client.launchers.slurm_state import JobState
 from nbgpu.client.launchers.slurm_steps import StepLauncher, refuse_what_the_job_decides
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
@@ -119,16 +120,7 @@ class SlurmLauncher(SlurmHosts):
         """Show where the job runs, and until when."""
         self._say(self._look(self._slurm).in_words())
 
-    def is_over(self) -> bool:
-        """Whether the job has ended, or is about to."""
-        if not self._is_checked():
-            try:
-                self._look(self._quick_slurm)
-            except ClusterError:
-                return False  # it is asked again
-        state = self._state
-        if state is None:
-            return False
+    def _means_the_end(self, state: JobState) -> bool:
         # A job that is requeued is COMPLETING, too, before it waits again.
         is_ending = state.state == "COMPLETING" and not self._may_be_requeued
         return is_ending or state.phase in ("ended", "unknown")

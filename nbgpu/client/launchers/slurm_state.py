@@ -13,20 +13,10 @@ from nbgpu.text.durations import duration
 Phase = Literal["waiting", "running", "ended", "unknown"]
 
 _PHASES: Mapping[str, Phase] = {
-    "PENDING": "waiting",
-    "CONFIGURING": "waiting",
-    "REQUEUED": "waiting",
-    "REQUEUE_HOLD": "waiting",
-    "REQUEUE_FED": "waiting",
-    "SPECIAL_EXIT": "waiting",
-    "RESV_DEL_HOLD": "waiting",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "RESIZING": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "STOPPED": "running",
-    "SUSPENDED": "running",
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "waiting"),
+    **dict.fromkeys(("SPECIAL_EXIT", "RESV_DEL_HOLD"), "waiting"),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"), "running"),
+    **dict.fromkeys(("STOPPED", "SUSPENDED"), "running"),
 }
 """Every other state is an end."""
 

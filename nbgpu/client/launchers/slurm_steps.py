@@ -19,6 +19,7 @@ from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.notebooks_job import NotebooksJob
 from nbgpu.client.launchers.slurm import Allocation, environment
 from nbgpu.client.launchers.slurm_hosts import OPTIONS, SlurmHosts
+from nbgpu.client.launchers.slurm_state import JobState
 from nbgpu.config import ClusterConfig
 from nbgpu.errors import ClusterError, ConfigError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
@@ -257,15 +258,8 @@ class StepLauncher(SlurmHosts):
             return f"{begin}. Start the notebook in another job"
         return f"{begin}. %nbgpu restart takes the nodes of the job again"
 
-    def is_over(self) -> bool:
-        """Whether the job has ended, or is about to."""
-        if not self._is_checked():
-            try:
-                self._look(self._quick_slurm)
-            except ClusterError:
-                return False  # it is asked again
-        state = self._state
-        return state is not None and (state.state == "COMPLETING" or state.phase != "running")
+    def _means_the_end(self, state: JobState) -> bool:
+        return state.state == "COMPLETING" or state.phase != "running"
 
     def state(self) -> str:
         """Say how the job is, and that it is the notebook's."""

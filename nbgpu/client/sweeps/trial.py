@@ -162,7 +162,8 @@ class Trial:
     @property
     def run_folders(self) -> list[Path]:
         """The folders of the trial's runs, the oldest first."""
-        return sorted((p.parent for p in self.folder.glob(f"*/{names.SETTINGS}")), key=_made_ns)
+        written = self.folder.glob(f"*/{names.SETTINGS}")
+        return [path.parent for path in sorted(written, key=lambda path: path.stat().st_mtime_ns)]
 
     def metrics(self) -> pd.DataFrame:
         """Return a data frame of all numbers that the ranks recorded in the trial's runs, by rank and step.
@@ -193,7 +194,7 @@ class Trial:
         """Read the state of the trial from its folder, for a sweep that was cut off or is over."""
         folders = self.run_folders
         for folder in folders:
-            self._begin(folder, _world_size(folder))
+            self._begin(folder, runs.world_size(folder, otherwise=1))
             self._add_records(_open_reader(folder).records())
         outcomes = [runs.outcome(folders[-1], rank) for rank in range(self._num_ranks)] if folders else []
         # A run that was killed after its last checkpoint has nothing left to do.
@@ -296,17 +297,6 @@ class Trial:
                 values.pop(rank, None)
 
 
-def _world_size(run_folder: Path) -> int:
-    """The number of ranks of a run; 1 where the run was cut off before it was recorded."""
-    try:
-        return runs.read_info(run_folder).world_size
-    except FileNotFoundError:
-        return 1
-
-
 def _open_reader(run_folder: Path) -> Reader:
-    return Reader(run_folder, _world_size(run_folder), live=False)
-
-
-def _made_ns(folder: Path) -> int:
-    return (folder / names.SETTINGS).stat().st_mtime_ns
+    # One rank where the run was cut off before its number was recorded.
+    return Reader(run_folder, runs.world_size(run_folder, otherwise=1), live=False)

@@ -205,8 +205,9 @@ def load(ranks: Ranks, folder: Path, serve: Serve, names: Sequence[str] = (), tr
     if not same_size:
         own = [name for name in wanted if not manifest.is_equal_everywhere(name)]
         wanted = [name for name in wanted if name not in own]
+        there_are = "there is" if len(ranks) == 1 else "there are"
         left_out += [
-            f"{name}: {count_of_ranks(manifest.world_size)} saved values that differ, and there {_are(len(ranks))} now"
+            f"{name}: {count_of_ranks(manifest.world_size)} saved values that differ, and {there_are} {len(ranks)} now"
             for name in own
         ]
     served = serve(folder, folder / saved_folder.MANIFEST)
@@ -297,10 +298,6 @@ def _agreed(
 
 def _on(ranks: Sequence[int], world_size: int, line: str) -> str:
     return line if len(ranks) == world_size else f"{named_ranks(ranks)}: {line}"
-
-
-def _are(number: int) -> str:
-    return f"{'is' if number == 1 else 'are'} {number}"
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -62,7 +62,8 @@ class OtherHost:
         self.name = name
         self.description = description
         self._client = client
-        self._engine = engine
+        self.engine = engine
+        """The number of the host's engine."""
         self._numbers = numbers
         self._number_of: dict[int, int] = {}
         """The engines' numbers by pid."""
@@ -76,7 +77,7 @@ class OtherHost:
     def _view(self) -> Any:
         """ipyparallel's view of the host's engine, which can be made while the host is heard. A host of a
         kept cluster may have been lost before this notebook attached to it."""
-        return self._client[self._engine]
+        return self._client[self.engine]
 
     def make_successor(self, engine: int, description: HostDescription, name: str) -> OtherHost:
         """Return the host that replaces this one, which is lost: the same machine or another, with a new
@@ -92,7 +93,7 @@ class OtherHost:
     @property
     def joined(self) -> JoinedHost:
         """What the cluster's next owner must know of it."""
-        return JoinedHost(self.name, self._engine, asdict(self.description), self.clock_ahead_s)
+        return JoinedHost(self.name, self.engine, asdict(self.description), self.clock_ahead_s)
 
     def take_over(self, numbers: Mapping[int, int]) -> None:
         """Take over the host's engines, by pid, which another process has had forked."""
@@ -124,12 +125,7 @@ class OtherHost:
     @property
     def is_there(self) -> bool:
         """Whether the host is heard."""
-        return self._engine in self._client.ids
-
-    @property
-    def engine(self) -> int:
-        """The number of the host's engine."""
-        return self._engine
+        return self.engine in self._client.ids
 
     def tell(self, call: Call, *args: Any) -> Any:
         """Send a request, and return its pending answer at once.
@@ -145,6 +141,13 @@ class OtherHost:
         """Have a method called on the host, and return what it returns; OSError if it raises or the host does
         not answer."""
         return self.answer(self.tell(Call.CALL_ON_HOST, method, *args), patience_s)
+
+    def _ask_quickly(self, method: str, *args: Any) -> Any:
+        """As `_ask`, for what the notebook can do without; None where no answer comes within a moment."""
+        try:
+            return self._ask(method, *args, patience_s=_QUICK_PATIENCE_S)
+        except OSError:
+            return None
 
     def answer(self, asked: Any, patience_s: float = _PATIENCE_S) -> Any:
         """Wait for the answer to a request, and return it.
@@ -249,26 +252,17 @@ class OtherHost:
 
     def standstill(self, pid: int) -> str:
         """Why a living process does nothing at all, and the remedy, in words; empty if nothing holds it."""
-        try:
-            reason = str(self._ask("standstill", pid, patience_s=_QUICK_PATIENCE_S))
-        except OSError:
-            return ""
+        reason = self._ask_quickly("standstill", pid)
         return f"on host {self.name} {reason}" if reason else ""
 
     def resident_bytes(self, pid: int) -> int | None:
         """The memory that a process has in RAM; None if it has ended."""
-        try:
-            used: int | None = self._ask("resident_bytes", pid, patience_s=_QUICK_PATIENCE_S)
-        except OSError:
-            return None
+        used: int | None = self._ask_quickly("resident_bytes", pid)
         return used
 
     def core_uses(self, pids: Sequence[int]) -> dict[int, CoreUse]:
         """The core time that each process has used and waited for; one that has ended is left out."""
-        try:
-            uses = self._ask("core_uses", list(pids), patience_s=_QUICK_PATIENCE_S)
-        except OSError:
-            return {}
+        uses = self._ask_quickly("core_uses", list(pids)) or {}
         return {pid: CoreUse(*used) for pid, used in uses.items()}
 
     def stacks(self) -> _Stacks:
