@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def ranks_by(pairs: Iterable[tuple[Key, int]]) -> dict[Key, list[int]]:
+    """Group ranks by what they have in common, such as a message or a host, from pairs (that, rank). Groups
+    and ranks keep the order of the pairs."""
+    ranks: dict[Key, list[int]] = {}
+    for key, rank in pairs:
+        ranks.setdefault(key, []).append(rank)
+    return ranks
 
 
 def count_of_ranks(number: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from nbgpu.client.engines.results import collect
 from nbgpu.machine.processes import EngineProcess
 from nbgpu.machine.signals import uninterrupted
+from nbgpu.text.ranks import ranks_by
 
 
 @dataclass
@@ -55,6 +56,11 @@ class RankAssignment:
             processes={rank: processes[number] for rank, number in ranks.items()},
             spares={number: processes[number] for number in numbers[world_size:]},
         )
+
+    def ranks_by_host(self) -> dict[str, list[int]]:
+        """The ranks on each host, by its name."""
+        # A copy: another thread may replace ranks meanwhile.
+        return ranks_by((process.host, rank) for rank, process in sorted(dict(self.processes).items()))
 
     @property
     def pids(self) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import Literal
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.stacks import StackSampler, described
 from nbgpu.protocol.records import MainThreadState
-from nbgpu.text.ranks import named_ranks
+from nbgpu.text.ranks import named_ranks, ranks_by
 
 _LONGEST_PERIOD_S = 1.0
 _PERIODS_BEFORE_NOTICE = 5
@@ -102,9 +102,7 @@ def describe_all(activities: Mapping[int, RankActivity]) -> str:
 
     'rank 0 waits in all_reduce, cell line 4, for 7 s; rank 1 has finished the cell'
     """
-    ranks_by_kind: dict[str, list[int]] = {}
-    for rank, activity in sorted(activities.items()):
-        ranks_by_kind.setdefault(activity.kind, []).append(rank)
+    ranks_by_kind = ranks_by((activities[rank].kind, rank) for rank in sorted(activities))
     all_wait = all(activity.waits for activity in activities.values())
     parts = []
     for ranks in ranks_by_kind.values():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from nbgpu.protocol.records import RankFailure
-from nbgpu.text.ranks import named_ranks
+from nbgpu.text.ranks import named_ranks, ranks_by
 
 _MISMATCH = "Detected mismatch between collectives on ranks."
 _FINGERPRINT = re.compile(
@@ -46,9 +46,7 @@ def explained(failures: Sequence[RankFailure]) -> list[RankFailure]:
     """Return a failure for each rank with the calls of all ranks, or nothing if there was no mismatch."""
     if not any(failure.message.startswith(_MISMATCH) for failure in failures):
         return []
-    ranks_by_call: dict[str, list[int]] = {}
-    for failure in failures:
-        ranks_by_call.setdefault(_call(failure), []).append(failure.rank)
+    ranks_by_call = ranks_by((_call(failure), failure.rank) for failure in failures)
     text = ", ".join(f"{named_ranks(ranks)} {call}" for call, ranks in ranks_by_call.items())
     return [RankFailure(failure.rank, "CollectiveMismatch", text, text) for failure in failures]
 

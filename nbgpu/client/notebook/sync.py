@@ -14,7 +14,7 @@ from typing import Any
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import named_ranges
+from nbgpu.text.ranks import named_ranges, ranks_by
 
 
 def sync(cluster: Cluster, shell: Any) -> str:
@@ -31,13 +31,8 @@ def sync(cluster: Cluster, shell: Any) -> str:
     by_rank: Mapping[int, tuple[dict[str, str], list[str]]] = cluster.apply(
         reference(Call.RUN_IMPORTS), statements, folders
     )
-    failed: dict[tuple[str, str], list[int]] = {}
-    added: dict[str, list[int]] = {}
-    for rank, (errors, new_folders) in by_rank.items():
-        for statement, error in errors.items():
-            failed.setdefault((statement, error), []).append(rank)
-        for folder in new_folders:
-            added.setdefault(folder, []).append(rank)
+    failed = ranks_by((error, rank) for rank, (errors, _) in by_rank.items() for error in errors.items())
+    added = dict.fromkeys(folder for _, new_folders in by_rank.values() for folder in new_folders)
     # An import that failed on every rank need not be repeated on a rank that is replaced.
     nowhere = {statement for (statement, _), ranks in failed.items() if len(ranks) == len(by_rank)}
     sent = [statement for statement in statements if statement not in nowhere]

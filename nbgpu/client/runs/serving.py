@@ -105,7 +105,7 @@ def follow(
     Returns:
         What listens to the ranks of hosts that see the folder.
     """
-    ranks_of = _ranks_of(state)
+    ranks_of = state.ranks.assignment.ranks_by_host()
 
     def on_file(name: str) -> None:
         if records := _RECORDS.fullmatch(name):
@@ -122,21 +122,12 @@ def follow(
             reader.hear(rank)
 
     def on_seeing_hosts() -> dict[OtherHost, list[int]]:
-        present = _ranks_of(state)
+        present = state.ranks.assignment.ranks_by_host()
         seeing = [host for host in state.pool.with_ranks if host.name not in served.hosts]
         return {host: present[host.name] for host in seeing if host.name in present}
 
     served.follow(on_file, remove_old, on_answer)
     return LiveRecords(folder, on_seeing_hosts, reader)
-
-
-def _ranks_of(state: ClusterState) -> dict[str, list[int]]:
-    """The ranks on each host, by its name."""
-    ranks_of: dict[str, list[int]] = {}
-    # A copy: another thread may replace ranks meanwhile.
-    for rank, process in dict(state.ranks.assignment.processes).items():
-        ranks_of.setdefault(process.host, []).append(rank)
-    return ranks_of
 
 
 def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> None:

@@ -42,7 +42,7 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
         return
     try:
         took = duration(time.monotonic() - began_s)
-        hosts = _ranks_by_host(cluster)
+        hosts = cluster.ranks.assignment.ranks_by_host()
         yield ok(
             config.launcher, f"{len(hosts)} host(s) dialled in, with the versions of this one, after {took}"
         )
@@ -59,13 +59,6 @@ def examine(config: ClusterConfig) -> Iterator[Finding]:
         yield fail("group", str(error), _PAGE)
     finally:
         cluster.stop()
-
-
-def _ranks_by_host(cluster: Cluster) -> dict[str, list[int]]:
-    hosts: dict[str, list[int]] = {}
-    for rank, process in sorted(cluster.ranks.assignment.processes.items()):
-        hosts.setdefault(process.host, []).append(rank)
-    return hosts
 
 
 def _links(cluster: Cluster, hosts: Mapping[str, Sequence[int]]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.engines.results import failures
 from nbgpu.protocol.calls import Call
-from nbgpu.text.ranks import named_ranges
+from nbgpu.text.ranks import named_ranges, ranks_by
 
 
 class Reloading:
@@ -63,12 +63,9 @@ class Reloading:
 def _messages(by_rank: dict[int, dict[str, str]]) -> list[str]:
     """Return a line for each module that was reloaded or failed to; it names the ranks if they are not
     all."""
-    ranks_by_outcome: dict[tuple[str, str], list[int]] = {}
-    for rank, outcomes in by_rank.items():
-        for outcome in outcomes.items():
-            ranks_by_outcome.setdefault(outcome, []).append(rank)
+    outcomes = ranks_by((outcome, rank) for rank, of_rank in by_rank.items() for outcome in of_rank.items())
     lines = []
-    for (module, failure), ranks in ranks_by_outcome.items():
+    for (module, failure), ranks in outcomes.items():
         where = "" if len(ranks) == len(by_rank) else f" on {named_ranges(ranks)}"
         lines.append(
             f"{module} could not be loaded again{where}, and stays as it was: {failure}"

@@ -21,7 +21,7 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.saved_folder import Manifest, RankSaved
 from nbgpu.text.html import shown_as_html
-from nbgpu.text.ranks import count_of_ranks, named_ranks
+from nbgpu.text.ranks import count_of_ranks, named_ranks, ranks_by
 from nbgpu.text.sizes import in_words
 
 _MAX_NAMED = 12
@@ -45,11 +45,8 @@ class Saved:
     @property
     def refused(self) -> list[str]:
         """A line for each variable that could not be saved, with the ranks where it is not all of them."""
-        by_line: dict[str, list[int]] = {}
-        for rank, saved in enumerate(self.manifest.ranks):
-            for line in saved.refused:
-                by_line.setdefault(line, []).append(rank)
-        return [_on(ranks, self.manifest.world_size, line) for line, ranks in by_line.items()]
+        refused = ((line, rank) for rank, saved in enumerate(self.manifest.ranks) for line in saved.refused)
+        return [_on(ranks, self.manifest.world_size, line) for line, ranks in ranks_by(refused).items()]
 
     @property
     def size_bytes(self) -> int:
@@ -285,12 +282,8 @@ def _agreed(
         (the names that are ready on every rank that saved them, the code by name, a line for each that
         failed).
     """
-    untrusted: dict[str, str] = {}
-    failed: dict[str, list[int]] = {}
-    for rank, (_, needs_trust, lines) in staged.items():
-        untrusted |= needs_trust
-        for line in lines:
-            failed.setdefault(line, []).append(rank)
+    untrusted = {name: code for _, needs_trust, _ in staged.values() for name, code in needs_trust.items()}
+    failed = ranks_by((line, rank) for rank, (_, _, lines) in staged.items() for line in lines)
     unready = {*untrusted, *(line.partition(":")[0] for line in failed)}
     ready = sorted({name for names, _, _ in staged.values() for name in names} - unready)
     return ready, untrusted, [_on(ranks, len(staged), line) for line, ranks in failed.items()]

@@ -23,7 +23,7 @@ from nbgpu.machine.signals import uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.serialization import shared_memory, sources
 from nbgpu.serialization.parcels import Packing, from_bytes, from_descriptor, unpack
-from nbgpu.text.ranks import named_ranges
+from nbgpu.text.ranks import named_ranges, ranks_by
 
 _WHERE_TO_DEFINE = (
     "Run the cell that defines it as a plain cell too, so that the notebook has it, or pull what it is made of, such as "
@@ -160,10 +160,7 @@ def _ask(ranks: Ranks, chosen: Sequence[int], what: Call, *arguments: Any) -> di
 
 def _ranks_without_name(by_rank: Mapping[int, Collection[tuple[str, str]]]) -> dict[tuple[str, str], str]:
     """The ranks that do not have a name, in words, by (the definition that uses it, name)."""
-    lacking: dict[tuple[str, str], list[int]] = {}
-    for rank, pairs in by_rank.items():
-        for pair in pairs:
-            lacking.setdefault(pair, []).append(rank)
+    lacking = ranks_by((pair, rank) for rank, pairs in by_rank.items() for pair in pairs)
     return {
         pair: "the ranks do not have"
         if len(without) == len(by_rank)
