@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from nbgpu.errors import RunError
+
 
 class Presenter(Protocol):
     """Shows runs, predictions, sweeps and studies to a person."""
@@ -84,3 +86,16 @@ class CellPresenter(Protocol):
 presenter: Presenter | None = None
 cell_presenter: CellPresenter | None = None
 """None in a script, which has no cells."""
+
+
+def required(what: str, work: str, or_else: str = "") -> Presenter:
+    """Return the presenter; RunError if nothing is connected that does `what` for this kind of work.
+
+    Args:
+        what: a predicate, such as 'could display a panel'.
+        work: what is to be shown: 'run', 'sweep' or 'study'.
+        or_else: the end of the message, for another way to see it.
+    """
+    if presenter is None:
+        raise RunError(f"nothing is connected that {what}. Use the {work} through `import nbgpu`{or_else}")
+    return presenter

@@ -291,7 +291,7 @@ class CellOutput:
         return [Block((), NOTE, [note]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
 
     def _closing_note(self, transcript: Transcript) -> list[Block]:
-        counts = sorted(set(transcript.num_lines().values()))
+        counts = sorted(set(transcript.num_lines.values()))
         # The slice has the lowest and the highest count, or the only one.
         note = f"the last of {' to '.join(f'{count:,}' for count in counts[:: len(counts) - 1 or 1])} lines:"
         return [Block((), NOTE, [note]), *transcript.tail()]
@@ -461,7 +461,7 @@ class Transcript:
         self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
         self.folder.mkdir(parents=True, mode=0o700)
         self._files = {rank: (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8") for rank in ranks}
-        self._num_lines = dict.fromkeys(self._files, 0)
+        self.num_lines = dict.fromkeys(self._files, 0)
         self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in self._files}
         for block in shown:
             for rank in block.ranks:
@@ -493,9 +493,6 @@ class Transcript:
         """The paths of the files relative to the notebook's folder."""
         return {rank: os.path.relpath(file.name) for rank, file in self._files.items()}
 
-    def num_lines(self) -> dict[int, int]:
-        return dict(self._num_lines)
-
     def close(self) -> None:
         for file in self._files.values():
             file.close()
@@ -503,7 +500,7 @@ class Transcript:
     def _append(self, rank: int, texts: Sequence[str]) -> None:
         if texts:
             self._files[rank].write("\n".join(texts) + "\n")
-            self._num_lines[rank] += len(texts)
+            self.num_lines[rank] += len(texts)
 
 
 class LateOutput:

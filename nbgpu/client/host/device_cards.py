@@ -24,30 +24,30 @@ from nbgpu.text.sizes import in_words
 _GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCard:
     """One device at one moment, in numbers and words. None stands for what is not reported."""
 
     kind: Literal["gpu", "cpu"]
-    uuid: str
+    uuid: str = ""
     """The driver's name of the GPU; empty for the CPU, and for a GPU whose name cannot be read."""
     title: str
     """'GPU 3', 'MIG 1g.10gb device 0' or 'CPU'."""
     name: str
-    group: str
+    group: str = ""
     """The split GPU above a part of it (MIG), such as 'GPU 1 NVIDIA A100'; empty for a whole device."""
     used_bytes: int | None
     total_bytes: int
     utilization_percent: float | None
-    temperature_c: float | None
-    power_w: float | None
-    power_limit_w: float | None
-    neighbours: str
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    neighbours: str = ""
     """The nearest other GPUs in words; empty where none is near."""
     state: State
     holder: str
     """Who has the device, in a few words: 'free', 'train.ipynb', 'user ada'."""
-    why: str
+    why: str = ""
     """A sentence about a device that is not free, with what to do; empty for a free one."""
 
     @property
@@ -229,18 +229,11 @@ def _cpu_card(reading: DeviceReading, clusters: Sequence[AnyEntry]) -> DeviceCar
     ]
     return DeviceCard(
         kind="cpu",
-        uuid="",
         title="CPU",
         name=name,
-        group="",
         used_bytes=reading.used_bytes,
         total_bytes=device.memory_bytes,
         utilization_percent=reading.utilization_percent,
-        temperature_c=None,
-        power_w=None,
-        power_limit_w=None,
-        neighbours="",
         state="this notebook" if is_mine else "free",
         holder=listed(holders) or "no ranks of yours",
-        why="",
     )

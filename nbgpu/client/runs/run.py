@@ -340,12 +340,8 @@ class Run:
         result = self.result()
         if result is None:
             raise RunError(_explain_missing_result(self))
-        if presenting.presenter is None:
-            raise RunError(
-                "nothing is connected that could display a result. Use the run through `import nbgpu`, or read "
-                "run.result()"
-            )
-        presenting.presenter.show_result(self, result)
+        views = presenting.required("could display a result", "run", ", or read run.result()")
+        views.show_result(self, result)
 
     @property
     def can_work_out_result(self) -> bool:
@@ -433,11 +429,7 @@ class Run:
 
     def panel(self) -> None:
         """Display the live panel: loss, memory, utilization and throughput of every rank."""
-        if presenting.presenter is None:
-            raise RunError(
-                "nothing is connected that could display a panel. Use the run through `import nbgpu`"
-            )
-        presenting.presenter.show_run(self)
+        presenting.required("could display a panel", "run").show_run(self)
 
     def pause(self) -> None:
         """Ask all ranks to wait before their next step; they agree on which step that is."""

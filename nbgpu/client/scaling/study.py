@@ -86,10 +86,7 @@ class Study:
         """The error that ended the study; None if there was none."""
         # A study that is read from its folder is over until `resume`. No report is written at this end,
         # because nothing was measured since.
-        if not self._remaining():
-            self._ending.complete("finished", lambda: None)
-        else:
-            self._ending.complete("stopped", lambda: None)
+        self._ending.complete(self._final_status(), lambda: None)
 
     def __repr__(self) -> str:
         return f"<Study {self.folder.name}: {self.describe()}>"
@@ -203,9 +200,7 @@ class Study:
 
     def figure(self) -> Any:
         """The charts as a Plotly figure: speed-up or samples per second, and the parts of a step."""
-        if presenting.presenter is None:
-            raise RunError("nothing is connected that draws. Use the study through `import nbgpu`")
-        return presenting.presenter.figure_of_study(self)
+        return presenting.required("draws", "study").figure_of_study(self)
 
     def explain(self, value: Any = None) -> Explanation:
         """Say in a few sentences what bounds the runs of a point, and what to change first.
@@ -266,11 +261,7 @@ class Study:
 
     def panel(self) -> None:
         """Display the live panel: progress, charts and a table."""
-        if presenting.presenter is None:
-            raise RunError(
-                "nothing is connected that could display a panel. Use the study through `import nbgpu`"
-            )
-        presenting.presenter.show_study(self)
+        presenting.required("could display a panel", "study").show_study(self)
 
     def stop(self) -> None:
         """End the study after the current step of its run. Measured repeats stay, and `resume` goes on with

@@ -173,11 +173,7 @@ class Sweep:
 
     def panel(self) -> None:
         """Display the live panel: a table of the trials, and a chart with a line for each."""
-        if presenting.presenter is None:
-            raise RunError(
-                "nothing is connected that could display a panel. Use the sweep through `import nbgpu`"
-            )
-        presenting.presenter.show_sweep(self)
+        presenting.required("could display a panel", "sweep").show_sweep(self)
 
     def stop(self) -> None:
         """Ask all runs to end with a checkpoint after their current step. `wait` waits for that, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from nbgpu.client.engines.calls import reference
@@ -64,19 +65,10 @@ class VariableTable:
         import pandas as pd
 
         rows = [
-            {
-                "name": row.variable.name,
-                "rank": rank,
-                "type": row.variable.type,
-                "shape": row.variable.shape,
-                "dtype": row.variable.dtype,
-                "device": row.variable.device,
-                "bytes": row.variable.num_bytes,
-                "content": row.variable.content,
-                "ranks differ": row.differs,
-            }
+            (v.name, rank, v.type, v.shape, v.dtype, v.device, v.num_bytes, v.content, row.differs)
             for row in self.rows
             for rank in row.ranks
+            for v in [row.variable]
         ]
         frame = pd.DataFrame(rows, columns=list(_HEADINGS)).astype({"bytes": "Int64"})
         return frame.sort_values(["name", "rank"], ignore_index=True)
@@ -92,10 +84,8 @@ class VariableTable:
     def _cells(self) -> list[tuple[str, ...]]:
         """The table's text, row by row."""
         lines: list[tuple[str, ...]] = []
-        rows_by_name: dict[str, list[VariableRow]] = {}
-        for row in self.rows:
-            rows_by_name.setdefault(row.variable.name, []).append(row)
-        for name, rows in rows_by_name.items():
+        for name, of_name in groupby(self.rows, lambda row: row.variable.name):
+            rows = list(of_name)
             for row in rows[:_MAX_ROWS_OF_A_NAME]:
                 v = row.variable
                 size = "" if v.num_bytes is None else in_words(v.num_bytes)
@@ -118,8 +108,7 @@ class VariableTable:
         right = [at for at, column in enumerate(used) if _HEADINGS[column] == _RIGHT_ALIGNED]
         return "\n".join(aligned(table, right))
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the table as HTML, without the columns that are empty for every variable."""
@@ -141,14 +130,8 @@ class VariableTable:
 
 def _face(variable: Variable) -> tuple[Any, ...]:
     """The columns by which variables are compared. The number of a rank's GPU is not a difference."""
-    return (
-        variable.type,
-        variable.shape,
-        variable.dtype,
-        variable.device.partition(":")[0],
-        variable.num_bytes,
-        variable.content,
-    )
+    kind = variable.device.partition(":")[0]
+    return variable.type, variable.shape, variable.dtype, kind, variable.num_bytes, variable.content
 
 
 def _difference(there: Mapping[int, Variable], ranks: Sequence[int]) -> str:
