@@ -20,6 +20,16 @@ def cells(shell: Any) -> list[str]:
     return [] if shell is None else list(shell.history_manager.input_hist_parsed)
 
 
+def parse_cell(cell: str) -> ast.Module:
+    """Parse a cell, whose statements may await; a cell that is not Python, and so never ran, has none."""
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+    return tree
+
+
 def find(name: str, value: Any, shell: Any) -> Definition | None:
     """The source of a function or a class that a cell of this process defined; None where no single
     statement defines it.
@@ -54,7 +64,7 @@ def statement_that_made(name: str, shell: Any) -> str:
     for number, cell in reversed(list(enumerate(cells(shell)))):
         if name not in cell:
             continue
-        for statement in reversed(_parsed(cell)):
+        for statement in reversed(parse_cell(cell).body):
             if name in _assigned_by(statement):
                 text = cell.splitlines()[statement.lineno - 1].strip()
                 return f"{text}  (cell {number}, line {statement.lineno})"
@@ -82,19 +92,9 @@ def _places(made: Any) -> Iterator[tuple[str, int]]:
             yield function.__code__.co_filename, function.__code__.co_firstlineno
 
 
-def _parsed(cell: str) -> list[ast.stmt]:
-    """Return the statements at the left margin of a cell; none of a cell that is no Python, and never ran."""
-    try:
-        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
-    except SyntaxError:
-        return []
-    return tree.body
-
-
 def _statements(cell: str) -> Iterator[Statement]:
     """Yield the statements at the left margin that define a function or a class."""
-    for statement in _parsed(cell):
+    for statement in parse_cell(cell).body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or (
             isinstance(statement, ast.Assign)
             and isinstance(statement.value, ast.Lambda)

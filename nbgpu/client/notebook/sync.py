@@ -14,6 +14,7 @@ from typing import Any
 from nbgpu.client.cluster.cluster import Cluster
 from nbgpu.client.engines.calls import reference
 from nbgpu.protocol.calls import Call
+from nbgpu.serialization.sources import parse_cell
 from nbgpu.text.ranks import named_ranges, ranks_by
 
 
@@ -50,7 +51,7 @@ def sync(cluster: Cluster, shell: Any) -> str:
 def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
     """Yield the import statements of cells, one name each, whose names still exist."""
     for cell in cells:
-        for statement in _imports(cell):
+        for statement in _imports_in(parse_cell(cell)) if "import" in cell else ():
             for alias in statement.names:
                 if isinstance(statement, ast.ImportFrom):
                     text = f"from {statement.module} import {ast.unparse(alias)}"
@@ -60,18 +61,6 @@ def made_by(cells: list[str], variables: Mapping[str, Any]) -> Iterator[str]:
                     name = alias.asname or alias.name.partition(".")[0]
                 if name in variables or name == "*":
                     yield text
-
-
-def _imports(cell: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements of a cell that was run; none of text that is not Python."""
-    if "import" not in cell:
-        return
-    try:
-        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        tree: ast.Module = compile(cell, "<cell>", "exec", flags, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return  # a cell that never ran
-    yield from _imports_in(tree)
 
 
 def _imports_in(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -19,6 +19,7 @@ from nbgpu.client.engines.ranks import Ranks
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.calls import Call
 from nbgpu.protocol.records import GIVEN_NAMES, RankFailure
+from nbgpu.serialization.sources import parse_cell
 from nbgpu.text.ranks import named_ranges, rank_ranges
 
 _PATIENCE_S = 0.3
@@ -33,12 +34,7 @@ _COLOR = re.compile(r"\x1b\[[\d;]*m")
 def used_in(code: str) -> list[str]:
     """The names that a cell uses and does not define, in the order in which they stand there; none where the
     text is not Python."""
-    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    try:
-        tree: ast.Module = compile(code, "<cell>", "exec", flags, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return []
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(parse_cell(code)))
     defined = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     for node in nodes:
