@@ -55,6 +55,16 @@ def new_folder(inside: str | Path, title: str) -> Path:
     return Path(inside).absolute() / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}"
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk: fsync of a file does not include its
+    name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def files_below(root: Path) -> Iterator[Path]:
     """Find the files in a folder and in its subfolders, in no particular order, without hidden ones."""
     for folder in folders_below(root):

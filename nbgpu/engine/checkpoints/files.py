@@ -7,7 +7,6 @@ The layout of a checkpoint on disk, and the detection of damage, are in
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import threading
 import time
@@ -24,6 +23,7 @@ from nbgpu.engine.checkpoints.snapshot import InMemory, OnDisk, Snapshot, write_
 from nbgpu.engine.checkpoints.tensor_files import StoredTensors
 from nbgpu.engine.model.strategy import WholeTensors, is_sharded
 from nbgpu.errors import RunError
+from nbgpu.machine.files import sync
 from nbgpu.run_folder import checkpoint_files
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder.checkpoint_files import (
@@ -363,22 +363,13 @@ def _write_complete(folder: Path, snapshot: Snapshot, unfinished: Collection[Pat
         # The manifest is the last file: a folder without one is not complete.
         manifest = CheckpointManifest(snapshot.step, time.time(), seals)
         write_through(snapshot.folder / MANIFEST, checkpoint_files.text(manifest).encode())
-        _sync_folder(snapshot.folder)
+        sync(snapshot.folder)
         if final.exists():
             shutil.rmtree(final)
         snapshot.folder.rename(final)
     except BaseException:
         snapshot.discard()
         raise
-    _sync_folder(parent)
-    _sync_folder(folder)
+    sync(parent)
+    sync(folder)
     return final
-
-
-def _sync_folder(path: Path) -> None:
-    """Write the folder's entries through to the disk: fsync of a file does not include its name."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

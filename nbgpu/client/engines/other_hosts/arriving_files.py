@@ -9,7 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from nbgpu.machine.files import write_whole
+from nbgpu.machine.files import sync, write_whole
 from nbgpu.protocol.served import Piece
 from nbgpu.run_folder.checkpoint_files import UNFINISHED
 
@@ -100,7 +100,7 @@ class ArrivingFiles:
         final = self._path_of(name)
         arrived = final.parent / _ARRIVING / final.name
         for path in (*arrived.iterdir(), arrived):
-            _sync(path)
+            sync(path)
         replaced = final.with_name(f"{final.name}{UNFINISHED}")
         if replaced.exists():
             # A process that was killed has left it behind, and the rename below would fail.
@@ -112,7 +112,7 @@ class ArrivingFiles:
         shutil.rmtree(replaced, ignore_errors=True)
         with suppress(OSError):  # another one may be on its way
             arrived.parent.rmdir()
-        _sync(final.parent)
+        sync(final.parent)
 
 
 def _arriving(path: Path) -> Path:
@@ -128,12 +128,3 @@ def _append(path: Path, piece: Piece) -> None:
         except OSError:
             file.truncate(piece.offset_bytes)
             raise
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
