@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbgpu.errors import ConfigError
 from nbgpu.performance.study_results import Gap, Interval, PointSummary
@@ -45,58 +45,57 @@ class ComparedPoint:
         return self.num_repeats >= LEAST_REPEATS and not self.between[0] <= 1 <= self.between[1]
 
 
+class ComparedStudy(NamedTuple):
+    """What a comparison needs of a study."""
+
+    name: str
+    plan: StudyPlan
+    environment: Mapping[str, Any]
+    summary: Sequence[PointSummary | Gap]
+
+
 class Comparison:
     """Two studies side by side. Prints as a table.
 
     Args:
-        name: the name of the first study.
-        other_name: the name of the other study.
+        own: the first study.
+        other: the other study.
 
     Raises:
         ConfigError: the studies have no point in common.
     """
 
-    def __init__(
-        self,
-        name: str,
-        other_name: str,
-        plan: StudyPlan,
-        other_plan: StudyPlan,
-        environment: Mapping[str, Any],
-        other_environment: Mapping[str, Any],
-        summary: Sequence[PointSummary | Gap],
-        other_summary: Sequence[PointSummary | Gap],
-    ) -> None:
+    def __init__(self, own: ComparedStudy, other: ComparedStudy) -> None:
         """Find the points that both studies have measured, and note what else differs between the studies."""
-        if plan.vary != other_plan.vary:
+        name, other_name, vary = own.name, other.name, own.plan.vary
+        if vary != other.plan.vary:
             raise ConfigError(
-                f"{name} varies {plan.vary}, and {other_name} varies {other_plan.vary}: they have no point in common"
+                f"{name} varies {vary}, and {other_name} varies {other.plan.vary}: they have no point in common"
             )
-        self.name, self.other_name, self._vary = name, other_name, plan.vary
+        self.name, self.other_name, self._vary = name, other_name, vary
         self.differences: list[str] = [
-            *_differences(_settings(plan), _settings(other_plan)),
-            *_differences(environment, other_environment, _VARIES_ALWAYS),
+            *_differences(_settings(own.plan), _settings(other.plan)),
+            *_differences(own.environment, other.environment, _VARIES_ALWAYS),
         ]
         """Differences between the settings and the environments of the studies, one sentence each. If there
         are none, a ratio is due to the code or to the day."""
         # The text of a value is the key: a value need not be hashable, and True would equal 1.
-        others = {repr(found.value): found for found in other_summary if isinstance(found, PointSummary)}
+        theirs = {repr(found.value): found for found in other.summary if isinstance(found, PointSummary)}
         self.points = [
             ComparedPoint(
                 found.value,
                 found.ranks,
                 found.step_s,
-                others[repr(found.value)].step_s,
+                their.step_s,
+                # The least ratio is the lower end by the other's upper end, and the largest one the reverse.
                 (
-                    # The least ratio is the lower end by the other's upper end, and the largest ratio is the
-                    # reverse.
-                    found.step_between_s[0] / others[repr(found.value)].step_between_s[1],
-                    found.step_between_s[1] / others[repr(found.value)].step_between_s[0],
+                    found.step_between_s[0] / their.step_between_s[1],
+                    found.step_between_s[1] / their.step_between_s[0],
                 ),
-                min(found.num_repeats, others[repr(found.value)].num_repeats),
+                min(found.num_repeats, their.num_repeats),
             )
-            for found in summary
-            if isinstance(found, PointSummary) and repr(found.value) in others
+            for found in own.summary
+            if isinstance(found, PointSummary) and (their := theirs.get(repr(found.value))) is not None
         ]
         if not self.points:
             raise ConfigError(f"{name} and {other_name} have no measured point in common")
