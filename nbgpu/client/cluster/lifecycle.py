@@ -309,7 +309,6 @@ class Lifecycle:
         state = self._state
         return Ranks(
             state.pool,
-            state.pool.client,
             state.devices,
             state.chosen_transport.transport,
             state.config,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from nbgpu.client.engines.host_pool import GONE_WITH_HOST, HostPool
 from nbgpu.client.engines.rank_assignment import RankAssignment
@@ -13,9 +12,6 @@ from nbgpu.errors import ClusterError
 from nbgpu.host.host import ExitProbe
 from nbgpu.machine.processes import CoreUse, EngineProcess
 from nbgpu.machine.signals import take_interrupt
-
-if TYPE_CHECKING:
-    from nbgpu.client.engines.connection import Client
 
 _ARRIVAL_PATIENCE_S = 60.0
 _DEATH_PATIENCE_S = 10.0
@@ -35,20 +31,12 @@ class Lifetimes:
 
     Args:
         pool: the hosts of the engines.
-        client: ipyparallel's client.
         assignment: the assignment, in which spares are noted.
         note: a function that is called when the spares have changed.
     """
 
-    def __init__(
-        self,
-        pool: HostPool,
-        client: Client,
-        assignment: RankAssignment,
-        note: Callable[[], None],
-    ) -> None:
+    def __init__(self, pool: HostPool, assignment: RankAssignment, note: Callable[[], None]) -> None:
         self._pool = pool
-        self._client = client
         self._assignment = assignment
         self._note = note
         self._probes: dict[EngineProcess, ExitProbe] = {}
@@ -186,7 +174,7 @@ class Lifetimes:
     def _wait_until_registered(self, arriving: Iterable[int]) -> None:
         """Wait until these spares have registered; ClusterError if one has ended or does not come."""
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
-        while missing := [engine for engine in arriving if engine not in self._client.ids]:
+        while missing := [engine for engine in arriving if engine not in self._pool.client.ids]:
             for process in (self._assignment.spares[engine] for engine in missing):
                 host = self._pool.host_of(process)
                 if how := self._pool.how_ended(process):

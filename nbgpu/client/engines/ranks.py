@@ -46,8 +46,7 @@ class Ranks:
     """Reaches the ranks' engines, and forms their group again.
 
     Args:
-        pool: the hosts of the engines, which have been started.
-        client: ipyparallel's client. All engines for ranks and spares are already registered with it.
+        pool: the hosts of the engines. All engines for ranks and spares are registered with its client.
         chosen: the device of each rank.
         transport: the transport between the ranks, if it is known already.
         config: the cluster's settings.
@@ -58,7 +57,6 @@ class Ranks:
     def __init__(
         self,
         pool: HostPool,
-        client: Client,
         chosen: Sequence[Device],
         transport: Transport,
         config: ClusterConfig,
@@ -70,10 +68,10 @@ class Ranks:
         self._chosen = tuple(chosen)
         self._note = note
         self._pool = pool
-        self._client = client
+        self._client: Client = pool.client
         self._views: dict[int, Any] = {}
         """By engine; kept because making a view takes longer than sending a cell."""
-        self._lifetimes = Lifetimes(pool, client, assignment, note)
+        self._lifetimes = Lifetimes(pool, assignment, note)
         self._suspects: set[int] = set()
         """Ranks whose state does not count if the ranks differ. Empty once the group is whole."""
         self._transport = transport
