@@ -58,24 +58,24 @@ class Comparison:
     """Two studies side by side. Prints as a table.
 
     Args:
-        own: the first study.
+        first: the first study.
         other: the other study.
 
     Raises:
         ConfigError: the studies have no point in common.
     """
 
-    def __init__(self, own: ComparedStudy, other: ComparedStudy) -> None:
+    def __init__(self, first: ComparedStudy, other: ComparedStudy) -> None:
         """Find the points that both studies have measured, and note what else differs between the studies."""
-        name, other_name, vary = own.name, other.name, own.plan.vary
+        name, other_name, vary = first.name, other.name, first.plan.vary
         if vary != other.plan.vary:
             raise ConfigError(
                 f"{name} varies {vary}, and {other_name} varies {other.plan.vary}: they have no point in common"
             )
         self.name, self.other_name, self._vary = name, other_name, vary
         self.differences: list[str] = [
-            *_differences(_settings(own.plan), _settings(other.plan)),
-            *_differences(own.environment, other.environment, _VARIES_ALWAYS),
+            *_differences(_settings(first.plan), _settings(other.plan)),
+            *_differences(first.environment, other.environment, _VARIES_ALWAYS),
         ]
         """Differences between the settings and the environments of the studies, one sentence each. If there
         are none, a ratio is due to the code or to the day."""
@@ -94,7 +94,7 @@ class Comparison:
                 ),
                 min(found.num_repeats, their.num_repeats),
             )
-            for found in own.summary
+            for found in first.summary
             if isinstance(found, PointSummary) and (their := theirs.get(repr(found.value))) is not None
         ]
         if not self.points:

@@ -248,11 +248,11 @@ class Study:
         Raises:
             ConfigError: the studies have no point in common.
         """
-        own, theirs = (
+        first, second = (
             ComparedStudy(study.folder.name, study.plan, study.environment, study.summary())
             for study in (self, other)
         )
-        return Comparison(own, theirs)
+        return Comparison(first, second)
 
     def panel(self) -> None:
         """Display the live panel: progress, charts and a table."""
