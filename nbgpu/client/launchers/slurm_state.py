@@ -43,6 +43,15 @@ _REASONS = {
     "QOSNotAllowed": "its QOS is not allowed in this partition or for this account",
     "launch failed requeued held": "it could not be started, and is held",
 }
+_ENDS = {
+    "": "is over, and Slurm no longer knows how it ended",
+    "COMPLETED": "has ended",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "was ended by its deadline",
+    "OUT_OF_MEMORY": "was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more",
+    "PREEMPTED": "was ended because a job of a higher priority needed its nodes",
+}
+"""How a job ended, by Slurm's word, where nothing else is to be said of it."""
 _NO_TIME = {"", "Unknown", "N/A", "None", "NONE"}
 
 
@@ -111,25 +120,15 @@ class JobState:
         return f"job {self.job} {does.get(self.state, 'runs')}{where}{left}{again}"
 
     def _end(self) -> str:
-        limit = "" if self.time_limit_s is None else f" of {duration(self.time_limit_s)}"
+        if self.state in _ENDS:
+            return _ENDS[self.state]
         match self.state:
-            case "":
-                return "is over, and Slurm no longer knows how it ended"
-            case "COMPLETED":
-                return "has ended"
-            case "CANCELLED":
-                return "was cancelled"
             case "TIMEOUT":
+                limit = "" if self.time_limit_s is None else f" of {duration(self.time_limit_s)}"
                 return f"was ended by its time limit{limit}; launcher_options={{'time': ...}} asks for more"
-            case "DEADLINE":
-                return "was ended by its deadline"
-            case "OUT_OF_MEMORY":
-                return "was ended because it took more memory than it had; launcher_options={'mem': ...} asks for more"
             case "NODE_FAIL" | "BOOT_FAIL":
                 named = f" of {', '.join(self.nodes)}" if self.nodes else ""
                 return f"was ended because a node{named} failed"
-            case "PREEMPTED":
-                return "was ended because a job of a higher priority needed its nodes"
             case _:
                 how = f"signal {self.exit_signal}" if self.exit_signal else f"exit status {self.exit_code}"
                 reason = f", {self.reason}" if self.reason not in {"", "None", "NonZeroExitCode"} else ""
