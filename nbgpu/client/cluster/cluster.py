@@ -41,6 +41,11 @@ def current() -> Cluster:
     return _current
 
 
+def current_or_none() -> Cluster | None:
+    """The running cluster that this process started last; None if there is none."""
+    return _current
+
+
 def require_none() -> None:
     """Raise ClusterError if this process has a cluster."""
     if _current is not None:

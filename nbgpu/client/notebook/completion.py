@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.cluster.cluster import Cluster, current_or_none
 from nbgpu.client.engines.ranks import Ranks
 from nbgpu.client.engines.reply import Reply
 from nbgpu.client.notebook import settings_help
-from nbgpu.errors import ClusterError, NoClusterError
+from nbgpu.errors import ClusterError
 from nbgpu.protocol.calls import Call
 
 _log = logging.getLogger("nbgpu.cluster")
@@ -143,7 +143,7 @@ class NamesOnRanks:
             begun, settings = settings_help.completed(code[:cursor], self._kernel.shell.user_ns)
             if settings:
                 return _reply(settings, cursor - len(begun), cursor)
-        cluster = _cluster() if request else None
+        cluster = current_or_none() if request else None
         if request is None or cluster is None:
             return self._complete_here(code, cursor_pos)
         return self._complete_there(cluster, request, cursor)
@@ -153,7 +153,7 @@ class NamesOnRanks:
         in its code, or else with IPython's help."""
         _note_use()
         request = name_request(code, cursor_pos)
-        cluster = _cluster() if request else None
+        cluster = current_or_none() if request else None
         if request is None or cluster is None:
             variables = self._kernel.shell.user_ns
             if text := settings_help.help_at(code[:cursor_pos], code[cursor_pos:], variables):
@@ -214,17 +214,10 @@ class NamesOnRanks:
         return reply
 
 
-def _cluster() -> Cluster | None:
-    try:
-        return current()
-    except NoClusterError:
-        return None
-
-
 def _note_use() -> None:
     """Note a use of the cluster, because a request for names shows that somebody is typing, in whatever
     cell."""
-    if (cluster := _cluster()) is not None:
+    if (cluster := current_or_none()) is not None:
         cluster.parts.state.note_use()
 
 

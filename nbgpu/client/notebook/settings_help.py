@@ -17,12 +17,12 @@ from IPython.core import completer
 from IPython.core.getipython import get_ipython
 from pydantic import BaseModel
 
-from nbgpu.client.cluster.cluster import Cluster, current
+from nbgpu.client.cluster.cluster import Cluster, current, current_or_none
 from nbgpu.client.runs.run import Run
 from nbgpu.config import TRAIN_CONFIGS, ClusterConfig, TrainConfig, presets, settings_of, signatures
 from nbgpu.config.prediction import PredictConfig
 from nbgpu.config.settings import steerable
-from nbgpu.errors import ConfigError, NoClusterError
+from nbgpu.errors import ConfigError
 from nbgpu.planning.studies import StudyConfig
 from nbgpu.planning.trials import SweepConfig
 
@@ -296,10 +296,7 @@ def _value(name: str, variables: Mapping[str, Any]) -> Any:
     """Return the value of a name. No call is made to find it except `current()`, which gives the cluster."""
     if name in ("nbgpu.current()", "current()"):
         own = variables.get(name.partition(".")[0].removesuffix("()"))
-        try:
-            return current() if own is current or _is_package(own) else None
-        except NoClusterError:
-            return None
+        return current_or_none() if own is current or _is_package(own) else None
     first, dot, attribute = name.partition(".")
     value = variables.get(first)
     if not dot:

@@ -20,7 +20,7 @@ from nbgpu.client.cluster import cluster as clusters
 from nbgpu.client.ipykernel.page import answer_while_busy, has_frontend, has_subshells
 from nbgpu.config import TrainConfig, settings_beside, settings_of, train_config
 from nbgpu.config.settings import control_fields
-from nbgpu.errors import ConfigError, NbgpuError, NoClusterError, RankError
+from nbgpu.errors import ConfigError, NbgpuError, RankError
 from nbgpu.protocol.records import FINAL_STATES
 from nbgpu.ui.cell.ansi import to_html
 from nbgpu.ui.controls import still
@@ -380,10 +380,7 @@ class _Controls:
         make one."""
         if self._cluster is not None:
             return self._cluster
-        try:
-            return clusters.current()
-        except NoClusterError:
-            return None
+        return clusters.current_or_none()
 
     def _is_running(self) -> bool:
         return self._run is not None and self._run.status not in FINAL_STATES
