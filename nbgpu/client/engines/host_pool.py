@@ -381,7 +381,7 @@ class HostPool:
                     f"host {description.name} has {len(now)} rank(s), and host {lost.name} had {len(before)}"
                 )
                 continue
-            name = lost.name if alike else self._free_name(description.name)
+            name = lost.name if alike else joining.free_name(description.name, self.hosts)
             host = lost.make_successor(engine, description, name)
             self._replace(lost, host)
             replaced.append((lost, host))
@@ -401,11 +401,6 @@ class HostPool:
         used = {host.engine for host in self.members}
         here = [number for number in self.client.ids if number >= FIRST_NUMBER]
         return [number for number in here if number not in used and number not in self._refused]
-
-    def _free_name(self, name: str) -> str:
-        taken = set(self.hosts)
-        names = [name, *(f"{name}-{nth}" for nth in range(2, len(taken) + 3))]
-        return next(candidate for candidate in names if candidate not in taken)
 
     def obstacles(self) -> Sequence[str]:
         """Sentences that say why a host does not come back; none if no reason is known."""

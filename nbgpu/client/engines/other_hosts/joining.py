@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,14 +95,18 @@ def gather(
     _require_same_versions([description for _, description in described])
     _require_usable([description for _, description in described])
     numbers = itertools.count()
-    # Several hosts may call themselves the same: the second one becomes 'name-2'.
-    num_of_name: dict[str, int] = {}
-    hosts = []
+    hosts: dict[str, OtherHost] = {}
     for engine, description in described:
-        num_of_name[description.name] = nth = num_of_name.get(description.name, 0) + 1
-        name = description.name if nth == 1 else f"{description.name}-{nth}"
-        hosts.append(OtherHost(client, engine, description, name, numbers))
-    return hosts
+        name = free_name(description.name, hosts)
+        hosts[name] = OtherHost(client, engine, description, name, numbers)
+    return list(hosts.values())
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """Return a name for a host that no other one of the cluster has. Several hosts may call themselves the
+    same: the second one becomes 'name-2'."""
+    numbered = (f"{name}-{nth}" for nth in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
 
 def describe_one(
