@@ -102,16 +102,11 @@ class Ranks:
     def pids_here(self) -> dict[int, int]:
         """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
         belongs to another."""
+        if self._pool.members:
+            return {}
         here = self._pool.processes.this_host.name
-        return (
-            {}
-            if self._pool.members
-            else {
-                rank: process.pid
-                for rank, process in self.assignment.processes.items()
-                if process.host == here
-            }
-        )
+        processes = self.assignment.processes
+        return {rank: process.pid for rank, process in processes.items() if process.host == here}
 
     def __getitem__(self, rank: int) -> Any:
         """Return ipyparallel's view of a rank's engine."""
