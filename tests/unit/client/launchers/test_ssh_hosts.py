@@ -103,9 +103,11 @@ def test_a_host_with_another_torch_is_named_and_nothing_is_left_on_the_other(
     for name in ("n1", "n2"):
         test_ssh.hosts[name].run(["chmod", "+x", python])
     own = versions.here()
-    with SshHosts(["n1", "n2"], _settings(test_ssh, python=python)) as opened:
-        with pytest.raises(ClusterError) as caught:
-            opened.start(SLEEP, SECRET)
+    with (
+        SshHosts(["n1", "n2"], _settings(test_ssh, python=python)) as opened,
+        pytest.raises(ClusterError) as caught,
+    ):
+        opened.start(SLEEP, SECRET)
     assert (
         str(caught.value) == f"n2 has other versions than this notebook: torch 2.0.0 and not {own['torch']}"
     )
