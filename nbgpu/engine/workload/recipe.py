@@ -276,8 +276,7 @@ class Predicting(Protocol):
 
         Args:
             data: what the predictions are asked for, as the recipe reads it: the path of a file or folder, or
-            a
-                word such as 'generated'.
+                a word such as 'generated'.
 
         Raises:
             DataError: there is no sample at all.
