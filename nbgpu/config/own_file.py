@@ -176,7 +176,7 @@ def _sentence(node: ast.ClassDef, path: Path) -> str:
         if isinstance(part, ast.Assign) and [ast.unparse(target) for target in part.targets] == [_SENTENCE]:
             try:
                 value = ast.literal_eval(part.value)
-            except ValueError:
+            except (ValueError, TypeError):
                 value = None
             if not isinstance(value, str):
                 raise ValueError(
@@ -212,7 +212,7 @@ def _setting(node: ast.AnnAssign, comments: Mapping[int, str], path: Path) -> Se
     try:
         annotation = _annotation(node.annotation)
         default = ast.literal_eval(node.value) if node.value is not None else ...
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError for a dict whose key is a list
         raise ValueError(f"`{line}` is not a setting. {how}") from None
     if not isinstance(node.target, ast.Name) or default is ...:
         raise ValueError(f"`{line}` has no value. {how}")

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -245,13 +246,13 @@ class MetricsWriter:
         sinks keep the values of the first time."""
         self._read_from_the_beginning()
         self._known_steps = {name: max(step, self._newest_step) for name, step in self._known_steps.items()}
-        files: dict[str, Callable[[int], Sink]] = {
-            METRICS: lambda step: MetricsFile(self._folder, self._epoch_of),
-            EPOCHS: lambda step: EpochsFile(self._folder),
-        }
-        for name in files.keys() & self._sinks.keys():
+
+        def emptied(name: str, _: int) -> Sink:
             (self._folder / name).unlink(missing_ok=True)
-            self._make(name, files[name], known_step=0)
+            return MetricsFile(self._folder, self._epoch_of) if name == METRICS else EpochsFile(self._folder)
+
+        for name in {METRICS, EPOCHS} & self._sinks.keys():
+            self._make(name, partial(emptied, name), known_step=0)
 
     def _write_rows(self, rows: Sequence[MetricsRow], epochs: Sequence[EpochSummary]) -> None:
         """Pass rows and epochs on to each sink, without those that the sink has already. A sink that fails

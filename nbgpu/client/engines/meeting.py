@@ -237,7 +237,7 @@ class Meeting:
             case Ask.DELETE:
                 return [_number(generation.delete(key))]
             case Ask.PUSH:
-                self._require_room(generation, len(key), arguments[1])
+                self._require_room(arguments[1], len(key) + OVERHEAD_BYTES + len(arguments[1]))
                 generation.push(key, arguments[1])
                 self._wake(generation, key)
             case Ask.LENGTH:
@@ -245,17 +245,16 @@ class Meeting:
         return []
 
     def _store(self, generation: _Generation, key: bytes, value: bytes) -> None:
-        self._require_room(generation, len(key), value, generation.values.get(key, b""))
+        before = generation.values.get(key)
+        of_key = len(key) + OVERHEAD_BYTES if before is None else -len(before)
+        self._require_room(value, of_key + len(value))
         generation.put(key, value)
         self._wake(generation, key)
 
-    def _require_room(
-        self, generation: _Generation, key_bytes: int, value: bytes, before: bytes = b""
-    ) -> None:
+    def _require_room(self, value: bytes, more_bytes: int) -> None:
         if len(value) > MAX_VALUE_BYTES:
             raise _RefusedError(f"a value of {len(value)} bytes is more than {MAX_VALUE_BYTES}")
-        more = key_bytes + OVERHEAD_BYTES + len(value) - len(before)
-        if self.num_bytes + more > MAX_STORED_BYTES:
+        if self.num_bytes + more_bytes > MAX_STORED_BYTES:
             raise _RefusedError(
                 f"the store in which the ranks meet holds {self.num_bytes} bytes, and no more than "
                 f"{MAX_STORED_BYTES}: delete keys that are not needed"
