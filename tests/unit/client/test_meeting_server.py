@@ -131,8 +131,10 @@ def test_what_a_client_can_store_is_bounded(clients: Clients, monkeypatch: pytes
     assert set(answers[:20]) == {DONE}
     assert set(answers[50:]) == {REFUSED}
     assert clients.meeting.num_bytes <= 10_000
-    # A value in the place of one of the same size needs no more room.
+    # A value in the place of one of the same size needs no more room, also where there is none.
+    monkeypatch.setattr(meeting, "MAX_STORED_BYTES", clients.meeting.num_bytes)
     assert clients.ask("a", Ask.SET, b"0", bytes(100))[0][1][0] == DONE
+    monkeypatch.setattr(meeting, "MAX_STORED_BYTES", 10_000)
     grown = [clients.ask("a", Ask.APPEND, b"0", bytes(1000))[0][1][0] for _ in range(20)]
     assert grown[-1] == REFUSED
     # What is deleted makes room.
