@@ -44,7 +44,9 @@ _BOTTOM_PX = 45
 _NOTE_WIDTH = 64
 _INCHES = (3.3, 2.3)
 FONT_PT = 9
-_PICTURE_NOTE_WIDTH = 46
+_PICTURE_NOTE_WIDTH = 40
+_NOTE_PT = 8
+_NOTE_LINE_PT = 10
 _PICTURE_STYLE = "flex:1 1 302px;min-width:0;max-width:400px"
 """Two pictures beside each other where an output of a notebook is 617 pixels wide. At their narrowest their
 letters are 11 pixels high."""
@@ -413,8 +415,11 @@ def _svg(info: RunInfo, history: History, chart: Chart, last_step: float) -> str
     # The newest point stays clear of the edge.
     axes.set_xlim(0, 1.01 * last_step)
     title = _titled(chart, info)
-    lines = [title, *wrap(chart.note, _PICTURE_NOTE_WIDTH)]
-    style_axes(axes, "\n".join(lines), chart.from_zero, y_title=_of_y(chart))
+    note = wrap(chart.note, _PICTURE_NOTE_WIDTH)
+    style_axes(axes, title, chart.from_zero, y_title=_of_y(chart), num_lines_below_title=len(note))
+    # In small letters, because what does not fit beside the axis is cut off.
+    below = axes.annotate("\n".join(note), (0, 1), (0, 4), "axes fraction", "offset points", va="bottom")
+    below.set(color=TEXT_COLOR, fontsize=_NOTE_PT)
     return svg_element(figure, f"{title}, run {info.run_id}")
 
 
@@ -434,11 +439,17 @@ def new_figure(inches: tuple[float, float]) -> tuple[Figure, Axes]:
 
 
 def style_axes(
-    axes: Axes, title: str, from_zero: bool = True, x_title: str = "step", y_title: str = ""
+    axes: Axes,
+    title: str,
+    from_zero: bool = True,
+    x_title: str = "step",
+    y_title: str = "",
+    num_lines_below_title: int = 0,
 ) -> None:
-    """Give a chart the same style as all others."""
+    """Give a chart the same style as all others, with room below its title for lines of a note."""
     axes.patch.set_alpha(0)
-    axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11)
+    pad_pt = 6 + num_lines_below_title * _NOTE_LINE_PT
+    axes.set_title(title, loc="left", color=TEXT_COLOR, fontsize=11, pad=pad_pt)
     axes.set_xlabel(x_title, color=TEXT_COLOR, fontsize=FONT_PT)
     axes.set_ylabel(y_title, color=TEXT_COLOR, fontsize=FONT_PT)
     axes.tick_params(colors=TEXT_COLOR, labelsize=FONT_PT)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from matplotlib.textpath import TextPath
 from recorded import RecordedRun
 
 from nbgpu.client.cluster import cluster as clusters
@@ -15,7 +18,7 @@ from nbgpu.config import train_config
 from nbgpu.errors import ClusterError
 from nbgpu.protocol.records import RankFailure, Sample
 from nbgpu.ui.run import head_view, panel, wording
-from nbgpu.ui.run.charts import charts
+from nbgpu.ui.run.charts import charts, pictures
 from nbgpu.ui.run.history import History
 from nbgpu.ui.run.snapshot import _validation_value, history_of
 
@@ -115,6 +118,24 @@ def test_losses_that_are_not_comparable_have_a_chart_each(finished: Any) -> None
     loss, validation, *_ = charts(history, why)
     assert [curve.label for curve in loss.curves if curve.rank is None] == []
     assert (validation.title, validation.note) == ("Validation loss", why)
+
+
+@pytest.mark.parametrize("recipe", ["autoencoder", "survival"])
+def test_no_text_of_a_chart_is_cut_off_in_its_picture(finished: Any, recipe: str) -> None:
+    settings = {"perceptual": "spectral", "adversarial_weight": 0.01, "kl_weight": 0.1}
+    why = train_config(recipe, **(settings if recipe == "autoencoder" else {})).why_losses_differ
+    page = pictures(finished.info, history_of(finished), charts(history_of(finished), why))
+    svgs = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
+    assert " ".join(why.split()[:4]) in svgs[1]
+    for svg in svgs:
+        width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', svg)[0])
+        ends = {}
+        for style, place, text in re.findall(r'<text style="([^"]*)" ([^>]*)>([^<]+)', svg):
+            if "text-anchor: middle" not in style and "text-anchor: end" not in style:
+                size, x = (float(re.findall(r"[\d.]+", found)[0]) for found in (style, place))
+                ends[text] = x + TextPath((0, 0), html.unescape(text), size=size).get_extents().width
+        assert ends
+        assert {text: end for text, end in ends.items() if end > width} == {}
 
 
 @pytest.mark.parametrize(
