@@ -195,7 +195,8 @@ class MetricsWriter:
         return self._table.over
 
     def update(self) -> None:
-        """Pass on the steps that have become complete since the last call."""
+        """Pass on the steps that have become complete since the last call. Where a rank was replaced and
+        repeats steps that were written already, rewrite the files from the first record."""
         rows = self._new_rows()
         if self._table.went_back:
             self._begin_the_files_again()
