@@ -31,7 +31,7 @@ def test_between_two_comparisons_the_offset_changes_evenly() -> None:
     assert clocks.of_rank_0(1, 100.0) == 150.0
     assert clocks.of_rank_0(1, 5000.0) == pytest.approx(5050.001)
     assert clocks.error_s == 3e-5
-    assert "known to 30 us" in clocks.in_words()
+    assert "an error of at most 30 us" in clocks.in_words()
 
 
 @pytest.mark.parametrize(
