@@ -39,8 +39,9 @@ Result = TypeVar("Result")
 
 _NOTHING = -1
 
-_POSITIONS = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""The part of DDP's error message that lists the positions of the weights without a gradient."""
+_POSITIONS = re.compile(r"indices which did not receive grad for rank \d+: ([\d ]+)")
+"""The part of DDP's error message that lists the positions of the weights without a gradient. With
+TORCH_DISTRIBUTED_DEBUG their names, which may begin with digits, stand before it in the same words."""
 _MAX_NAMES = 5
 
 
