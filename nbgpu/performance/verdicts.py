@@ -35,7 +35,8 @@ def doubt(point: PointSummary) -> str:
         return ONE_REPEAT
     if not low <= 1 <= high:
         return ""
-    return f"its interval holds 1, which is no difference. {_more_repeats(point.num_repeats, point.relative - 1, high - low)}"
+    needed = _repeats_needed(point.num_repeats, point.relative - 1, high - low)
+    return f"its interval holds 1, which is no difference. {_more_repeats(needed)}"
 
 
 def point_verdict(summary: Sequence[PointSummary | Gap], value: Any, by_ranks: bool) -> str:
@@ -73,35 +74,40 @@ def fastest(summary: Sequence[PointSummary | Gap], vary: str) -> str:
     )
     if len(measured) < 2:
         return "not decided: fewer than two points were measured"
-    best, second = measured[:2]
+    best = measured[0]
     named = f"{vary}={best.value} with {best.samples_per_s:.4g} samples/s"
     if min(point.num_repeats for point in measured) < LEAST_REPEATS:
         return f"not decided: {named}; {ONE_REPEAT}"
     alike = [point for point in measured[1:] if point.samples_between[1] >= best.samples_between[0]]
     if alike:
         others = " and ".join(str(point.value) for point in alike)
-        width = (
-            best.samples_between[1]
-            - best.samples_between[0]
-            + second.samples_between[1]
-            - second.samples_between[0]
+        needed = max(
+            _repeats_needed(
+                min(best.num_repeats, point.num_repeats),
+                best.samples_per_s - point.samples_per_s,
+                sum(high - low for low, high in (best.samples_between, point.samples_between)),
+            )
+            for point in alike
         )
-        more = _more_repeats(best.num_repeats, best.samples_per_s - second.samples_per_s, width)
-        return f"not decided: {named}, whose interval overlaps that of {others}. {more}"
+        return f"not decided: {named}, whose interval overlaps that of {others}. {_more_repeats(needed)}"
     return named
 
 
-def _more_repeats(num_repeats: int, difference: float, width: float) -> str:
-    """Return a sentence on how many repeats would decide a difference: an interval shrinks with the square
-    root of their number.
+def _repeats_needed(num_repeats: int, difference: float, width: float) -> float:
+    """Return how many repeats would decide a difference, infinitely many if there is none: an interval
+    shrinks with the square root of their number.
 
     Args:
         num_repeats: the repeats so far.
         difference: the difference between the two points.
         width: the width of the difference's interval.
     """
-    if difference:
-        needed = math.ceil(num_repeats * (width / 2 / difference) ** 2) + 1
-        if needed <= _MOST_REPEATS:
-            return f"repeats={max(needed, num_repeats + 2)} would probably tell, with nothing else running"
+    if not difference:
+        return math.inf
+    return max(math.ceil(num_repeats * (width / 2 / difference) ** 2) + 1, num_repeats + 2)
+
+
+def _more_repeats(needed: float) -> str:
+    if needed <= _MOST_REPEATS:
+        return f"repeats={needed} would probably tell, with nothing else running"
     return f"Even {_MOST_REPEATS} repeats would not tell so small a difference"

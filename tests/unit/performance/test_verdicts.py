@@ -90,6 +90,16 @@ def test_points_whose_intervals_overlap_are_not_decided_and_said_how_they_would_
     )
 
 
+def test_the_repeats_that_would_tell_are_those_of_the_hardest_of_the_points_that_overlap() -> None:
+    """The second is decided already; the third is nearly as fast in one of its repeats."""
+    values = ["a", "b", "c"]
+    made = plan("bucket_mb", [1, 2, 3], 3)
+    summary = of_sizes([(1.0, 1.001, 1.002), (1.03, 1.031, 1.032), (1.2, 0.95, 1.05)], values)
+    said = study_table.verdict(made, summary, None)
+    assert "whose interval overlaps that of c" in said
+    assert "repeats=16 would probably tell" in said
+
+
 def test_what_the_intervals_decide_is_said_without_doubt() -> None:
     values = ["none", "fp16"]
     made = plan("comm_hook", values, 3)
