@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MAX_RANKS = 32
 MAX_EVENTS = 200
 _GIB = 2.0**30
+_MOST = 0.9
 
 LIVE_CLASS = "nbgpu-still-live"
 """The class of a head that is updated during the run. panel.css hides such a head beside a live panel. Once
@@ -101,7 +102,8 @@ def text(run: Reportable, history: History) -> str:
 
 
 def progress(run: Reportable, history: History) -> str:
-    """Return a line with the steps and epochs done, the time that they took, and the throughput."""
+    """Return a line with the steps and epochs done, the time from the run's first start to its newest numbers,
+    and the throughput."""
     info, statuses = run.info, run.statuses()
     now = run_progress.progress(info, run.status, statuses)
     words = [now.in_steps, wording.epochs(now)]
@@ -128,12 +130,20 @@ def _first_sentence(message: str) -> str:
 def _values(run: Reportable, history: History) -> str:
     """A table of the last, lowest and highest loss and validation values."""
     rows: list[list[object]] = []
-    if losses := _mean_over_ranks(history.ranks_of("loss")):
-        rows.append(_row("loss, the ranks' mean", losses))
+    losses = history.ranks_of("loss")
+    means = _mean_over_ranks(losses)
+    if losses and len(means) < _MOST * min(len(series.steps) for series in losses.values()):
+        # Of a long run each rank's series keeps its own extremes, and few of the steps of the others.
+        rank, series = next(iter(losses.items()))
+        rows.append(_row(f"loss of rank {rank}", list(zip(series.steps, series.values, strict=True))))
+    elif means:
+        rows.append(_row("loss, the ranks' mean", means))
+    # Validation values are of all ranks together, and rank 0 alone records them. The two ends of an interval
+    # are series of their own, which are shown in the row of their value.
     names = {name for _, name in history.series if name.startswith("val_")}
     newest = history.newest().get(0, {})
     for name in sorted(name for name in names if not ends_an_interval(name, names)):
-        series = next(iter(history.ranks_of(name).values()))
+        series = history.series[0, name]
         label = f"validation: {wording.readable(name)}"
         if name == f"val_{run.config.best_metric}":
             label += f" ({run.config.best_mode} is kept as the best)"
@@ -145,7 +155,7 @@ def _values(run: Reportable, history: History) -> str:
 
 
 def _mean_over_ranks(by_rank: Mapping[int, Series]) -> list[tuple[int, float]]:
-    """(step, mean) of the steps that all ranks have recorded."""
+    """(step, mean) of the steps that the series of all ranks have."""
     values = [dict(zip(series.steps, series.values, strict=True)) for series in by_rank.values()]
     if not values:
         return []

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.textpath import TextPath
 from recorded import RecordedRun
@@ -106,6 +107,20 @@ def test_a_run_that_goes_on_is_marked_as_the_past(tmp_path: Path) -> None:
     assert "metrics.csv" in told
     # Before the first step there are no numbers to link to.
     assert "metrics.csv" not in head_view.html(run, History())
+
+
+def test_the_lowest_and_highest_loss_of_a_long_run_are_those_of_all_its_steps(finished: Any) -> None:
+    """Of more than 8,192 steps each rank keeps other ones, so that the mean is known of few."""
+    losses = np.random.default_rng(0).random((9000, 2))
+    losses[2000], losses[3000] = (-1, 2), (3, -2)
+    history = History()
+    for rank in (0, 1):
+        history.add(
+            Sample(rank, step, step, step, {"loss": loss}) for step, loss in enumerate(losses[:, rank])
+        )
+    told = head_view.html(finished, history)
+    for words in ("loss of rank 0", "-1 (step 2000)", "3 (step 3000)", f"{losses[-1, 0]:.4g} (step 8999)"):
+        assert words in told
 
 
 def test_losses_that_are_not_comparable_have_a_chart_each(finished: Any) -> None:
