@@ -115,12 +115,14 @@ def _write(kind: Format, made: Program, settings: ExportConfig) -> Exported:
                 f"{folder} has {', '.join(there)} already. Nothing was written; give another folder as out"
             )
         for name, text in files.items():
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise RunError(f"the export cannot be written to {folder}: {error.strerror}") from None
     notes = list(made.notes)
     if missing := [word for word in ("IMAGE", "CLAIM") if any(f": {word}\n" in t for t in files.values())]:
-        notes.append(f"Change {' and '.join(missing)} in it: the container image, and the volume for runs")
+        notes.append(
+            f"Change {' and '.join(missing)} in {starting}: the container image, and the volume for runs"
+        )
     return Exported(folder, list(files), f"{command} {starting}", notes)
 
 

@@ -167,7 +167,7 @@ def _cells(path: Path) -> Iterator[_Cell]:
     """Yield the code cells of a notebook, numbered as a person counts them; ConfigError if the file is no
     notebook."""
     try:
-        notebook = json.loads(path.read_text())
+        notebook = json.loads(path.read_text(encoding="utf-8"))
         sources = [("".join(cell["source"]), cell["cell_type"] == "code") for cell in notebook["cells"]]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

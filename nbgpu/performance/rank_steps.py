@@ -32,7 +32,7 @@ _KINDS: dict[str, Kind] = {
     "data": "data",
     "forward": "forward",
     "backward": "backward",
-    "beside": "backward",
+    "beside": "backward",  # a discriminator's pass, which follows on the model's
     "optimizer": "optimizer",
 }
 """By the name of the trainer's part; all others are 'other'."""
@@ -115,8 +115,9 @@ def from_moments(step: int, rank: int, detail: Mapping[str, Any], shift_s: float
         if not buckets or kind == "other":
             work.append(Span(kind, rank, begin_s, end_s))
             continue
-        # The backward pass computes until the last bucket is ready; a discriminator's gradients travel while
-        # the rank waits.
+        # The rank computes until the last bucket is ready, and then waits until that one has arrived. What is
+        # left of the model's backward pass puts the gradients in place; what is left of a discriminator's
+        # pass is its own work.
         ready_s = max(span.begin_s for span in buckets)
         arrived_s = min(end_s, max(span.end_s for span in buckets))
         blocked.append(Blocked(ready_s, arrived_s))

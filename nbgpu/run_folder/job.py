@@ -45,11 +45,9 @@ def folder_of(config: TrainConfig, job: str) -> Path | None:
     asked = _as_asked(config, job)
     runs_dir = Path(config.runs_dir).absolute()
     for path in sorted(runs_dir.glob(f"*/{names.JOB}"), reverse=True):
-        # Another user's run is none of this job's.
-        if path.parent.lstat().st_uid != os.geteuid():
-            continue
         try:
-            is_same = lines.load(path) == asked
+            # Another user's run is none of this job's.
+            is_same = path.parent.lstat().st_uid == os.geteuid() and lines.load(path) == asked
         except (OSError, RunError, ValueError):
             continue
         if is_same:

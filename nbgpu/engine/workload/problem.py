@@ -56,9 +56,15 @@ class Problem(ABC):
     def evaluate(
         self, tensor: Tensor, stage: int, step: int, rank: int, world_size: int
     ) -> tuple[Tensor, Tensor]:
-        """Return (loss, gradient) at this step of all stages, the same on every rank.
+        """Return (loss, gradient) at a tensor, the same on every rank.
 
-        A collective with several ranks.
+        With several ranks this is a collective: each rank may compute a share, and the problem adds them up.
+
+        Args:
+            tensor: the whole tensor.
+            stage: the number of the stage.
+            step: the number of the step, counted over all stages.
+            rank, world_size: this rank, and the number of ranks.
         """
 
     def evaluate_part(self, tensor: Tensor, stage: int, step: int, shards: Shards) -> tuple[float, Tensor]:

@@ -296,7 +296,8 @@ def _cubic_spline(distances: np.ndarray) -> np.ndarray:
 
 
 def _straight(ends: np.ndarray, margin: int) -> np.ndarray:
-    """Return the sites whose edge continues straight for `margin` more pixels on both sides."""
+    """Return, of the pixels whose far side is an edge, those where the edge continues straight for `margin`
+    more pixels on both sides. An edge runs along axis 0 of `ends` (H, W, bool), which is periodic."""
     kept = ends.copy()
     for step in range(1, margin + 1):
         kept &= np.roll(ends, step, axis=0) & np.roll(ends, -step, axis=0)

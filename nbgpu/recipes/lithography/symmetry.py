@@ -20,13 +20,12 @@ def fringe_order(number: int) -> tuple[int, int]:
     The number is (1 + (n + |m|) / 2)^2 - 2 |m| + (1 if m < 0 else 0).
     """
     assert 1 <= number <= NUM_FRINGE
-    total = 0
+    total = 0  # (n + |m|) / 2
     while (1 + total) ** 2 < number:
         total += 1
-    twice, is_sine = divmod((1 + total) ** 2 - number + 1, 2)
-    # An even distance from the square is a cosine, and the odd one below it the sine of the same order.
-    m = twice
-    return 2 * total - m, m if is_sine or m == 0 else -m
+    # Counted down from the square come the cosine of m = 0, then sine and cosine of m = 1, of m = 2, ...
+    m, is_cosine = divmod((1 + total) ** 2 - number + 1, 2)
+    return 2 * total - m, m if is_cosine else -m
 
 
 def broken_by_quarter_turns(source: str, zernikes: Iterable[int]) -> Iterator[str]:
