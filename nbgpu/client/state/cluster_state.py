@@ -137,17 +137,20 @@ class ClusterState:
         names = ", ".join(f"{d.label()} ({d.uuid})" for d in dict.fromkeys(self.devices))
         return f"{count} on {names}, {self.chosen_transport.describe()}"
 
-    def stack_sampler(self) -> StackSampler:
-        """Make a sampler, which asks the ranks where they are. The caller closes it."""
+    def stack_sampler(self, last_seen: dict[int, StackSample] | None = None) -> StackSampler:
+        """Make a sampler, which asks the ranks where they are. The caller closes it.
+
+        Args:
+            last_seen: where the ranks' answers are kept; None for those of the cell, which say where a rank
+                was that no longer answers.
+        """
         hosts = self.pool.hosts
-        return StackSampler(
-            self.ranks.assignment.processes, lambda host: hosts[host].stacks(), self.last_seen
-        )
+        kept = self.last_seen if last_seen is None else last_seen
+        return StackSampler(self.ranks.assignment.processes, lambda host: hosts[host].stacks(), kept)
 
     def idle_ranks(self) -> list[int]:
         """Return the ranks that answer that they are at work on nothing."""
-        with closing(self.stack_sampler()) as sampler:
-            sampler.seen.clear()
+        with closing(self.stack_sampler({})) as sampler:
             sampler.ask()
             sampler.collect(_ANSWER_PATIENCE_S)
             return [rank for rank, seen in sampler.seen.items() if seen.where.doing == "idle"]

@@ -102,8 +102,8 @@ def text(run: Reportable, history: History) -> str:
 
 
 def progress(run: Reportable, history: History) -> str:
-    """Return a line with the steps and epochs done, the time from the run's first start to its newest numbers,
-    and the throughput."""
+    """Return a line with the steps and epochs done, the time from the run's first start to its newest
+    numbers, and the throughput."""
     info, statuses = run.info, run.statuses()
     now = run_progress.progress(info, run.status, statuses)
     words = [now.in_steps, wording.epochs(now)]
