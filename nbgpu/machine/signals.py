@@ -12,10 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_recording: Note | None = None
-"""The handler that the outermost block of the main thread has installed. It is kept here because each cell
-passes through many nested blocks, and asking `signal` for the handler takes thirty times as long."""
-
 
 class uninterrupted:
     """Hold an interrupt (SIGINT) back until the block has ended, and then pass it to the previous handler.
@@ -46,7 +42,7 @@ class uninterrupted:
         """Restore the handler of before, and pass it an interrupt that has come during the block."""
         note, self._note = self._note, None
         if note is not None:
-            _stop_recording(note)
+            signal.signal(signal.SIGINT, note.before)
             # An error of the block ends the caller's work as an interrupt would, and says more.
             if note.interrupted and error is None:
                 signal.raise_signal(signal.SIGINT)
@@ -72,32 +68,23 @@ def noted() -> Iterator[Note]:
         try:
             yield note
         finally:
-            _stop_recording(note)
+            signal.signal(signal.SIGINT, note.before)
         return
-    yield _recording if _recording is not None and _is_main_thread() else Note(None)
+    before = signal.getsignal(signal.SIGINT)
+    yield before if isinstance(before, Note) and _is_main_thread() else Note(before)
 
 
 def _record_interrupts() -> Note | None:
     """Begin to record interrupts; None where that is done already, or where no interrupt can come."""
-    global _recording
-    if _recording is not None or not _is_main_thread():
+    if not _is_main_thread():
         return None
     before = signal.getsignal(signal.SIGINT)
     # None means that the handler was set in C. Python cannot restore such a handler.
-    if before in (signal.SIG_IGN, None):
+    if isinstance(before, Note) or before in (signal.SIG_IGN, None):
         return None
     note = Note(before)
     signal.signal(signal.SIGINT, note)
-    _recording = note
     return note
-
-
-def _stop_recording(note: Note) -> None:
-    """Restore the handler from before the block. An interrupt that comes between the two lines is still
-    recorded."""
-    global _recording
-    _recording = None
-    signal.signal(signal.SIGINT, note.before)
 
 
 def _is_main_thread() -> bool:
@@ -111,8 +98,10 @@ def take_interrupt() -> None:
     Loops that wait call this between two polls, where an interrupt does no harm. Outside of such a block it
     does nothing.
     """
-    note = _recording
-    if note is None or not note.interrupted or not _is_main_thread():
+    if not _is_main_thread():
+        return
+    note = signal.getsignal(signal.SIGINT)
+    if not isinstance(note, Note) or not note.interrupted:
         return
     note.interrupted = False
     signal.signal(signal.SIGINT, note.before)
