@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nbgpu.machine.signals import uninterrupted
+from nbgpu.machine.signals import noted, uninterrupted
 
 
 def test_an_interrupt_in_a_block_within_a_block_is_raised_at_the_end_of_the_outer_one() -> None:
@@ -67,3 +67,17 @@ def test_on_another_thread_it_changes_nothing() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(look).result() is before
+
+
+def test_an_inner_block_holds_back_what_a_handler_set_within_the_outer_one_would_get() -> None:
+    """ipykernel sets its own for the time of a cell, within the block that records a Stop before it."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    with noted():
+        own = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            assert came == []
+        assert came == [signal.SIGINT]
+        signal.signal(signal.SIGINT, own)
+    assert signal.getsignal(signal.SIGINT) is before
