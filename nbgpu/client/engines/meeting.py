@@ -246,8 +246,8 @@ class Meeting:
 
     def _store(self, generation: _Generation, key: bytes, value: bytes) -> None:
         before = generation.values.get(key)
-        of_key = len(key) + OVERHEAD_BYTES if before is None else -len(before)
-        self._require_room(value, of_key + len(value))
+        more_bytes = len(value) + (len(key) + OVERHEAD_BYTES if before is None else -len(before))
+        self._require_room(value, more_bytes)
         generation.put(key, value)
         self._wake(generation, key)
 

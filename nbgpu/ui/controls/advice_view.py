@@ -72,8 +72,11 @@ class AdviceView:
             self._run, self._tries = None, []
 
     def refresh(self, ranks_are_free: bool) -> None:
-        """Put the buttons into the state that fits whether a run goes on, which a study would slow, and which
-        would slow the study."""
+        """Let the buttons be pressed only while no run goes on: it and a study would slow each other.
+
+        Args:
+            ranks_are_free: whether no run goes on.
+        """
         self._ranks_are_free = ranks_are_free
         self._refresh()
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 MAX_RANKS = 32
 MAX_EVENTS = 200
 _GIB = 2.0**30
-_MOST = 0.9
+_LEAST_SHARE_IN_COMMON = 0.9
+"""The share of a rank's steps from which on the mean over the ranks stands for all of them."""
 
 LIVE_CLASS = "nbgpu-still-live"
 """The class of a head that is updated during the run. panel.css hides such a head beside a live panel. Once
@@ -132,7 +133,7 @@ def _values(run: Reportable, history: History) -> str:
     rows: list[list[object]] = []
     losses = history.ranks_of("loss")
     means = _mean_over_ranks(losses)
-    if losses and len(means) < _MOST * min(len(series.steps) for series in losses.values()):
+    if losses and len(means) < _LEAST_SHARE_IN_COMMON * min(len(series.steps) for series in losses.values()):
         # Of a long run each rank's series keeps its own extremes, and few of the steps of the others.
         rank, series = next(iter(losses.items()))
         rows.append(_row(f"loss of rank {rank}", list(zip(series.steps, series.values, strict=True))))
