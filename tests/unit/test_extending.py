@@ -146,7 +146,7 @@ def test_the_recipe_trains_on_the_launchers_hosts(run: Run) -> None:
         "import nbgpu\n"
         "settings = dict(launcher='subprocess', nodes=1, gpus_per_node=2, gpus='none', interface='lo')\n"
         "with nbgpu.Cluster(**settings, start_timeout_s=300) as cluster:\n"
-        "    run = cluster.train('line', preset='demo', lr=0.5, steps=60)\n"
+        "    run = cluster.train('line', preset='demo', lr=0.2, steps=200)\n"
         "    run.wait(400)\n"
         "    print(run.status, round(run.result()['slope']))\n"
     )

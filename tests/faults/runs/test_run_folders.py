@@ -85,7 +85,8 @@ def fill(disk: Path) -> None:
 
 
 def delete(run: Run, disk: Path) -> None:
-    shutil.rmtree(run.folder)
+    # Under another name first: files that are made meanwhile would keep the folder from going.
+    shutil.rmtree(run.folder.rename(disk / "gone"))
 
 
 def fill_up(run: Run, disk: Path) -> None:
@@ -157,7 +158,7 @@ def test_the_ranks_own_error_is_shown(ranks: nbgpu.Cluster, disk: Path, lost: st
 
 def test_settings_reach_a_run_without_its_folder(ranks: nbgpu.Cluster, tmp_path: Path) -> None:
     run = begin(ranks, tmp_path / "runs")
-    shutil.rmtree(run.folder)
+    delete(run, tmp_path)
     run.set(lr=1e-5)
     until(lambda: [event for event in run.reader.events() if event.kind == "setting"], run)
     assert any("changes.jsonl cannot be written" in note for note in run.notes())
