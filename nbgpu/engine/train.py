@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +50,7 @@ from nbgpu.protocol.records import Device, RankFailure, RunState
 from nbgpu.run_folder import folder as runs
 from nbgpu.run_folder import job as jobs
 from nbgpu.run_folder import settling
+from nbgpu.run_folder.commands import COMMANDS, pass_over_earlier_requests
 from nbgpu.run_folder.recorder import Recorder
 from nbgpu.run_folder.settling import SettledConfig
 
@@ -91,9 +91,7 @@ def get_ready(recipes: Iterable[str]) -> None:
             traceback.print_exc()
 
 
-def run_in_engine(
-    folder: str, mended: str = "", settings_since_s: float = 0.0, commands_since_s: float = 0.0
-) -> RunState:
+def run_in_engine(folder: str, mended: str = "", settings_since_s: float = 0.0) -> RunState:
     """Train as `run.toml` in the folder says, on the engine's own process group.
 
     Called again for the same folder after a failure that is mended, the function continues from where the
@@ -105,8 +103,6 @@ def run_in_engine(
         mended: the failure that was mended, in words; empty at the run's start.
         settings_since_s: settings that were requested before this moment are in `changes.jsonl`, in seconds
             since the epoch, because all ranks begin again from a checkpoint (`set_down`).
-        commands_since_s: where the run had ended and begins again, the moment at which it does: what it was
-            sent before has had its effect. 0 for any other run.
 
     Returns:
         'finished' or 'stopped'.
@@ -115,9 +111,7 @@ def run_in_engine(
     folder = str(served.here(folder))
     with randomness.kept():
         rank = group.membership().rank
-        return _leaving_outcome(
-            Path(folder), rank, lambda: _continue_run(folder, mended, settings_since_s, commands_since_s)
-        )
+        return _leaving_outcome(Path(folder), rank, lambda: _continue_run(folder, mended, settings_since_s))
 
 
 def _leaving_outcome(folder: Path, rank: int, work: Callable[[], RunState]) -> RunState:
@@ -144,13 +138,13 @@ def _leave_outcome(folder: Path, rank: int, outcome: RunState | RankFailure | No
         _log.warning("how rank %d ends cannot be noted in %s: %s", rank, folder, error.strerror)
 
 
-def _continue_run(folder: str, mended: str, settings_since_s: float, commands_since_s: float) -> RunState:
+def _continue_run(folder: str, mended: str, settings_since_s: float) -> RunState:
     """Begin the run of a folder on this rank, or continue with the trainer that an earlier call has kept
     after a failure.
 
     Args:
         folder: the run's folder.
-        mended, settings_since_s, commands_since_s: as for `run_in_engine`.
+        mended, settings_since_s: as for `run_in_engine`.
     """
     member = group.membership()
     before = _interrupted.pop(folder, None)
@@ -163,15 +157,14 @@ def _continue_run(folder: str, mended: str, settings_since_s: float, commands_si
         else:
             runs.require_own(Path(folder))
             _, config = runs.read_settings(Path(folder))
-            if mended or commands_since_s:
-                config = runs.with_changes(config, Path(folder))
+            config = runs.with_changes(config, Path(folder))
             assert member.described is not None, "only ranks of a cluster come here"
             device = member.described
             # An import that runs out of memory leaves half a module behind, which can never be used again.
             # The notebook shows this activity, and reports no hang, until every rank is ready for the first
             # step.
             with memory_limit.lifted(), activity.during("loading packages"):
-                trainer = _trainer(config, Path(folder), member, device, commands_since_s, settings_since_s)
+                trainer = _trainer(config, Path(folder), member, device, settings_since_s)
         memory_limit.tighten()
         try:
             return train(trainer, mended)
@@ -279,7 +272,6 @@ def _trainer(
     folder: Path,
     member: Membership,
     device: Device,
-    commands_since_s: float = 0.0,
     settings_since_s: float = 0.0,
 ) -> Loop:
     """Build the loop of a run on this rank: recorder, recipe, log writer, and Trainer or Minimiser.
@@ -289,8 +281,6 @@ def _trainer(
         folder: the run's folder.
         member: this rank's place in the group.
         device: the description of the rank's device.
-        commands_since_s: requests from before this moment had their effect on earlier processes of the run,
-            in seconds since the epoch.
         settings_since_s: settings that were requested before this moment are in `config`, in seconds since
             the epoch.
     """
@@ -309,7 +299,7 @@ def _trainer(
             recorder.close()
         raise
     log_writer = LogWriter(config, folder, recorder) if recorder is not None and member.rank == 0 else None
-    context = RunContext(folder, member, device, recorder, log_writer, commands_since_s, settings_since_s)
+    context = RunContext(folder, member, device, recorder, log_writer, settings_since_s)
     if isinstance(recipe, Problem):
         return Minimiser(config, recipe, context)
     return Trainer(config, recipe, context)
@@ -420,7 +410,9 @@ def _train_as_member(
             print(_finished_already(folder))  # noqa: T201 - what the command is for
         return 0
     held = together(lambda: jobs.hold(folder) if rank == 0 and jobs.job_identity(asked) else None)
-    trainer = _trainer(config, folder, member, place.device, time.time() if goes_on else 0.0)
+    has_requests = rank == 0 and goes_on and (folder / COMMANDS).exists()
+    together(lambda: pass_over_earlier_requests(folder) if has_requests else None)
+    trainer = _trainer(config, folder, member, place.device)
     try:
         with ending.listening(lambda: trainer.step):
             state = _leaving_outcome(folder, rank, lambda: train(trainer))

@@ -52,6 +52,16 @@ def send_settings(folder: Path, values: Mapping[str, Any], cluster_folder: Path 
     _send(folder, {"set": dict(values)}, cluster_folder)
 
 
+def pass_over_earlier_requests(folder: Path) -> None:
+    """Note that a run which had ended begins again: what it was sent before has had its effect, also for the
+    rank that takes over from one that dies, and for a notebook that attaches later.
+
+    Raises:
+        OSError: the run's folder cannot be written.
+    """
+    _send(folder, {"begins_again": True}, None)
+
+
 def _send(folder: Path, requests: dict[str, Any], cluster_folder: Path | None) -> None:
     """Append a request with the time to `commands.jsonl` in the run's folder, or to a file in the cluster's
     folder if the first cannot be written."""
@@ -90,20 +100,13 @@ class CommandWatch:
         settings_since_s: the time, in seconds since the epoch, before which requests for settings are
             skipped, because the run begins with them. A pause or a stop counts whenever it was requested: a
             run stays paused until the person resumes it.
-        since_s: the time, in seconds since the epoch, before which all requests are skipped, because they
-            have had their effect.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        cluster_folder: Path | None = None,
-        settings_since_s: float = 0.0,
-        since_s: float = 0.0,
+        self, folder: Path, cluster_folder: Path | None = None, settings_since_s: float = 0.0
     ) -> None:
         """Begin at the start of both files."""
         self._settings_since_s = settings_since_s
-        self._since_s = since_s
         paths = [folder / COMMANDS]
         if cluster_folder is not None:
             paths.append(_commands_beside(cluster_folder, folder))
@@ -126,16 +129,14 @@ class CommandWatch:
     def newest(self) -> Command | None:
         """Read new requests and return the newest command, or None. A stop is never overruled by a later
         command."""
-        requests = [
-            fields
-            for path in self._offsets_bytes
-            for fields in self._read_new_requests(path)
-            if _is_since(self._since_s, fields)
-        ]
+        requests = [fields for path in self._offsets_bytes for fields in self._read_new_requests(path)]
         # The two files hold requests in turn where a disk was full for a while.
         requests.sort(key=_asked_s)
+        beginnings = [number for number, fields in enumerate(requests) if "begins_again" in fields]
+        if beginnings:
+            requests = requests[beginnings[-1] + 1 :]
         for fields in requests:
-            if _is_since(self._settings_since_s, fields):
+            if _asked_s(fields) >= self._settings_since_s:
                 self._settings |= fields.get("set", {})
         commands: list[Command] = [fields["command"] for fields in requests if "command" in fields]
         if "stop" in commands:
@@ -163,11 +164,6 @@ class CommandWatch:
                 path,
             )
         return [fields for fields in requests if fields is not None]
-
-
-def _is_since(since_s: float, fields: Mapping[str, Any]) -> bool:
-    """Return whether a request was made at or after a time."""
-    return _asked_s(fields) >= since_s
 
 
 def _asked_s(fields: Mapping[str, Any]) -> float:

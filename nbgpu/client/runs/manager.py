@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 from nbgpu.client.faults.recovery import Recovery
@@ -18,6 +17,7 @@ from nbgpu.errors import RunError
 from nbgpu.machine.signals import take_interrupt, uninterrupted
 from nbgpu.protocol.calls import Call
 from nbgpu.run_folder import folder as runs
+from nbgpu.run_folder.commands import pass_over_earlier_requests
 from nbgpu.run_folder.predictions import Job
 from nbgpu.run_folder.settling import SettledConfig
 from nbgpu.text.ranks import count_of_ranks
@@ -128,9 +128,8 @@ class RunManager:
         values, before = config.model_dump(mode="json"), run.config.model_dump(mode="json")
         changes = {name: value for name, value in values.items() if value != before[name]}
         runs.note_change(run.folder, step, changes)
-        # A stop from before has ended the run once; the ranks that replace others must pass it over too.
-        since_s = time.time()
-        run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder), "", 0.0, since_s), since_s)
+        pass_over_earlier_requests(run.folder)
+        run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder)))
         self._set_run(run)
         state.write_entry()
         run.on_end(lambda _: state.note_use())

@@ -103,12 +103,11 @@ class Run:
             self._preparing.start()
         self._follow(results)
 
-    def _follow(self, results: Mapping[int, Reply], commands_since_s: float = 0.0) -> None:
+    def _follow(self, results: Mapping[int, Reply]) -> None:
         """Follow the ranks until they have answered.
 
         Args:
             results: their answers, later.
-            commands_since_s: see `RunWatch`.
         """
         self.reader = Reader(self.folder, self._info.world_size)
         self._ending: Completion[RunState] = Completion(self.folder.name, _log)
@@ -121,7 +120,6 @@ class Run:
             self.statuses,
             self._follow_on_ranks,
             self._served.is_needed,
-            commands_since_s,
         )
         self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._state)
         self._num_heals_reported = 0
@@ -375,19 +373,16 @@ class Run:
         self._conclude(self, step, config)
         return self
 
-    def follow_again(
-        self, config: TrainConfig, results: Mapping[int, Reply], commands_since_s: float
-    ) -> None:
+    def follow_again(self, config: TrainConfig, results: Mapping[int, Reply]) -> None:
         """Follow the ranks, which have begun to work out the result of this run.
 
         Args:
             config: the settings of the run now.
             results: the ranks' answers, later.
-            commands_since_s: see `RunWatch`.
         """
         self.config = config
         self._concludes = True
-        self._follow(results, commands_since_s)
+        self._follow(results)
 
     def notes(self) -> list[str]:
         """Return what the ranks want a person to know, oldest first.

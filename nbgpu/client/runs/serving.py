@@ -139,7 +139,8 @@ def finish(served: Served, folder: Path, is_abandoned: Callable[[], bool]) -> No
         folder: the run's folder.
         is_abandoned: returns whether the cluster ended while the run was being followed.
     """
-    commands = CommandWatch(folder, since_s=time.time())
+    commands = CommandWatch(folder)
+    commands.newest()  # what was asked before has had its effect
     abandoned_mono_s: float | None = None
 
     def gives_up() -> bool:

@@ -62,8 +62,6 @@ class RunWatch:
             ranks.
         is_served: whether a host does not see the run's folder. Then the run does not go on on other hosts:
             what a lost one has not sent is missing.
-        commands_since_s: where the run had ended and begins again, the moment at which it does, in seconds
-            since the epoch: its ranks pass over what it was sent before. 0 for any other run.
 
     Attributes:
         failures: the failures that were raised on the ranks, once the run has failed.
@@ -84,7 +82,6 @@ class RunWatch:
         statuses: Callable[[], list[RankStatus]],
         take_ranks: Callable[[TrainConfig], None],
         is_served: bool = False,
-        commands_since_s: float = 0.0,
     ) -> None:
         self.failures: Sequence[RankFailure] = ()
         self.lost: NbgpuError | None = None
@@ -99,7 +96,7 @@ class RunWatch:
         self._statuses = statuses
         self._take_ranks = take_ranks
         self._is_served = is_served
-        self._commands = CommandWatch(folder, state.folder, since_s=commands_since_s)
+        self._commands = CommandWatch(folder, state.folder)
         # This also reads past what earlier kernels were asked for. A stop among it has had its effect; a
         # pause still holds.
         self._is_to_pause = self._commands.newest() == "pause"
@@ -119,7 +116,6 @@ class RunWatch:
         self._settings_since_s = 0.0
         """The ranks skip requests for settings from before this time: those are in `changes.jsonl`, or were
         sent again."""
-        self._commands_since_s = commands_since_s
         self._checkpoint_before: Path | None = None
         """The newest checkpoint when a host came back, or the run's folder if there was none then; None while
         no host has come back."""
@@ -456,8 +452,7 @@ class RunWatch:
         self.heals.append(heal)
 
     def _call_to_train(self, repaired: str) -> Mapping[int, Reply]:
-        since = self._settings_since_s, self._commands_since_s
-        return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, *since)
+        return self._state.ranks.call(Call.TRAIN, str(self._folder), repaired, self._settings_since_s)
 
     def _begin_again(self, repaired: str) -> None:
         """Have the ranks train again; `repaired` says for the run's record what happened."""

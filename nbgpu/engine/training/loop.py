@@ -118,9 +118,6 @@ class RunContext:
     """Records the numbers of each step; None leaves them unrecorded."""
     log_writer: LogWriter | None = None
     """The writer of rank 0's logs, which hold histograms of weights and gradients."""
-    commands_since_s: float = 0.0
-    """In seconds since the epoch: requests from before this moment had their effect on earlier processes of
-    the run."""
     settings_since_s: float = 0.0
     """In seconds since the epoch: settings that were requested before this moment are already in `config`."""
 
@@ -141,7 +138,6 @@ class Loop(ABC):
         self.device = context.member.device
         self.recorder = context.recorder
         self.log_writer = context.log_writer
-        self._commands_since_s = context.commands_since_s
         self._settings_since_s = context.settings_since_s
         self.step = 0
         """Optimizer steps done."""
@@ -183,12 +179,7 @@ class Loop(ABC):
         # message.
         commands = None
         if self.rank == 0:
-            commands = CommandWatch(
-                self.folder,
-                cluster_folder(),
-                settings_since_s=self._settings_since_s,
-                since_s=self._commands_since_s,
-            )
+            commands = CommandWatch(self.folder, cluster_folder(), self._settings_since_s)
         self._consensus = Consensus(commands, lambda: ending.received() is not None)
         self._gather_ranks()
         if mended:

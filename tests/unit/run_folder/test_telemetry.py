@@ -19,7 +19,12 @@ import pytest
 import zmq
 
 from nbgpu.protocol.records import Device, Event, Sample
-from nbgpu.run_folder.commands import CommandWatch, send_command, send_settings
+from nbgpu.run_folder.commands import (
+    CommandWatch,
+    pass_over_earlier_requests,
+    send_command,
+    send_settings,
+)
 from nbgpu.run_folder.progress import NewestRecords
 from nbgpu.run_folder.rank_files import Record, endpoint_path, record_path
 from nbgpu.run_folder.reader import START, WINDOW, Reader
@@ -539,14 +544,14 @@ def test_a_pause_counts_whenever_it_was_asked_for_and_earlier_settings_do_not(tm
 def test_what_ended_the_run_is_passed_over_once_it_begins_again(tmp_path: Path) -> None:
     send_settings(tmp_path, {"lr": 0.1})
     send_command(tmp_path, "stop")
-    began_again_s = time.time()
-    watch = CommandWatch(tmp_path, since_s=began_again_s)
+    pass_over_earlier_requests(tmp_path)
+    watch = CommandWatch(tmp_path)
     assert watch.newest() is None
     assert not watch.take_settings()
     send_command(tmp_path, "stop", why="just before rank 0 was replaced")
     # As the rank that takes over reads the requests, and as a rank that stays does in its new group.
     for _ in range(2):
-        again = CommandWatch(tmp_path, since_s=began_again_s)
+        again = CommandWatch(tmp_path)
         assert again.newest() == "stop"
         assert again.why_stop == "just before rank 0 was replaced"
 
