@@ -87,11 +87,12 @@ class ExportConfig(Settings):
     """new folder for the files; left out: the job's name"""
 
     def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the settings together."""
+        """Yield a sentence for each value, or pair of values, that cannot be used and that the types let
+        pass."""
         if self.name and not re.fullmatch(_KUBERNETES_NAME, self.name):
             yield (
-                f"name = {self.name!r}: give at most 40 small letters, digits and hyphens, beginning with a letter, as "
-                "Kubernetes takes them"
+                f"name = {self.name!r}: give at most 40 small letters, digits and hyphens, with a letter first and no "
+                "hyphen last, as Kubernetes takes them"
             )
         if self.min_nodes is not None and self.min_nodes > self.nodes:
             yield f"min_nodes = {self.min_nodes} is more than nodes = {self.nodes}"
@@ -103,15 +104,13 @@ class ExportConfig(Settings):
                 yield f"{field} = {text!r}: give a whole number and K, M, G or T, such as '128G'"
         if self.time_limit and not re.fullmatch(r"(\d+-)?\d{1,4}:[0-5]\d:[0-5]\d", self.time_limit):
             yield f"time_limit = {self.time_limit!r}: give [DAYS-]HH:MM:SS, such as '24:00:00'"
-        elif self.time_limit and self.time_limit_s <= self.warn_before_s:
-            yield f"time_limit = {self.time_limit!r} is not longer than warn_before_s = {self.warn_before_s}"
         for field in ("image", "claim", "queue", "setup"):
             if re.search(r"[\n\r]", getattr(self, field)):
                 yield f"{field} must be one line"
         for field in ("claim", "queue"):
             text = getattr(self, field)
             if text and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", text):
-                yield f"{field} = {text!r}: Kubernetes' names have small letters, digits, hyphens and dots"
+                yield f"{field} = {text!r}: Kubernetes' names have small letters, digits, hyphens and dots, and begin and end with a letter or digit"
 
     @property
     def time_limit_s(self) -> int:
@@ -146,6 +145,14 @@ def checked(to: str, values: Mapping[str, Any]) -> tuple[Format, ExportConfig]:
         for name in sorted(given & ExportConfig.model_fields.keys() - USED[kind]):
             takes = ", ".join(each for each in FORMATS if name in USED[each])
             problems.append(f"{name}: an export to {to} has no place for it; {takes} can take it")
+        if (
+            settings is not None
+            and "warn_before_s" in USED[kind]
+            and 0 < settings.time_limit_s <= settings.warn_before_s
+        ):
+            problems.append(
+                f"time_limit = {settings.time_limit!r} is not longer than warn_before_s = {settings.warn_before_s}"
+            )
     if problems or settings is None:
         raise ConfigError("\n".join(problems))
     return kind, settings

@@ -140,7 +140,8 @@ def _samples(recipe: Predicting, job: Job) -> tuple[list[Item], list[str]]:
     samples, problems = recipe.new_samples(job.data)
     names = [str(sample["name"]) for sample in samples]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    problems = [*problems, *(f"{name}: is there several times. Keep one" for name in twice)]
+    reported = {problem.partition(":")[0] for problem in problems}
+    problems += [f"{name}: is there several times. Keep one" for name in twice if name not in reported]
     if not samples:
         raise DataError("\n".join(problems) or f"{job.data}: has nothing to predict")
     return list({str(sample["name"]): sample for sample in samples}.values())[: job.max_samples], problems

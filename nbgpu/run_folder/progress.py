@@ -170,18 +170,20 @@ class NewestRecords:
 
 
 def _last_state(descriptor: int, size_bytes: int) -> bytes:
-    """Return the line with the last change of state in a rank's file, searching block by block from the end;
-    empty if none is found."""
-    end_bytes, after = size_bytes, b""
+    """Return the last whole line with a change of state in a rank's file, searching block by block from the
+    end; empty if none is found."""
+    end_bytes, carried = size_bytes, b""
     while end_bytes > max(0, size_bytes - _MOST_BYTES_BACK):
         begin_bytes = max(0, end_bytes - _BLOCK_BYTES)
-        block = os.pread(descriptor, end_bytes - begin_bytes, begin_bytes) + after
-        found = block.rfind(_STATE)
+        block = os.pread(descriptor, end_bytes - begin_bytes, begin_bytes) + carried
+        # A line without its end was cut off by a full disk, or is being written.
+        found = block.rfind(_STATE, 0, block.rfind(b"\n") + 1)
         line_begin = block.rfind(b"\n", 0, found) + 1
         if found >= 0 and (line_begin or begin_bytes == 0):
             return block[line_begin:].partition(b"\n")[0]
-        # The line may lie across the border of two blocks.
-        after = block if found >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
+        # What may belong to a line that begins in the block before: all of this block, or the rest of that
+        # line, and so much at least that a mark across the border of the blocks is found.
+        carried = block if found >= 0 else block[: max(block.find(b"\n") + 1, len(_STATE))]
         end_bytes = begin_bytes
     return b""
 

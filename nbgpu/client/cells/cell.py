@@ -129,6 +129,9 @@ class DistributedCell:
         """Wait until all ranks are back or gone, and refresh the output ten times a second.
 
         Answers may arrive on other threads, so they wake the loop through an event.
+
+        Raises:
+            CellInterrupted: the person stopped the cell; the ranks were stopped first.
         """
         loop, thread = asyncio.get_running_loop(), threading.get_ident()
         returned = asyncio.Event()
@@ -136,9 +139,10 @@ class DistributedCell:
         answered = itertools.count(1)
 
         def on_answer(answer: Answer) -> None:
-            # A rank that is back can wait for the others, unless it failed and they must be freed from
-            # waiting for it. The ranks are not asked each time whether they are back: with many ranks, asking
-            # each one takes longer than receiving their answers.
+            # Nothing has to be done for a rank that is back, unless it is the last one, or it failed and the
+            # others must be freed from waiting for it. A rank that is gone never answers, so that with one of
+            # those nobody knows which answer is the last. The ranks are not asked each time whether they are
+            # back: with many ranks, asking each one takes longer than receiving their answers.
             is_last = next(answered) == len(self._results)
             if is_last or answer.exception() is not None or self._watch.gone:
                 wake_loop()

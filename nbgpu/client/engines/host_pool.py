@@ -173,8 +173,16 @@ class HostPool:
         joined: Sequence[JoinedHost],
         assignment: RankAssignment,
     ) -> None:
-        """Connect to the hosts of a cluster that another process has started; the arguments are from its
-        entry in the registry."""
+        """Connect to the hosts of a cluster that another process has started.
+
+        Args:
+            folder: the cluster's folder.
+            leaders: the processes on this host that start and connect the engines: the fork server and the
+                controller, by name.
+            num_engines: the number of engines on this host that are still alive, which are waited for.
+            joined: the other hosts, as the registry has them.
+            assignment: which engine is which rank.
+        """
         self._processes = Processes(folder, leaders)
         self.hosts = {self._processes.this_host.name: self._processes.this_host}
         self.connect(num_engines)

@@ -63,7 +63,8 @@ def _kernel() -> Any | None:
 
 
 def has_frontend() -> bool:
-    """Return whether a page that can show widgets sent the cell that is running.
+    """Return whether a page that can show widgets sent the cell that is running, or the press of a button
+    whose callback is.
 
     A kernel cannot ask: a question to a page that is not there would never be answered. But every request to
     run a cell says whether somebody is there to answer `input()`. nbclient, and papermill and nbconvert on
@@ -80,7 +81,8 @@ def has_frontend() -> bool:
     if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):
         return True
     request = kernel.get_parent("shell")
-    return bool(request.get("content", {}).get("allow_stdin", False))
+    is_of_widget = request.get("header", {}).get("msg_type") == "comm_msg"
+    return is_of_widget or bool(request.get("content", {}).get("allow_stdin", False))
 
 
 def is_captured() -> bool:

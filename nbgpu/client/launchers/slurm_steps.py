@@ -153,6 +153,7 @@ class StepLauncher(SlurmHosts):
         self._of_notebook = NotebooksJob(job, self._quick_slurm)
         self._allocation = Allocation({})
         self._shell: subprocess.Popen[bytes] | None = None
+        """Runs the script that starts the steps, and ends with the last of them."""
 
     @property
     def _job_number(self) -> str:
@@ -191,7 +192,9 @@ class StepLauncher(SlurmHosts):
         return chosen
 
     def start(self, join_file: Path, interface: str) -> None:
-        """Start the steps."""
+        """Start the steps, and wait some seconds for their numbers, with which `end` and other processes can
+        cancel them. `joined` notes the numbers of steps that begin later, as with a long `setup`, and `check`
+        raises for steps that failed."""
         shared_folder.make(self._folder, join_file)
         script = self._folder / "steps.sh"
         script.write_text(self._script())
@@ -207,11 +210,12 @@ class StepLauncher(SlurmHosts):
                 start_new_session=True,
             )
         give_up_mono_s = time.monotonic() + _BEGIN_PATIENCE_S
-        while not self._have_begun() and not self._have_ended and time.monotonic() < give_up_mono_s:
+        while not self._find_steps() and not self._have_ended and time.monotonic() < give_up_mono_s:
             take_interrupt()
             time.sleep(_BEGIN_LOOK_S)
         self.tell(self._of_notebook.state())
-        self.tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
+        if not self._have_ended:
+            self.tell(f"hosts start on {', '.join(self._allocation.gpus_by_node)}, in steps of the job")
 
     def _script(self) -> str:
         request = StepRequest(
@@ -223,8 +227,8 @@ class StepLauncher(SlurmHosts):
         )
         return step_script(request, self._host_command("--remove-folder"))
 
-    def _have_begun(self) -> bool:
-        """Whether all steps are there; their numbers are known then."""
+    def _find_steps(self) -> bool:
+        """Note the numbers of the steps that have begun; return whether all have."""
         num_steps = len(_steps(self._allocation))
         if len(self.job.split()) < num_steps:
             self.job = " ".join(self._slurm.steps(self._job_number, self._folder.name))
@@ -247,8 +251,8 @@ class StepLauncher(SlurmHosts):
             raise ClusterError(f"the step in job {self._job_number} has ended. {self.why_late()}")
 
     def joined(self) -> None:
-        """Take note of steps that were late."""
-        self._have_begun()
+        """Note the numbers of steps that were late."""
+        self._find_steps()
 
     def when_lost(self) -> str:
         """Say that the job's nodes can be taken again, where it has them still."""
@@ -291,7 +295,7 @@ class StepLauncher(SlurmHosts):
         with suppress(subprocess.TimeoutExpired):
             self._shell.wait(_END_PATIENCE_S)
         if not self._have_ended:
-            self._have_begun()
+            self._find_steps()
             if self.job:
                 self._slurm.cancel(self.job)
             with suppress(subprocess.TimeoutExpired):

@@ -258,17 +258,19 @@ class SshHosts:
         done = self._reached(host, self._ssh(host, [], json.dumps({**request, "code": code}) + "\n", words))
         lines = [line for line in done.stdout.splitlines() if line.startswith("nbgpu ")]
         if done.returncode or not lines:
-            raise ClusterError(f"{host}: {self._lacks_python(done)}")
+            raise ClusterError(f"{host}: {self._why_no_answer(done)}")
         answer: dict[str, Any] = json.loads(lines[-1].removeprefix("nbgpu "))
         return answer
 
-    def _lacks_python(self, done: subprocess.CompletedProcess[str]) -> str:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        last = said[-1] if said else f"exit status {done.returncode}"
+    def _why_no_answer(self, ended: subprocess.CompletedProcess[str]) -> str:
+        """Say why a host's Python gave no answer: the lines of `setup` failed, there is no such Python, or it
+        ended with an error."""
+        output = (ended.stderr or ended.stdout).strip().splitlines()
+        last = output[-1] if output else f"exit status {ended.returncode}"
         python = self._settings.python
-        if done.returncode == _SETUP_FAILED and self._settings.setup:
+        if ended.returncode == _SETUP_FAILED and self._settings.setup:
             return f"the lines of setup failed there: {last}"
-        if done.returncode in {126, 127}:
+        if ended.returncode in {126, 127}:
             return (
                 f"there is no {python} ({last}). launcher_options={{'python': ...}} names the Python there that has "
                 "nbgpu, with its path"

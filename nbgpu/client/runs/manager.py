@@ -73,7 +73,12 @@ class RunManager:
         """Take over a run that another process has started."""
         run = self.handle(folder)
         self._set_run(run)
+        self._count_release_from_end_of(run)
         return run
+
+    def _count_release_from_end_of(self, run: Run) -> None:
+        """Have `release_after_s` count from the end of the run."""
+        run.on_end(lambda _: self._state.note_use())
 
     @uninterrupted()
     def train_with(self, config: TrainConfig) -> Run:
@@ -96,8 +101,7 @@ class RunManager:
         self._set_run(run)
         # A process that takes the cluster over finds the run in the cluster's entry of the registry.
         state.write_entry()
-        # `release_after_s` counts from the end of the run.
-        run.on_end(lambda _: state.note_use())
+        self._count_release_from_end_of(run)
         # An interrupt that came during the start was held back until there was a run to stop.
         try:
             take_interrupt()
@@ -132,7 +136,7 @@ class RunManager:
         run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder)))
         self._set_run(run)
         state.write_entry()
-        run.on_end(lambda _: state.note_use())
+        self._count_release_from_end_of(run)
 
     def work_out_result(self, run: Run | str | Path) -> Run:
         """See `Cluster.work_out_result`."""

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from nbgpu.config import TrainConfig
 from nbgpu.engine.frames import is_library, is_ours
 from nbgpu.engine.memory.usage import Usage, asked_in_words, peak_bytes, refused
-from nbgpu.errors import OutOfMemoryError
+from nbgpu.errors import ConfigError, OutOfMemoryError
 from nbgpu.text.sizes import in_words
 
 SPARE_BYTES = 96 * 2**20
@@ -164,14 +165,14 @@ def explain_run(
         if need is not None:
             spare_bytes = SPARE_BYTES if device.type == "cpu" else 0
             fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
-        lines.append(_advice(config, fits, step > 0 or need is not None, device.type == "cuda"))
+        lines.append(advice(config, fits, step > 0 or need is not None, device.type == "cuda"))
     else:
         lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
     lines.append("The run's memory was freed, and nothing was tried again")
     return OutOfMemoryError("\n".join(lines))
 
 
-def _advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str:
+def advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str:
     """Return the line that names a batch size that would have fitted, and other settings that save memory.
 
     Args:
@@ -180,21 +181,38 @@ def _advice(config: TrainConfig, fits: int, is_known: bool, on_gpu: bool) -> str
         is_known: whether the memory of a whole step is known.
         on_gpu: whether the rank computes on a GPU.
     """
+    amp = "auto" if on_gpu else "bf16"
+    saves = config.amp == "off" and config.dtype != "float64" and _are_accepted(config, amp=amp)
     others = [
-        *([f"amp={'auto' if on_gpu else 'bf16'!r}"] if config.amp == "off" else []),
+        *([f"{amp=}"] if saves else []),
         *(["a smaller patch_size"] if "patch_size" in type(config).model_fields else []),
         "a smaller model",
     ]
     if fits < 1:
-        which = "batch_size=1" if config.batch_size > 1 else "less than batch_size=1"
-        return f"would have fitted: not even {which}, by an estimate. Try {', or '.join(others)}"
+        which = (
+            "not even batch_size=1, by an estimate" if config.batch_size > 1 else "not even this one sample"
+        )
+        return f"would have fitted: {which}. Try {', or '.join(others)}"
     # Rounded up: at least as many samples go into a step as before.
     accumulate = -(-config.batch_size * config.accumulate // fits)
+    as_many = (
+        f"; with accumulate={accumulate} about as many samples go into a step"
+        if _are_accepted(config, batch_size=fits, accumulate=accumulate)
+        else ""
+    )
     return (
         f"would have fitted: batch_size={fits}, by an estimate from what a sample takes"
-        f"{'' if is_known else ' as far as the step had come'}; with accumulate={accumulate} about as many samples "
-        f"go into a step. Or try {', or '.join(others)}"
+        f"{'' if is_known else ' as far as the step had come'}{as_many}. Or try {', or '.join(others)}"
     )
+
+
+def _are_accepted(config: TrainConfig, **values: Any) -> bool:
+    """Return whether the run's settings can be changed to these values, and would not be without effect."""
+    try:
+        config.changed(**values)
+    except ConfigError:
+        return False
+    return True
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -215,8 +215,9 @@ def noted() -> Iterator[None]:
         try:
             yield
         finally:
+            _now, _last = None, None
             notes.end()
-            _now, _last = None, notes
+            _last = notes
 
 
 def take() -> dict[str, Any] | None:

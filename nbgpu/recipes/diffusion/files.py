@@ -96,7 +96,8 @@ def ending_of(case: Case, kind: str) -> str:
 
 
 def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Case], list[str]]:
-    """Return (the cases that are complete by their names and headers, a line for each problem).
+    """Return (the cases that are complete by their names and headers, a line for each problem). Cases of the
+    same name are all returned.
 
     Only names, headers and file sizes are read, no voxels. A case must have the `needed` modalities.
 
@@ -117,7 +118,7 @@ def find_cases(root: Path, needed: Sequence[str] = MODALITIES) -> tuple[list[Cas
     for name, places in folders.items():
         if len(places) > 1:
             problems.append(
-                f"{name}: is there {len(places)} times, in {', '.join(map(str, places))}. Keep one"
+                f"{name}: is in {len(places)} folders, {', '.join(map(str, places))}. Keep one of them"
             )
     whole = []
     for case in cases:

@@ -246,9 +246,8 @@ class Diffusion:
         held_out = self.parts().reported
         data = self.decoded([held_out[number] for number in samples], with_masks=True)
         made = {
-            # Sampling visits the times from the highest index down to this one.
-            name: self._sampled(model, device, data["condition"], samples, last_index)
-            for name, last_index in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
+            name: self._sampled(model, device, data["condition"], samples, stop_at)
+            for name, stop_at in (("diffusion", 0), (ONCE, len(self.sampler.times) - 1))
         }
         measures = {
             name: quality(images, data["target"], data["brain"], data.get("label"))
@@ -264,12 +263,18 @@ class Diffusion:
         ]
 
     def _sampled(
-        self, model: nn.Module, device: torch.device, condition: Tensor, numbers: Sequence[int], last: int = 0
+        self,
+        model: nn.Module,
+        device: torch.device,
+        condition: Tensor,
+        numbers: Sequence[int],
+        stop_at: int = 0,
     ) -> Tensor:
         """Sample images (N, 1, e, e, e) for conditions (N, 3, e, e, e), in float32 on the CPU. The numbers of
-        the cases determine their noise; `last` is the index of the last time to visit."""
+        the cases determine their noise. Sampling visits the times of `self.sampler.times` from the largest
+        down to the one with the index `stop_at`."""
         dtype = next(model.parameters()).dtype
-        return self.sampler(model, condition.to(device, dtype), list(numbers), last).float().cpu()
+        return self.sampler(model, condition.to(device, dtype), list(numbers), stop_at).float().cpu()
 
     def result(
         self,

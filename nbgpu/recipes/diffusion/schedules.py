@@ -207,22 +207,24 @@ class Sampler:
         """The visited times in ascending order, on the CPU; the network is called once for each."""
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, condition: Tensor, numbers: Sequence[int], last: int = 0) -> Tensor:
+    def __call__(
+        self, model: nn.Module, condition: Tensor, numbers: Sequence[int], stop_at: int = 0
+    ) -> Tensor:
         """Return sampled images (N, 1, D, H, W) from -1 to 1, in float32 or float64.
 
         Args:
             model: the network, on the condition's device; it takes (N, 1 + channels, D, H, W) and times (N,).
             condition: the other modalities, (N, channels, D, H, W).
             numbers: the numbers of the cases, which determine their noise.
-            last: the index of the last time that is visited; the result is the network's estimate of the
-                clean image at that time.
+            stop_at: the index in `times` of the smallest time that is visited, and so of the last one; the
+                result is the network's estimate of the clean image at that time.
         """
         # DDP's own forward pass may call collectives, and ranks have different numbers of cases.
         network = model.module if isinstance(model, DistributedDataParallel) else model
         config = self.config
         generators = [_generator(config.seed, number) for number in numbers]
         x = self._drawn(generators, condition)
-        visited = self.times.tolist()[last:]
+        visited = self.times.tolist()[stop_at:]
         for index in reversed(range(len(visited))):
             t, t_next = visited[index], visited[index - 1] if index else -1
             at = torch.full((len(x),), t, device=x.device)

@@ -139,22 +139,23 @@ class Measures:
     def _placement(self, image: Tensor, sites: Sites) -> np.ndarray:
         return placement_errors_nm(image, self.resist.threshold, sites, self.pixel_nm, REACH_NM)
 
-    def _widths(self, latent: Tensor, wanted: Tensor) -> tuple[np.ndarray, int]:
-        """Return the differences of the widths along the middle rows, and the number of true widths that
-        could not be compared."""
-        apart, num_lost = [np.empty(0)], 0
-        for images in zip(latent, wanted, strict=True):
-            low, high = (self.pixel_nm * edge for edge in (self.margin, images[0].shape[-1] - self.margin))
-            middle = (low + high) / 2
+    def _widths(self, latent: Tensor, true_latent: Tensor) -> tuple[np.ndarray, int]:
+        """Return the differences of the widths along the middle rows, and the number of true widths in rows
+        where another number of widths is printed, so that they cannot be compared."""
+        differences, num_lost = [np.empty(0)], 0
+        for images in zip(latent, true_latent, strict=True):
+            num_rows, num_columns = images[0].shape[-2:]
+            low, high = (self.pixel_nm * edge for edge in (self.margin, num_columns - self.margin))
+            middle = self.pixel_nm * num_rows / 2
             cut = Cut((low, middle), (high, middle))
             found, true = (
                 np.diff(stretches_nm(image, self.resist.threshold, cut, self.pixel_nm)) for image in images
             )
             if len(found) == len(true):
-                apart.append((found - true).ravel())
+                differences.append((found - true).ravel())
             else:
                 num_lost += len(true)
-        return np.concatenate(apart), num_lost
+        return np.concatenate(differences), num_lost
 
 
 def _mean(differences: np.ndarray) -> float:

@@ -117,8 +117,8 @@ class MicrostructureConfig(TrainConfig):
     nbgpu characterize or of an earlier run, or MCRpy's .pickle"""
     generated_fractions: tuple[float, ...] = Field((0.35,), min_length=1, max_length=8)
     """shares of the phases of the generated picture, without the first one"""
-    generated_correlation_length: float = Field(2.0, gt=0, le=100)
-    """how coarse the generated picture is, in pixels"""
+    generated_correlation_length: float = Field(2.0, gt=0, le=32)
+    """how coarse the generated picture is, in pixels; it has 128 x 128"""
     shape: tuple[int, ...] = Field((), max_length=3, json_schema_extra=shape_of_model())
     """size in pixels of the field to find, two or three numbers; left out: 32 32 32 for generated data, else
     the data's own"""

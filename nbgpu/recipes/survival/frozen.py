@@ -14,8 +14,8 @@ FROZEN = "frozen"
 
 
 def freezing(loaders: Loaders, num_epochs: int) -> Loaders:
-    """Return the loaders with FROZEN set in all batches of the first epochs of the run, even if training
-    starts within them."""
+    """Return the loaders with FROZEN in each training batch: True in the first epochs of the run, which
+    count from its first step also where training begins later."""
     train = _Frozen(loaders, num_epochs)
     return replace(loaders, train=train, seek=train.seek)
 

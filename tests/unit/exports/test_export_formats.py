@@ -195,6 +195,15 @@ def test_a_setting_is_honoured_or_refused_by_name(to: str, run_folder: Path, tmp
                 export.of_run(run_folder, to, {name: value, "out": str(out)})
 
 
+def test_only_a_job_that_is_warned_needs_time_for_it(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="time_limit = '00:02:00' is not longer than warn_before_s = 120"):
+        export.of_run(run_folder, "slurm", {"time_limit": "00:02:00", "out": str(tmp_path / "slurm")})
+    job = export.of_run(
+        run_folder, "job", {"time_limit": "00:02:00", "out": str(tmp_path / "job"), "image": "a/b:1"}
+    )
+    assert "activeDeadlineSeconds: 120" in "".join(path.read_text() for path in job.folder.iterdir())
+
+
 def test_files_that_are_there_are_not_written_over(run_folder: Path, tmp_path: Path) -> None:
     made = export.of_run(run_folder, "torchrun", {"out": str(tmp_path / "out")})
     (made.folder / "run.toml").write_text("mine")

@@ -97,6 +97,18 @@ def test_a_state_is_found_across_blocks(
         assert records.state == "paused"
 
 
+def test_a_state_that_was_cut_off_by_a_full_disk_hides_none_before_it(tmp_path: Path) -> None:
+    file = File(tmp_path)
+    file.state(1, "training")
+    file.state(9, "paused")
+    file.state(9, "training")
+    text = file.path.read_bytes()
+    file.path.write_bytes(text[: text.rindex(b"training") + 3])
+    records = NewestRecords(tmp_path, 0)
+    records.read()
+    assert records.state == "paused"
+
+
 def test_a_state_too_far_back_is_that_of_who_takes_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

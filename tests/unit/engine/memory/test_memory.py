@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from nbgpu.config import train_config
 from nbgpu.engine.dry_run import fake_steps
 from nbgpu.engine.dry_run.steps import without_exchange
+from nbgpu.engine.memory import budget
 from nbgpu.engine.memory.budget import Static, batch_size_that_fits
 from nbgpu.engine.memory.usage import Usage, asked_bytes, is_exhausted, largest
 from nbgpu.errors import RunError
@@ -58,6 +62,29 @@ def test_what_counts_as_out_of_memory() -> None:
     assert not is_exhausted(
         RunError("rank 1 failed: RuntimeError: DefaultCPUAllocator: can't allocate memory")
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "fits", "told"),
+    [
+        (
+            "autoencoder",
+            {"batch_size": 8},
+            4,
+            "batch_size=4, by an estimate .*; with accumulate=2 .*amp='bf16'",
+        ),
+        ("autoencoder", {"batch_size": 8, "static_graph": True}, 4, "batch_size=4, by an estimate[^;]*$"),
+        ("autoencoder", {"batch_size": 8, "dtype": "float64"}, 4, "^((?!amp=).)*$"),
+        ("lithography", {"batch_size": 8}, 4, "^((?!amp=).)*$"),
+        ("autoencoder", {"batch_size": 1}, 0, "not even this one sample. Try"),
+        ("autoencoder", {"batch_size": 2}, 0, "not even batch_size=1, by an estimate. Try"),
+    ],
+)
+def test_only_settings_that_the_run_would_take_are_advised(
+    recipe: str, settings: dict[str, Any], fits: int, told: str
+) -> None:
+    line = budget.advice(train_config(recipe, **settings), fits, is_known=True, on_gpu=False)
+    assert re.search(told, line), line
 
 
 @pytest.mark.parametrize(

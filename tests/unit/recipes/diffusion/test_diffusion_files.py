@@ -144,7 +144,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         f"{shape.name}-t2w": "has 9 x 12 x 8 voxels, and",
         f"{moved.name}-t2f": "affine",
         str(short): "truncated",
-        good.name: "is there 2 times",
+        good.name: "is in 2 folders",
         f"{twice.name}-t1n.nii": "same modality",
         f"{empty.name}-t1n": "is empty",
         f"{empty.name}-t1c": "1 of 960 voxels are NaN",
