@@ -16,6 +16,9 @@ from rows import row
 
 import nbgpu
 from nbgpu.config import OwnConfig, own_file, train_config
+from nbgpu.engine.dry_run import fake_steps
+from nbgpu.engine.dry_run.steps import without_exchange
+from nbgpu.protocol.records import Sample
 from nbgpu.recipes.own import Own
 from nbgpu.recipes.trained import load_trained
 from nbgpu.run_folder.reader import Reader
@@ -608,3 +611,68 @@ def test_a_complex_loss_ends_the_run_in_its_first_step(cluster2: nbgpu.Cluster, 
     with pytest.raises(nbgpu.RankError, match=rf"checked.py, line {LOSS_LINE}: .*complex64") as caught:
         cluster2.train(path, runs_dir=str(tmp_path / "runs")).wait(400)
     assert all(failure.error_type == "ConfigError" for failure in caught.value.failures)
+
+
+TIED = '''
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from nbgpu.recipes.own import OwnRecipe
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.inner = nn.Linear(8, 8)
+        self.output = nn.Linear(8, 50, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.output(self.inner(self.frozen(self.embedding(x))))
+
+
+class Tied(OwnRecipe):
+    """Has tied and frozen weights."""
+
+    def dataset(self):
+        return TensorDataset(torch.arange(48))
+
+    def model(self):
+        return Words()
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[0])
+'''
+
+
+def test_tied_weights_count_once_and_train_with_either_strategy(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "tied.py"
+    path.write_text(TIED)
+    losses = {}
+    for strategy, num_shards in (("ddp", 1), ("fsdp", 2)):
+        config = train_config(str(path), strategy=strategy, batch_size=4)
+        planned = fake_steps.parts(without_exchange(config), torch.device("cpu"), 2)
+        assert planned["parameters"] == 4 * (50 * 8 + 2 * (8 * 8 + 8)) / num_shards
+        run = cluster2.train(
+            str(path),
+            strategy=strategy,
+            batch_size=4,
+            steps=4,
+            lr=0.01,
+            threads=1,
+            runs_dir=str(tmp_path / "runs"),
+        )
+        run.wait(400)
+        records, _ = run.reader.since()
+        losses[strategy] = {
+            (r.rank, r.step): r.values["loss"]
+            for r in records
+            if isinstance(r, Sample) and "loss" in r.values
+        }
+    assert len(losses["ddp"]) == 2 * 4
+    assert losses["fsdp"] == pytest.approx(losses["ddp"], rel=1e-4)

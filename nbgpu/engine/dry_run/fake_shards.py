@@ -140,7 +140,8 @@ class FakeShards(Strategy):
         if not gradients:
             return
         self._to_scatter = None
-        self._to_scatter = torch.empty(part.padded, dtype=gradients[0].dtype, device=gradients[0].device)
+        num_elements = part.num_elements_with_gradient
+        self._to_scatter = torch.empty(num_elements, dtype=gradients[0].dtype, device=gradients[0].device)
         self._note([self._to_scatter])
         del gradients
         for parameter in part.whole:
@@ -191,6 +192,12 @@ class _FsdpUnit:
         """The number of elements of all ranks' shards, which are filled up to the same size."""
         self.buffer: Tensor | None = None
         self._gathered: list[Tensor] = []
+
+    @property
+    def num_elements_with_gradient(self) -> int:
+        """The number of elements of all ranks' shards of the weights that have a gradient now."""
+        with_gradient = (s for p, s in zip(self.whole, self.shards, strict=True) if p.grad is not None)
+        return self._world_size * sum(shard.numel() for shard in with_gradient)
 
     def prefetch(self) -> None:
         """Allocate the buffer into which the weights are gathered, unless it is there, they are gathered

@@ -93,11 +93,17 @@ class _Living(TorchDispatchMode):
 
 
 def _empty(model: nn.Module, device: torch.device) -> None:
-    """Replace the model's parameters and buffers by tensors without values."""
+    """Replace the model's parameters and buffers by tensors without values; tied weights stay tied."""
+    empty = {
+        parameter: nn.Parameter(
+            torch.empty(parameter.shape, dtype=parameter.dtype, device=device),
+            requires_grad=parameter.requires_grad,
+        )
+        for parameter in model.parameters()
+    }
     for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            module.register_parameter(name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            module.register_parameter(name, empty[parameter])
     _empty_buffers(model, device)
 
 

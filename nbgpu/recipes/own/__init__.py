@@ -14,7 +14,9 @@ import importlib.util
 import linecache
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,8 +208,15 @@ class Own:
         }
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the model's direct children that have weights."""
-        return [part for part in model.children() if next(part.parameters(), None) is not None]
+        """Return the model's direct children that have weights of their own. torch's fully_shard takes tied
+        weights only together, so that children which share one stay with the weights outside of blocks."""
+        weights = [list(part.parameters()) for part in model.children()]
+        num_owners = Counter(chain(*weights, model.parameters(recurse=False)))
+        return [
+            part
+            for part, own in zip(model.children(), weights, strict=True)
+            if own and all(num_owners[weight] == 1 for weight in own)
+        ]
 
     def parameter_groups(self, model: nn.Module) -> Sequence[ParameterGroup]:
         return checks.parameter_groups(self._own.parameter_groups(model), model, self._own.parameter_groups)
