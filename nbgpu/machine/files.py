@@ -1,4 +1,4 @@
-"""Write files whole or not at all, find files in folders, lock folders, and paths without steps up."""
+"""Write files whole or not at all, find files in folders, lock folders, and resolve '..' in paths."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class uninterrupted:
 def noted() -> Iterator[Note]:
     """Only record an interrupt during the block, in the Note that the block is given.
 
-    A nested block is given the outer one's note. Where no interrupt can come, or where they are ignored, none
-    is recorded.
+    A nested block is given the outer one's note. Where no interrupt can come, where they are ignored, or
+    where code in C has set their handler, none is recorded.
     """
     note = _record_interrupts()
     if note is not None:
@@ -75,7 +75,8 @@ def noted() -> Iterator[Note]:
 
 
 def _record_interrupts() -> Note | None:
-    """Begin to record interrupts; None where that is done already, or where no interrupt can come."""
+    """Begin to record interrupts; None where that is done already, where no interrupt can come, or where none
+    can be held back."""
     if not _is_main_thread():
         return None
     before = signal.getsignal(signal.SIGINT)

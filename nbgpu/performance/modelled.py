@@ -102,17 +102,19 @@ class StepModel:
         return self.computing_s - saved_s + self.micro_batches * exchange.exposed_s, exchange
 
     def modelled(self, ranks: int) -> ModelledStep:
-        """Return the step with its interval."""
+        """Return the step on so many ranks, between those with the fastest and the slowest links that the
+        measurement allows."""
         step_s, exchange = self.step(ranks)
         least_s, most_s = self.step(ranks, "least")[0], self.step(ranks, "most")[0]
         return ModelledStep(
             ranks,
             step_s,
-            (min(least_s, step_s), max(most_s, step_s)),
-            exchange,
-            self.samples * ranks / step_s,
-            self.computing_s / step_s,
-            ranks > max(1, self.costs.measured_ranks),
+            # An end may lie on the wrong side of the expected time. The interval always contains it.
+            between_s=(min(least_s, step_s), max(most_s, step_s)),
+            exchange=exchange,
+            samples_per_s=self.samples * ranks / step_s,
+            efficiency=self.computing_s / step_s,
+            is_beyond=ranks > max(1, self.costs.measured_ranks),
         )
 
     def share_added(self, ranks: int) -> float:

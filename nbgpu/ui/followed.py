@@ -150,8 +150,9 @@ class FollowedPanel:
             if drawn != self._drawn:
                 self._picture = self._view.svg(self._followed)
                 self._drawn = drawn
-                took_s = time.monotonic() - begun_mono_s
-                self._next_drawing_mono_s = begun_mono_s + min(took_s / _DRAWING_SHARE, _OLDEST_PICTURE_S)
+                ended_mono_s = time.monotonic()
+                took_s = ended_mono_s - begun_mono_s
+                self._next_drawing_mono_s = ended_mono_s + min(took_s / _DRAWING_SHARE, _OLDEST_PICTURE_S)
         return self._view.page(self._followed, self._picture)
 
     def _bundle(self) -> dict[str, Any]:

@@ -97,3 +97,23 @@ def test_a_pickle_of_somebody_else_runs_only_with_trust(cluster2: nbgpu.Cluster,
     assert not ran.exists()
     cluster2.load(tmp_path / "held", trust=True)
     assert ran.exists()
+
+
+def test_a_class_that_refuses_its_state_costs_no_other_variable(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    opened = tmp_path / "data"
+    opened.touch()
+    cluster2.execute(
+        "class Reads:\n    def __init__(self, path):\n        self.path = path\n"
+        "    def __setstate__(self, state):\n        open(state['path']).close()\n"
+        f"        self.path = state['path']\nreads = Reads({str(opened)!r}); good = 1"
+    )
+    cluster2.save(tmp_path / "held", ["reads", "good"])
+    opened.unlink()
+    cluster2.execute("good = 2")
+    loaded = cluster2.load(tmp_path / "held", trust=True)
+    assert loaded.names == ["good"]
+    assert all("reads: Reads raised FileNotFoundError" in line for line in loaded.left_out), loaded
+    assert loaded.left_out
+    assert cluster2.execute("print(good)") == {0: "1\n", 1: "1\n"}

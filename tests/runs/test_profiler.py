@@ -78,6 +78,18 @@ def test_a_rank_that_waits_for_a_slow_one_spends_its_time_in_communication(
     assert told[1].detail["communication_s"] < told[0].detail["communication_s"] / 2
 
 
+def test_a_window_beyond_the_end_is_dropped_and_the_next_run_profiles(
+    cluster2: nbgpu.Cluster, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "steps": 4, "epochs": 1, "profile": "2:40", "runs_dir": str(tmp_path)}
+    run = cluster2.train("autoencoder", **settings).wait(400)
+    assert not profiles(run)
+    num_steps = run.statuses()[0].step
+    assert f"the profile of steps 2 to 40 was cut off after step {num_steps}" in run.notes()
+    again = cluster2.train("autoencoder", **{**settings, "profile": "2:3"}).wait(400)
+    assert set(profiles(again)) == {0, 1}
+
+
 @pytest.mark.long
 def test_a_window_that_a_failure_cuts_off_is_dropped_and_the_next_run_profiles(
     cluster2: nbgpu.Cluster, tmp_path: Path

@@ -71,7 +71,8 @@ class Lifecycle:
         self._variables = variables
         self.placement_note = placement_note
         self._chosen_mono_s = time.monotonic()
-        """When the devices were chosen, where that depends on who has them."""
+        """When the devices were chosen, by the monotonic clock. A claim soon after does not ask again whether
+        the GPUs are free."""
 
     def start(self, tell: Callable[[str], None] = print_at_once, stop: threading.Event | None = None) -> None:
         """As `Cluster.start`, for one of several clusters of this process. None of them is `current()`, and
@@ -136,13 +137,14 @@ class Lifecycle:
             state.config, state.wanted, state.chosen_transport, state.pool.processes.folder
         )
         if not state.config.is_local:
+            # The hosts' GPUs are claimed when they have joined (`_gather_hosts`).
             with uninterrupted():
                 registry.claim(entry)
                 state.entry = entry
             return
         taking = gpu_choice.Taking(state.config, state.wanted, self._chosen_mono_s, tell, stop)
         taking.claim(entry, store_claim)
-        assert state.entry is not None, "claiming keeps it"
+        assert state.entry is not None, "store_claim was called"
         if state.entry.devices != state.wanted:
             state.use_devices(state.entry.devices)
             require_usable(state.config, state.wanted)
@@ -151,7 +153,7 @@ class Lifecycle:
     def _gather_hosts(self, variables: Mapping[str, str], check: Callable[[], None]) -> None:
         """Have the other hosts started, wait until they have dialled in, and claim their devices."""
         state = self._state
-        assert state.entry is not None, "claiming keeps it"
+        assert state.entry is not None, "_claim_devices has stored it"
         # The entry has the job as soon as there is one, so that another process can end a job that waits.
         chosen = state.pool.gather(variables, check, state.write_entry)
         registry.claim(state.entry.model_copy(update={"devices": chosen}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from nbgpu.client.engines.host_pool import GONE_WITH_HOST, HostPool
 from nbgpu.client.engines.rank_assignment import RankAssignment
@@ -32,7 +32,7 @@ class Lifetimes:
     Args:
         pool: the hosts of the engines.
         assignment: the assignment, in which spares are noted.
-        note: a function that is called when the spares have changed.
+        note: a function that is called when there is a new spare.
     """
 
     def __init__(self, pool: HostPool, assignment: RankAssignment, note: Callable[[], None]) -> None:
@@ -147,21 +147,21 @@ class Lifetimes:
             taken.append(engine)
         return taken
 
-    def assign_spares(self, arrived: Mapping[int, int]) -> None:
+    def assign_spares(self, spare_of: Mapping[int, int]) -> None:
         """Give ranks new engines: wait until these spares have registered, and assign them to the ranks.
 
         Args:
-            arrived: ipyparallel's number of the spare for each rank.
+            spare_of: ipyparallel's number of the spare for each rank.
 
         Raises:
-            ClusterError: one has ended or does not come, and all of them were ended.
+            ClusterError: a spare has ended or does not register in time; all of these were ended.
         """
         try:
-            self._wait_until_registered(arrived.values())
+            self._wait_until_registered(spare_of.values())
         except ClusterError:
-            self.dismiss({engine: self._assignment.spares[engine] for engine in arrived.values()})
+            self.dismiss({engine: self._assignment.spares[engine] for engine in spare_of.values()})
             raise
-        for rank, engine in arrived.items():
+        for rank, engine in spare_of.items():
             self._assignment.engines[rank] = engine
             self._assignment.processes[rank] = self._assignment.spares.pop(engine)
 
@@ -171,7 +171,7 @@ class Lifetimes:
         for engine in engines:
             self._assignment.spares.pop(engine, None)
 
-    def _wait_until_registered(self, arriving: Iterable[int]) -> None:
+    def _wait_until_registered(self, arriving: Collection[int]) -> None:
         """Wait until these spares have registered; ClusterError if one has ended or does not come."""
         give_up_s = time.monotonic() + _ARRIVAL_PATIENCE_S
         while missing := [engine for engine in arriving if engine not in self._pool.client.ids]:

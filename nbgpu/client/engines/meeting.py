@@ -252,11 +252,13 @@ class Meeting:
         self._wake(generation, key)
 
     def _require_room(self, value: bytes, more_bytes: int) -> None:
+        """Refuse a value that is too large, or with which the store would be; `more_bytes` is the growth of
+        the store, with the key."""
         if len(value) > MAX_VALUE_BYTES:
             raise _RefusedError(f"a value of {len(value)} bytes is more than {MAX_VALUE_BYTES}")
         if self.num_bytes + more_bytes > MAX_STORED_BYTES:
             raise _RefusedError(
-                f"the store in which the ranks meet holds {self.num_bytes} bytes, and no more than "
+                f"the store in which the ranks meet holds {self.num_bytes} bytes, and may hold at most "
                 f"{MAX_STORED_BYTES}: delete keys that are not needed"
             )
 

@@ -202,12 +202,18 @@ class Processes:
         return ClusterError(f"the {' and the '.join(gone)} ended during the start. {log}")
 
     def _poll_start(self, num_there: int, num_engines: int, deadline_s: float, timeout_s: float) -> None:
-        """Wait a moment; ClusterError if a process has ended, or the engines are late."""
+        """Wait a moment; ClusterError if a process has ended, or the engines, or with none the
+        controller, are late."""
         gone = [name for name, process in self.leaders.items() if not process.alive()]
         gone += ["process of an engine"] * self.this_host.num_ended()
         if gone:
             raise self._ended_during_start(gone)
         if time.monotonic() > deadline_s:
+            if not num_engines:
+                log = self.this_host.log_tail("controller")
+                raise ClusterError(
+                    f"the controller did not answer within {timeout_s:g} s; give more with start_timeout_s. {log}"
+                )
             raise ClusterError(
                 f"{num_there} of {num_engines} engines came within {timeout_s:g} s; give more with "
                 f"start_timeout_s. {self.this_host.log_tail()}"

@@ -100,8 +100,9 @@ class Ranks:
 
     @property
     def pids_here(self) -> dict[int, int]:
-        """The process id of every rank whose process is known to be on this host. Elsewhere the same pid
-        belongs to another."""
+        """The process id of every rank, where the ranks are on this host; empty where they are on others:
+        there the same pid belongs to another process."""
+        # Another host may have this one's name, so that names alone do not tell.
         if self._pool.members:
             return {}
         here = self._pool.processes.this_host.name

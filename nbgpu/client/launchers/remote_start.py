@@ -36,8 +36,8 @@ def main(request: dict[str, Any]) -> None:
 
 
 def versions(packages: list[str]) -> dict[str, str | None]:
-    """The version of Python and of each package; None where it is not installed. It is what `here` of
-    nbgpu/host/versions.py says, which may not be on this host."""
+    """Return the version of Python and of each package; None where it is not installed. The same as `here` of
+    nbgpu/host/versions.py: that file may not be on this host."""
     found: dict[str, str | None] = {"Python": "{}.{}".format(*sys.version_info)}
     for name in packages:
         try:

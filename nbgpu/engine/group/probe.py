@@ -42,7 +42,7 @@ def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -
     # These processes have no controller that could serve the cluster's store.
     group.form(member, dist.FileStore(f"{folder}/meeting", member.world_size))  # type: ignore[attr-defined]
     formed_s = time.perf_counter() - began_s
-    # A megabyte; the first collective, which sets up the connections, is not timed.
+    # A megabyte. The first collective, which sets up the connections, was a part of `form`.
     values = torch.ones(2**18, dtype=torch.float32, device=member.device)
     began_s = time.perf_counter()
     dist.all_reduce(values)

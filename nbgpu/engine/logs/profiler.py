@@ -22,8 +22,8 @@ _log = logging.getLogger("nbgpu.profiler")
 class Profiler:
     """Runs torch's profiler for the steps of one window, and does nothing in all others.
 
-    A problem with the profiler is reported, and does not end the run. A window that a failure interrupts is
-    dropped, because the steps after it are repeated and not typical.
+    A problem with the profiler is reported, and does not end the run. A window is dropped that a failure
+    interrupts, because the steps after it are repeated and not typical, or that goes beyond the run's end.
 
     Args:
         steps: the window, counted from 1.
@@ -42,6 +42,7 @@ class Profiler:
         self._tell = tell
         self._running: profile | None = None
         self._part: record_function | None = None
+        """The part of the step that has begun."""
 
     def step(self, step: int) -> AbstractContextManager[None]:
         """Return a context for the step with this number, counted from 1."""
@@ -51,11 +52,16 @@ class Profiler:
         """End the current part of the step, and begin another."""
         if self._running is None:
             return
-        self._leave()
+        self._end_part()
         self._part = record_function(PREFIX + part)
         self._part.__enter__()
 
-    def _leave(self) -> None:
+    def close(self, step: int) -> None:
+        """Drop a window that the run has left after this step and before the window's last."""
+        if self._running is not None:
+            self._drop(f"after step {step}")
+
+    def _end_part(self) -> None:
         if self._part is not None:
             self._part.__exit__(None, None, None)
             self._part = None
@@ -66,20 +72,18 @@ class Profiler:
         one."""
         if step == self._steps.start:
             self._start()
-        if self._running is None:
+        if self._running is None:  # it did not start
             yield
             return
         try:
             with record_function(PREFIX + "step"):
                 yield
-                self._leave()
+                self._end_part()
                 if step == self._steps[-1] and self._device.type == "cuda":
                     # The GPU's outstanding work belongs to this step.
                     torch.cuda.synchronize(self._device)
         except BaseException:
-            self._drop(
-                f"the profile of steps {self._steps[0]} to {self._steps[-1]} was cut off at step {step}"
-            )
+            self._drop(f"at step {step}")
             raise
         if step == self._steps[-1]:
             self._finish()
@@ -98,16 +102,17 @@ class Profiler:
             return
         self._running = running
 
-    def _drop(self, why: str) -> None:
-        """End the profiler without a trace, and record the reason."""
-        self._leave()
-        running, self._running = self._running, None
-        if running is not None:
-            try:
-                running.stop()
-            except RuntimeError as error:
-                why = f"{why}; {error}"
-        self._tell("note", why)
+    def _drop(self, where: str) -> None:
+        """End the profiler without a trace, for good, and record where the window was cut off."""
+        self._end_part()
+        note = f"the profile of steps {self._steps[0]} to {self._steps[-1]} was cut off {where}"
+        running, self._running, self._steps = self._running, None, range(0)
+        assert running is not None
+        try:
+            running.stop()
+        except RuntimeError as error:
+            note = f"{note}; {error}"
+        self._tell("note", note)
 
     def _finish(self) -> None:
         """End the profiler, write the trace of the window, and record the breakdown of the steps' time."""

@@ -173,6 +173,7 @@ class ForkServer:
             # these objects, and so copy pages that all engines share.
             gc.freeze()
         if "fork" in asked:
+            self._unacknowledged[request] = 0  # the engine closes its copies of these connections
             number, pid = self.fork_engine(asked["fork"])
             self._unacknowledged[request] = pid
             with suppress(OSError):  # `_end_unless_acknowledged` then finds that the client is gone

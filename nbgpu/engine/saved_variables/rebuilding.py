@@ -12,7 +12,8 @@ import pickle
 import random
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -50,6 +51,15 @@ class NeedsTrust(Exception):
 
 class NotRebuilt(Exception):
     """A value cannot be rebuilt here; the message says why."""
+
+
+@contextmanager
+def _class_code(kind: type) -> Iterator[None]:
+    """Raise what the code of the person's class raises as NotRebuilt."""
+    try:
+        yield
+    except Exception as error:
+        raise NotRebuilt(f"{kind.__qualname__} raised {type(error).__name__}: {error}") from error
 
 
 class Rebuilder:
@@ -129,7 +139,8 @@ class Rebuilder:
         kind = self.value(node["class"])
         if not (self._trust or is_described_by_attributes(kind)):
             raise NeedsTrust(f"an object of {kind.__module__}.{kind.__qualname__}")
-        return kind.__new__(kind)
+        with _class_code(kind):
+            return kind.__new__(kind)
 
     def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
         """Put the content into a container that was built empty."""
@@ -315,10 +326,11 @@ class Rebuilder:
     def _restore_state(self, made: Any, node: Mapping[str, Any]) -> None:
         """Give an object its attributes, by its own `__setstate__` if it has one."""
         state = {self.value(name): self.value(part) for name, part in node["state"]}
-        if hasattr(made, "__setstate__"):
-            made.__setstate__(state)
-        else:
-            vars(made).update(state)
+        with _class_code(type(made)):
+            if hasattr(made, "__setstate__"):
+                made.__setstate__(state)
+            else:
+                vars(made).update(state)
 
     def _ddp(self, node: Mapping[str, Any]) -> DistributedDataParallel:
         """Return a DDP object around the rebuilt module, with the buckets in their saved order and without a

@@ -75,14 +75,14 @@ def stage(
     Args:
         folder: the folder of the saved variables.
         data: the name of the ranks' folder in it.
-        saved_by: the rank whose files are read.
+        saved_by: the rank whose variables this rank takes.
         saved: what each rank has written.
         names: the variables.
         trust: whether code of the folder may run.
 
     Returns:
-        The names of the variables that are ready; for each of the others, the code that it needs trust for;
-        and a line for each that cannot be rebuilt.
+        The names of the variables that are ready; by name, the code for which others need trust; and a line
+        for each that cannot be rebuilt.
 
     Raises:
         DataError: the files are damaged.
@@ -90,18 +90,18 @@ def stage(
     drop()
     member = group.membership()
 
-    def whole(rank: int) -> Stored:
+    def read_intact(rank: int) -> Stored:
         where = saved_folder.rank_folder(served.here(folder), data, rank)
         if what := saved_folder.damage(where, saved[rank]):
             raise DataError(what)
         return rank_files.read(where)
 
-    stored = whole(saved_by)
+    stored = read_intact(saved_by)
 
     def all_stored() -> list[Stored]:
-        return [stored if rank == saved_by else whole(rank) for rank in range(len(saved))]
+        return [stored if rank == saved_by else read_intact(rank) for rank in range(len(saved))]
 
-    # On the number of ranks that saved, each rank's files have its parts of all DTensors.
+    # Where as many ranks load as have saved, a rank's own files have its parts of all DTensors.
     rebuilder = Rebuilder(
         stored,
         shell.current().user_ns,

@@ -144,13 +144,15 @@ class RankModel:
         self._state: State | None = None
         self._strategy: Strategy | None = None
         self._buffers_before_step: list[Tensor] = []
+        """Copies with which a step can be undone; empty between steps."""
         self.bucket_order: Sequence[int] = ()
         """The order of the parameters in DDP's buckets after the last step, for the DDP object that the next
         group, or a process in this one's place, makes."""
         self.num_parameters = 0
-        """The numbers in the parameters of the whole model; 0 before it is built."""
+        """How many numbers the parameters of the whole model hold; 0 before it is built."""
         self._before_bytes: int | None = None
-        """The memory that the process held in addition to the run's; None before the first step."""
+        """The memory that the process held besides the run's state, measured before the first step; None
+        until then."""
 
     @property
     def is_built(self) -> bool:

@@ -81,6 +81,7 @@ class Trainer(Loop):
         With fsdp the shards of a rank that is gone are lost for all, so the whole state is dropped.
         """
         survives = self._rank_model.survives
+        self._profiler.close(self.step)
         self._rank_model.leave_group()
         # The last step may not have been judged, which takes all ranks: if the run is to stop, they repeat
         # the step.
@@ -117,6 +118,7 @@ class Trainer(Loop):
         return budget.explain_run(error, self.rank, self.step, shapes, self.config, self.device, static, need)
 
     def close(self) -> None:
+        self._profiler.close(self.step)
         self._rank_model.leave_group()
         super().close()
         if self._step_batches is not None:
@@ -501,6 +503,7 @@ class Trainer(Loop):
         """Write the last checkpoint, and evaluate the trained model. Rank 0 writes the checkpoint and reports
         the result; with a recipe that shares its evaluation out, all ranks compute it."""
         self._flush()
+        self._profiler.close(self.step)
         if self._progress.is_over and self.command != "stop" and self.step < self.total_steps:
             self._note(self._progress.end_in_words(self.step))
         # Save before the averaged weights take the weights' place, because the saved tensors are not copies.

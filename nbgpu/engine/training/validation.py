@@ -1,5 +1,5 @@
 """Evaluates the model on held-out samples: the recipe's values, averaged over the samples of all ranks or
-judged together, and its work on the samples of the result."""
+judged together, and what it makes of the samples of the result."""
 
 from __future__ import annotations
 

@@ -227,7 +227,8 @@ def factor(given: Any, step: int, function: Callable[..., Any]) -> float:
 
 
 def result(given: Any, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the result of `result` as JSON; tensors and arrays as numbers, or lists of numbers.
+    """Return what the person's `result` returned as plain values that JSON can hold; tensors and arrays
+    become numbers or lists.
 
     Raises:
         ConfigError: the result is unusable; the message names the line.
@@ -241,13 +242,19 @@ def result(given: Any, function: Callable[..., Any]) -> dict[str, Any]:
             "nbgpu says there which weights the result is of: name it otherwise",
         )
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(given, default=lambda value: value.tolist()))
+        plain: dict[str, Any] = json.loads(json.dumps(given, default=_as_plain))
     except (AttributeError, TypeError, ValueError) as error:
         raise refusal(
             f"one of them cannot be written ({error})",
             "Give texts, numbers, tensors, and lists and dicts of them",
         ) from None
     return plain
+
+
+def _as_plain(value: Any) -> Any:
+    """Return what JSON can hold of a value that it does not know; AttributeError where it is no mapping and
+    no array."""
+    return dict(value) if isinstance(value, Mapping) else value.tolist()
 
 
 def _refusal(function: Callable[..., Any], wanted: str) -> Callable[[str, str], ConfigError]:

@@ -184,8 +184,8 @@ class SettingsArea:
         field.focus()
 
     def enable(self, is_busy: bool, is_running: bool, has_cluster: bool) -> None:
-        """Enable the controls that may be changed now: all of them between runs, and during a run those that
-        steer it."""
+        """Enable the controls that may be changed now: during a run those that steer it, while anything else
+        is going on none, and the devices only while there is no cluster."""
         for name, field in self.form.fields.items():
             is_steered = is_running and name in self.steerable
             field.disabled = name in self.form.fixed or (is_busy and not is_steered)

@@ -49,12 +49,17 @@ class ArrivingFiles:
                 raise OSError(errno.EPERM, "it is a link, and nothing is written through it", str(folder))
         return folder / parts[-1]
 
-    def num_bytes(self, piece: Piece) -> int:
-        """Return how many bytes of a file are here, of those in front of this piece of it."""
-        path = self._path_of(piece.path)
-        for candidate in (_arriving(path), path):
-            if piece.offset_bytes and candidate.exists():
-                return min(piece.offset_bytes, candidate.stat().st_size)
+    def num_leading_bytes(self, piece: Piece) -> int:
+        """Return how many of the bytes that come before this piece in its file are here: the host has to send
+        the others again."""
+        try:
+            path = self._path_of(piece.path)
+            # What has come of a file that replaces another, and not the old file.
+            for candidate in (_arriving(path), path):
+                if candidate.exists():
+                    return min(piece.offset_bytes, candidate.stat().st_size)
+        except OSError:  # as `write` reports
+            return 0
         return 0
 
     def write(self, piece: Piece) -> bool:

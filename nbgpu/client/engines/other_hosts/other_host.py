@@ -133,9 +133,11 @@ class OtherHost:
         Raises:
             HostLostError: the host is not heard any more.
         """
-        if not self.is_there:
-            raise HostLostError(self.name)
-        return self._view.apply_async(reference(call), *args)
+        if self.is_there:
+            # The engine may be gone since.
+            with suppress(IndexError):
+                return self._view.apply_async(reference(call), *args)
+        raise HostLostError(self.name)
 
     def _ask(self, method: str, *args: Any, patience_s: float = _PATIENCE_S) -> Any:
         """Have a method called on the host, and return what it returns; OSError if it raises or the host does

@@ -374,7 +374,10 @@ class Served:
         """Write what has come. Return False if something cannot be written, which is asked for once more."""
         failure: OSError | None = None
         for name in gone:
-            self._files.drop(name)
+            try:
+                self._files.drop(name)
+            except OSError as error:
+                failure = error
         for piece in pieces:
             try:
                 if failure is None:
@@ -386,7 +389,7 @@ class Served:
                     continue
             except OSError as error:
                 failure = error
-            source.have[piece.path] = self._files.num_bytes(piece)
+            source.have[piece.path] = self._files.num_leading_bytes(piece)
         for name in whole:
             try:
                 if failure is None:
