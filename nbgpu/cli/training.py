@@ -21,7 +21,7 @@ from nbgpu.client.engines import preloading
 from nbgpu.client.host import gpu_choice
 from nbgpu.client.runs import data_check, planning
 from nbgpu.client.runs.run import Run
-from nbgpu.config import ClusterConfig, TrainConfig, flags, settings_of, train_config
+from nbgpu.config import ClusterConfig, OwnConfig, TrainConfig, flags, settings_of, train_config
 from nbgpu.config.settings import together, unused
 from nbgpu.errors import ConfigError
 from nbgpu.machine import requirements
@@ -106,7 +106,10 @@ def _next_commands(run: Run) -> list[str]:
     commands = [f"nbgpu report {folder}"]
     if run.can_work_out_result:
         commands.append(f"nbgpu result {folder}")
-    if run.config.PREDICTS:
+    if isinstance(run.config, OwnConfig):
+        if {"new_data", "predict"} <= run.config.METHODS:
+            commands.append(f"nbgpu predict {folder} --data NEW --trust")
+    elif run.config.PREDICTS:
         commands.append(f"nbgpu predict {folder} --data NEW")
     return ["go on with:", *(f"  {command}" for command in commands)]
 

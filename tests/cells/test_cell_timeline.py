@@ -154,6 +154,17 @@ def test_one_rank_alone_and_a_cell_without_collectives(notebook: Any) -> None:
     spans, _, text = read(notebook)
     assert {(s[0], s[1]) for s in spans} == {("other", 1)}
     assert "%%distributed on 1 rank" in text
+    # In a group of its own a rank waits for nobody.
+    alone = "%%distributed --timeline\nalone = [dist.new_group([r]) for r in range(world_size)][rank]\n"
+    assert notebook.run(f"{alone}total = torch.ones(1)").status == "ok"
+    use = (
+        "%%distributed --timeline\nfor _ in range(3): dist.all_reduce(total, group=alone)\n"
+        "own = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=alone)\n"
+        "own(torch.ones(1, 4)).sum().backward()"
+    )
+    assert notebook.run(use).status == "ok"
+    spans, _, _ = read(notebook)
+    assert {s[0] for s in spans} == {"other", "forward", "backward"}
 
 
 def test_ranks_on_several_hosts_compare_their_clocks(notebook: Any) -> None:

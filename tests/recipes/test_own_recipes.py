@@ -437,6 +437,16 @@ def test_what_is_no_model_is_told_with_its_line(tmp_path: Path, made: str) -> No
     assert str(caught.value).startswith(f"checked.py, line {MODEL_LINE}: {BAD_MODELS[made]}")
 
 
+def test_what_is_wrong_on_every_rank_is_told_once(cluster2: nbgpu.Cluster, tmp_path: Path) -> None:
+    path = checked(tmp_path, ("return nn.Linear(3, 1)", "return None"))
+    run = cluster2.train(str(path), runs_dir=str(tmp_path / "runs"))
+    with pytest.raises(nbgpu.RankError) as caught:
+        run.wait(400)
+    told = str(caught.value)
+    assert "PeerFailed" not in told
+    assert told.count(f"ConfigError: checked.py, line {MODEL_LINE}: {BAD_MODELS['None']}") == 1, told
+
+
 def test_a_lazy_model_that_has_seen_a_sample_is_a_model(tmp_path: Path) -> None:
     made = "return nn.Linear(3, 1)", "lazy = nn.LazyLinear(1); lazy(torch.zeros(1, 3)); return lazy"
     assert recipe_of(checked(tmp_path, made)).build_model().weight.shape == (1, 3)

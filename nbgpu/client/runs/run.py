@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("nbgpu.run")
 _STOP_PATIENCE_S = 10.0
+_REJOIN_PATIENCE_S = 120.0
+"""The time in which the ranks take note of a run that has ended."""
 
 
 Conclude = Callable[["Run", int, TrainConfig], None]
@@ -168,7 +170,8 @@ class Run:
         _leave_missing_outcomes(folder, results, state)
         run = cls(folder, config, _first_info(folder, config, state), state, recovery, conclude, results)
         if all(result.ready() for result in results.values()):
-            run._ending.wait_at_most(_STOP_PATIENCE_S)
+            # Ranks that have just started may load packages for long first.
+            run._ending.wait_at_most(_REJOIN_PATIENCE_S)
         return run
 
     @property

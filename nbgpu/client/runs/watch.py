@@ -492,5 +492,6 @@ class RunWatch:
             self._recovery.abandon_cell(self._results)
         # This call looks at all objects that torch's compiler and MONAI have made, and nothing waits for it.
         self._state.ranks.call(Call.FREE_MEMORY, ranks=back)
+        give_up_mono_s = time.monotonic() + _LET_GO_PATIENCE_S
         for result in ended.values():
-            result.wait(_LET_GO_PATIENCE_S)
+            result.wait(max(0.0, give_up_mono_s - time.monotonic()))

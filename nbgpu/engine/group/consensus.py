@@ -118,14 +118,15 @@ def raise_together(failure: Exception | None) -> None:
     Raises:
         DataError: every failure is a DataError; the error has each line of their messages once.
         PeerFailed: a rank failed in another way. A failed rank raises its own error instead, unless that is a
-            NbgpuError.
+            NbgpuError that not all ranks have.
     """
     mine = (
         None
         if failure is None
         else (isinstance(failure, DataError), f"{type(failure).__name__}: {failure}", str(failure))
     )
-    failed = {rank: news for rank, news in enumerate(exchange.gather(mine)) if news is not None}
+    of_ranks = exchange.gather(mine)
+    failed = {rank: news for rank, news in enumerate(of_ranks) if news is not None}
     if not failed:
         return
     if all(is_data_error for is_data_error, _, _ in failed.values()):
@@ -133,6 +134,7 @@ def raise_together(failure: Exception | None) -> None:
             "\n".join(dict.fromkeys(line for _, _, text in failed.values() for line in text.splitlines()))
         )
     # The rank's own error has the traceback that the person needs.
-    if failure is not None and not isinstance(failure, NbgpuError):
+    is_of_all = all(news == of_ranks[0] for news in of_ranks)
+    if failure is not None and (is_of_all or not isinstance(failure, NbgpuError)):
         raise failure
     raise PeerFailed("; ".join(f"rank {rank} failed: {named}" for rank, (_, named, _) in failed.items()))

@@ -299,7 +299,9 @@ def _noting_collective(method: Callable[..., Any], operation: str, argument: int
     """
 
     def begin(notes: _Notes, of_group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin a collective and record it."""
+        """Begin a collective, and record it unless the rank is alone in the group and waits for nobody."""
+        if of_group.size() == 1:
+            return method(of_group, *args, **kwargs)
         num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
         noted = notes.begin(operation, of_group, num_bytes)
         work = method(of_group, *args, **kwargs)
@@ -323,6 +325,8 @@ def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
 
     def broadcast_and_note(notes: _Notes, of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if of_group.size() == 1:
+            return broadcast(of_group, tensors, *args, **kwargs)
         noted = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
         with notes.waiting(noted):
             return broadcast(of_group, tensors, *args, **kwargs)

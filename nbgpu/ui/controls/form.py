@@ -51,6 +51,8 @@ class SettingsForm:
         self.recipe = recipe
         self.preset = preset
         self.model = settings_of(recipe)
+        self.recipe_of_runs = str(default_of(self.model, "recipe"))
+        """The recipe as its runs name it: one in a file by its whole path."""
         self._own_defaults: dict[str, Any] = {}
         """The panel's own defaults, in place of those that a call has."""
         self._of_run: dict[str, Any] = {}
@@ -107,7 +109,7 @@ class SettingsForm:
         note, warns = "", False
         try:
             runs_dir = str(default_of(self.model, "runs_dir"))
-            folder = resume.run_to_resume(resumed, runs_dir, self.recipe, name) if resumed else None
+            folder = resume.run_to_resume(resumed, runs_dir, self.recipe_of_runs, name) if resumed else None
             if folder is not None:
                 self._of_run = self.beyond_defaults(runs.read_settings(folder)[1])
                 note = f"the settings are those of {folder.name}"
@@ -121,7 +123,7 @@ class SettingsForm:
 
     def beyond_defaults(self, run: TrainConfig) -> dict[str, Any]:
         """The settings of a run that differ from this form's defaults; none of another recipe's run."""
-        if run.recipe != self.recipe:
+        if run.recipe != self.recipe_of_runs:
             raise ConfigError(f"a run of {run.recipe!r} cannot be resumed with {self.recipe!r}")
         run = run.counting(resume="")
         beyond, values = run.beyond_defaults, run.model_dump()

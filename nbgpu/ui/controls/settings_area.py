@@ -234,7 +234,7 @@ class SettingsArea:
 
     def _last_settings(self) -> tuple[Path, TrainConfig] | None:
         runs_dir = Path(str(default_of(self.form.model, "runs_dir")))
-        return runs.last_settings(runs_dir, self.form.recipe)
+        return runs.last_settings(runs_dir, self.form.recipe_of_runs)
 
     def _offer_last(self) -> None:
         """Offer the settings of the newest run while nothing is changed."""

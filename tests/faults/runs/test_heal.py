@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -239,7 +240,8 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     assert "rank 0 was killed by SIGKILL" in first
     assert first.endswith("begins again with the first step, because there is no checkpoint.")
     assert "rank 1 was killed by SIGKILL" in second
-    assert second.endswith("goes on from the newest intact checkpoint, after step 10.")
+    # A busy machine may not have written that of step 10 yet.
+    assert re.search(r"goes on from the newest intact checkpoint, after step (5|10)\.$", second), second
     assert (
         "With strategy='fsdp' each rank has a part of the weights, and they are lost with the group" in second
     )

@@ -453,6 +453,19 @@ def test_a_new_form_offers_the_settings_of_the_last_run(area: SettingsArea, tmp_
     assert area._last.layout.display == "none"
 
 
+def test_the_last_run_of_a_file_is_found_by_its_relative_path(
+    area: SettingsArea, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from nbgpu.recipes.own import OwnRecipe\nclass Mine(OwnRecipe): pass\n")
+    last = runs.create(SettledConfig(train_config("mine.py", steps=7)), ClusterConfig(gpus="none"))
+    area._choose_workload("mine.py", "")
+    area.judge()
+    assert last.name in area._last.tooltip
+    area._last.click()
+    assert area.fields["steps"].value == "7"
+
+
 def test_the_settings_of_the_last_run_are_shown_whatever_defaults_the_form_has(area: SettingsArea) -> None:
     """The form takes other defaults from a preset, and amp='auto' where the ranks have GPUs."""
     last = train_config("autoencoder", lr=5e-4, batch_size=3)
