@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -75,7 +76,7 @@ def _run(arguments: list[str]) -> int:
     except UsageError as error:
         raise _ended(str(error), BAD_USAGE) from None
     except RankError as error:
-        raise _ended(_with_tracebacks(error), FAILED) from None
+        raise _ended(_with_tracebacks(error), FAILED, has_code=True) from None
     except NbgpuError as error:
         raise _ended(f"{type(error).__name__}: {error}", FAILED) from None
 
@@ -88,9 +89,18 @@ def _as_recipe(name: str) -> str:
     return did_you_mean(name, TRAIN_CONFIGS).replace("mean ", "mean train ")
 
 
-def _ended(message: str, code: int) -> SystemExit:
-    """Print why the command ends. Who calls `main` from Python finds the message as the exception's text."""
-    print(message, file=sys.stderr)
+def _ended(message: str, code: int, has_code: bool = False) -> SystemExit:
+    """Print why the command ends. Who calls `main` from Python finds the message as the exception's text.
+
+    Args:
+        message: one or several lines.
+        code: the exit code.
+        has_code: whether lines of the message are code, which a terminal must not break between words.
+    """
+    from nbgpu.text.console import wrapped
+
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() and not has_code else None
+    print(wrapped(message, width), file=sys.stderr)
     ended = SystemExit(message)
     ended.code = code
     return ended

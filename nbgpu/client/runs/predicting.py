@@ -91,7 +91,7 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
     if isinstance(config, OwnConfig) and not asked.trust:
         problems.append(
             f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, whose code would run "
-            "with all of your permissions. If you trust it, set trust"
+            "with all of your permissions. If you trust it, set trust=True (in a terminal --trust)"
         )
     # What is wrong with the settings for the prediction.
     allowed = config.AT_PREDICTION
