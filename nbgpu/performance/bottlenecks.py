@@ -188,7 +188,8 @@ class TimeBreakdown:
         if "cores" not in (first, bound) and self.causes_s["cores"] >= _WORTH_NAMING * self.step_s:
             yield f"All of these times are longer than they need be: {self._describe('cores')}."
         if rest := self._list_parts_except({_SPENT_ON.get(c, c) for c in (bound, first) if c is not None}):
-            yield f"Of the {in_ms(self.step_s)} of a step, on average over the ranks: {rest}."
+            mean = ", on average over the ranks" if len(self.ranks) > 1 else ""
+            yield f"Of the {in_ms(self.step_s)} of a step{mean}: {rest}."
         hidden_s = self.parts.get("hidden_s", 0.0)
         if hidden_s >= _LEAST_HIDDEN_SHARE * self.step_s:
             yield f"The backward pass hides {in_ms(hidden_s)} of the exchange of gradients."

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+_OF_IPYTHON = {"In", "Out", "exit", "quit", "open", "get_ipython"}
+"""Variables that nobody has made."""
 _MAX_LINES = 10
 """The most parts that one error names."""
 _MAX_DEPTH = 50
@@ -75,7 +77,7 @@ class Explained(Exception):
 
 def unknown(names: Iterable[str], variables: Mapping[str, Any]) -> list[str]:
     """A line for each name that no variable has, with the names that may have been meant."""
-    known = [name for name in variables if not name.startswith("_")]
+    known = [name for name in variables if not name.startswith("_") and name not in _OF_IPYTHON]
     lines = []
     for name in names:
         if name not in variables:

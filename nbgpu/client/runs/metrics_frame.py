@@ -47,4 +47,5 @@ def parts_frame(reader: Reader, num_ranks: int) -> pd.DataFrame:
         for parts in step_parts.parts_of(reader.records(), num_ranks)
     ]
     columns = ["step", "rank", "step_s", *step_parts.PARTS, "hidden_s", "waited_for"]
-    return pd.DataFrame(rows, columns=columns)
+    # One rank hides nothing, of which pandas would make a column of objects.
+    return pd.DataFrame(rows, columns=columns).astype({"hidden_s": float})
