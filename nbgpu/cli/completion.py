@@ -88,7 +88,8 @@ def _flag(name: str) -> str:
 def _choices() -> dict[str, tuple[str, ...]]:
     """The values of the flags that take one of a few, over all commands and recipes."""
     choices: dict[str, tuple[str, ...]] = {}
-    commands = [*product(TRAIN_CONFIGS, WITH_RECIPE), (None, "predict")]
+    others = [command for command in COMMANDS if command not in WITH_RECIPE]
+    commands = [*product(TRAIN_CONFIGS, WITH_RECIPE), *((None, command) for command in others)]
     for name, info in (field for recipe, command in commands for field in fields_of(command, recipe)):
         kinds = [info.annotation, *get_args(info.annotation)]
         values = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]

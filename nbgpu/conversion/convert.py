@@ -9,6 +9,7 @@ from typing import Any
 from nbgpu.conversion import fast_ddpm, latent_diffusion
 from nbgpu.conversion.converted import SUFFIXES, Converted, Keys, read
 from nbgpu.errors import ConfigError
+from nbgpu.machine.files import write_whole
 
 _KNOWN = (
     (latent_diffusion.TABLES, latent_diffusion.convert),
@@ -24,11 +25,15 @@ def is_foreign(path: Path) -> bool:
 
 def write(converted: Converted, path: Path) -> None:
     """Write the settings as a TOML file; ConfigError where there is a file already or none can be written."""
+    text = converted.to_toml()
     try:
-        with path.open("x") as file:
-            file.write(converted.to_toml())
+        path.open("x").close()
     except FileExistsError:
         raise ConfigError(f"{path} is there already. Name another file, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file") from None
+    try:
+        write_whole(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file") from None
 

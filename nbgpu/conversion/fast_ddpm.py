@@ -186,20 +186,19 @@ def _optimizer(result: Converted) -> None:
 
 def _sampling(result: Converted) -> None:
     """Convert the table `sampling`: the times that are visited, and the noise."""
-    kinds = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
+    # By Fast-DDPM's name. Its 'uniform' begins at 0 and does not visit the last time.
+    spacings = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
-    def known(value: Any) -> str:
-        if value not in kinds:
+    def spacing_of(value: Any) -> str:
+        if not isinstance(value, str) or value not in spacings:
             raise ValueError("is not known; known are uniform and non-uniform")
-        return kinds[value]
+        return spacings[value]
 
-    spacing = result.take(
-        "sampling.scheduler_type", "spacing", "0, 100, ..., 900 is what the script visits", convert=known
-    )
+    spacing = result.take("sampling.scheduler_type", "spacing", convert=spacing_of)
     if spacing == "non-uniform":
         result.note_fixed("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
-    else:
-        result.take("sampling.timesteps", "sampling_steps")
+    elif result.take("sampling.timesteps", "sampling_steps") is not None and spacing is None:
+        result.set("spacing", "uniform-from-0", f"{_IN_SCRIPT}, where there is no sampling.scheduler_type")
     result.take("sampling.eta", "eta")
     result.leave("sampling.batch_size", "validation samples in batches of batch_size")
     result.note_fixed("sampling.init_type", "gaussian", otherwise="sampling begins with Gaussian noise")

@@ -15,6 +15,7 @@ from nbgpu.machine import processes
 _OBITUARY_PATIENCE_S = 0.2
 """How long to wait until the fork server has recorded the exit code of an engine that is gone."""
 _VMSTAT = Path("/proc/vmstat")
+_OOM_KILL_AGE_S = 10.0
 
 
 Whose = Literal["engines", "controller"]
@@ -43,12 +44,17 @@ class Endings:
     def __init__(self, folder: Path, from_start: bool) -> None:
         self._folder = folder
         self._num_oom_kills = _num_oom_kills() if from_start else None
+        """The OOM killer's count before any death that was not asked about yet, `_OOM_KILL_AGE_S` old at
+        least; None if it is not known. Each kill counts for one guess."""
+        self._next_num_oom_kills = self._num_oom_kills
+        self._next_count_mono_s = time.monotonic() + _OOM_KILL_AGE_S
         self._guesses: dict[int, str] = {}
         """A guess at the sender of SIGKILL, by the pid of the process that it ended."""
 
     def of(self, pid: int) -> ExitStatus | None:
         """Return the exit status of an engine; None while it lives."""
         if not processes.is_ending(pid):
+            self._count_oom_kills()
             return None
         code = self._exit_code(pid)
         if code is None:
@@ -58,15 +64,23 @@ class Endings:
             code = self._exit_code(pid)
         return ExitStatus(code, self._guess_of_killer(pid) if code == -signal.SIGKILL else "")
 
+    def _count_oom_kills(self) -> None:
+        """Count anew every `_OOM_KILL_AGE_S` while engines live: a kill of long ago was of another
+        process."""
+        if time.monotonic() > self._next_count_mono_s:
+            self._num_oom_kills, self._next_num_oom_kills = self._next_num_oom_kills, _num_oom_kills()
+            self._next_count_mono_s = time.monotonic() + _OOM_KILL_AGE_S
+
     def _guess_of_killer(self, pid: int) -> str:
-        """Say whether the kernel's OOM killer ended a process, by its count since the last guess."""
+        """Say whether the kernel's OOM killer ended a process, by how many it has ended in the last
+        seconds."""
         if pid not in self._guesses:
             before, now = self._num_oom_kills, _num_oom_kills()
-            self._num_oom_kills = now
             if before is None or now is None:
                 guess = "; the kernel's OOM killer?"
             elif now > before:
                 guess = ", most likely by the kernel's OOM killer, which has just ended a process"
+                self._num_oom_kills = before + 1
             else:
                 guess = ", and not by the kernel's OOM killer"
             self._guesses[pid] = guess

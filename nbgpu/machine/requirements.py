@@ -51,10 +51,17 @@ def newer_than_tried() -> Iterator[tuple[str, str, str]]:
             yield name, installed, tried
 
 
+def _is_installed(name: str) -> bool:
+    """Return whether a package can be imported. A folder of its name, in which it has perhaps written its
+    logs, is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
 def require_extras(config: TrainConfig) -> None:
     """Raise a ConfigError that names every package which the settings need and which is not installed."""
     wanted = {"tensorboard": config.tensorboard, "wandb": config.wandb != "off"}
-    lacking = [name for name, is_wanted in wanted.items() if is_wanted and find_spec(name) is None]
+    lacking = [name for name, is_wanted in wanted.items() if is_wanted and not _is_installed(name)]
     if lacking:
         settings = " and ".join(f"{name}={getattr(config, name)!r}" for name in lacking)
         packages = f"the package{'s' if len(lacking) > 1 else ''} {' and '.join(lacking)}"

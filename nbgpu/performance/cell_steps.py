@@ -72,7 +72,9 @@ class _Rank:
 
         Args:
             rank: the rank.
-            note: its marks, collectives and the end of the cell.
+            note: of `cell_timeline`. `marks` are (part, the moment at which it began). Of the `collectives`
+                `came_s` is the call, `since_s` and `until_s` the wait for it in Python, None if there was
+                none, and `arrived_s` the moment at which the result was there, None if that is not known.
             clocks: bring the ranks' clocks together.
             begun_s: the moment before which notes are left out.
         """
@@ -86,9 +88,11 @@ class _Rank:
             Span(_KINDS.get(part, "other"), rank, begin_s, max(begin_s, end_s))
             for (part, begin_s), end_s in zip(marks, ends_s, strict=True)
         ]
+        """What the rank did, without gaps."""
         self.sent: list[Span] = []
+        """Collectives, from the call to the result."""
         self.waits: list[_Wait] = []
-        in_backward: list[tuple[Mapping[str, Any], float, float]] = []
+        buckets: list[tuple[Mapping[str, Any], float, float]] = []
         for noted in note["collectives"]:
             came_s = noted["came_s"] + shift_s
             if came_s < begun_s:
@@ -104,13 +108,13 @@ class _Rank:
                 key = noted["key"] if until_s is not None and not noted["has_failed"] else ""
                 self._wait(noted, key, came_s, since_s, ended_s if until_s is None else until_s)
             elif is_backward:
-                in_backward.append((noted, came_s, ended_s if arrived_s is None else arrived_s))
+                buckets.append((noted, came_s, ended_s if arrived_s is None else arrived_s))
             if arrived_s is not None and not noted["has_failed"]:
                 kind: Kind = "exchange" if is_backward and since_s is None else "collective"
                 self.sent.append(
                     Span(kind, rank, came_s, max(came_s, arrived_s), noted["num_bytes"], noted["operation"])
                 )
-        self._wait_in_backward(in_backward)
+        self._wait_in_backward(buckets)
         self.waits.sort(key=lambda wait: wait.begin_s)
 
     def _wait(self, noted: Mapping[str, Any], key: str, came_s: float, begin_s: float, end_s: float) -> None:

@@ -387,8 +387,9 @@ def item(value: Any, info: FieldInfo) -> Any:
     if value == "none" and type(None) in types:
         return None
     items = value.split()
-    is_one = len(items) == 1 and not types <= {tuple, type(None)}
-    return tuple(items) if tuple in types and not is_one else value
+    # One word of a field int | tuple is the int; of a field that is always a tuple, a tuple of one.
+    is_single_value = len(items) == 1 and not types <= {tuple, type(None)}
+    return tuple(items) if tuple in types and not is_single_value else value
 
 
 def _as_toml(value: Any) -> Any:

@@ -162,8 +162,8 @@ def _best_of(run_folder: Path) -> Path:
 
 
 def _all_of(runs_dir: Path, recipe: str, run_name: str) -> list[Path]:
-    """Return every checkpoint of every run of a recipe, the newest first; with a name, of the runs of that
-    name."""
+    """Return every checkpoint of this user's runs of a recipe, the newest first; with a name, of the runs of
+    that name."""
     folders = runs_of(runs_dir, recipe, run_name)
     return sorted(
         (c for folder in folders for c in checkpoint_files.checkpoints(folder)), key=_age, reverse=True
@@ -195,12 +195,12 @@ def _settings_in(run_toml: Path) -> Mapping[str, Any]:
 
 def _age(checkpoint: Path) -> tuple[float, int]:
     """Return a sort key: the time at which a checkpoint was written; for a damaged one the time of its
-    folder."""
+    folder, and 0 for one that its run has just removed."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         return checkpoint_files.read(checkpoint).time_s, step
     except (OSError, ValueError):
-        return checkpoint.stat().st_mtime, step
+        return checkpoint.stat().st_mtime if checkpoint.exists() else 0.0, step
 
 
 def _run_of(checkpoint: Path) -> Path:

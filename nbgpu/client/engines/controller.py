@@ -46,6 +46,11 @@ def main() -> None:
     lifetime = LifetimeWatch(folder, watched.watch(owner_pid, folder), others)
 
     def end_with_the_others() -> None:
+        """End this process when the owner or the fork server has ended.
+
+        The owner of a cluster that is kept may end: `over` then takes it out. If there is no fork server here
+        either, nothing is left to watch, and the cluster ends when it has been without engines for minutes.
+        """
         while lifetime.fds and not lifetime.over(select.select(lifetime.fds, [], [])[0]):
             pass
         if not lifetime.fds:
@@ -53,8 +58,8 @@ def main() -> None:
         if not fork_server_pid:
             # There is no fork server here to remove it, as the last process of the cluster.
             shutil.rmtree(folder, ignore_errors=True)
-        # Exit in an orderly way, so that one can tell which process was killed; the helpers see the end, and
-        # end too.
+        # With 0, so that an exit by a signal means that somebody has killed the controller. The processes
+        # that it has forked notice its end.
         os._exit(0)
 
     threading.Thread(target=end_with_the_others, name="nbgpu-lifetime", daemon=True).start()

@@ -93,6 +93,7 @@ class HostPool:
         self._closing = threading.Event()
         self._starter: threading.Thread | None = None
         self._obstacle = ""
+        """Why the launcher cannot start a lost host at present; empty if nothing keeps it from that."""
 
     @property
     def processes(self) -> Processes:
@@ -329,8 +330,9 @@ class HostPool:
         """Remove lost hosts from those of the cluster. They may come back."""
         for host in lost:
             host.has_ranks = False
-        self.members = [host for host in self.members if host not in lost]
+        # In this order: `_keep_starting` ends when no host is missing.
         self.departed += lost
+        self.members = [host for host in self.members if host not in lost]
 
     def has_come(self, num_ranks: int) -> bool:
         """Whether a host has dialled in since the cluster went on without one, and may have ranks beside
@@ -342,10 +344,11 @@ class HostPool:
     def start_again(self) -> None:
         """Have the launcher start lost hosts again, on a thread of its own, until all have come back."""
         if self.launcher.starts_again and (self._starter is None or not self._starter.is_alive()):
-            self._starter = threading.Thread(target=self._start_again, name="nbgpu-hosts", daemon=True)
+            self._starter = threading.Thread(target=self._keep_starting, name="nbgpu-hosts", daemon=True)
             self._starter.start()
 
-    def _start_again(self) -> None:
+    def _keep_starting(self) -> None:
+        """Have the launcher start lost hosts, with pauses that grow, until none is missing."""
         assert self.join_file is not None, "there are other hosts"
         period_s = _FIRST_PERIOD_S
         while self.missing() and not self._closing.is_set():
@@ -354,7 +357,7 @@ class HostPool:
             except NbgpuError as error:
                 self._obstacle = str(error)
             except Exception as error:  # noqa: BLE001 - it is logged
-                # It is tried again; without this thread the host would never come back.
+                # It is tried again: if the thread ended here, the host would never come back.
                 _log.exception("a lost host could not be started again")
                 self._obstacle = repr(error)
             self._closing.wait(period_s)

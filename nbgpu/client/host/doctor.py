@@ -308,7 +308,8 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
     with ExitStack() as open_files:
         # Files take the output and not pipes, because NCCL may be set to log more than a pipe holds.
         outputs, errors = (
-            [open_files.enter_context(tempfile.TemporaryFile("w+")) for _ in questions] for _ in range(2)
+            [open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in questions]
+            for _ in range(2)
         )
         asked: list[subprocess.Popen[bytes]] = []
         give_up_s = time.monotonic() + _PATIENCE_S
@@ -339,7 +340,10 @@ def _ask(questions: Sequence[Sequence[str]], environment: dict[str, str]) -> lis
         ]
         if failed:
             raise ClusterError("; ".join(dict.fromkeys(failed)))
-        return [json.loads(_last_line(output)) for output in outputs]
+        try:
+            return [json.loads(_last_line(output)) for output in outputs]
+        except ValueError as error:
+            raise ClusterError(f"the answer of a process cannot be read: {error}") from None
 
 
 def _last_line(file: IO[str]) -> str:

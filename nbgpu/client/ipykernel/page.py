@@ -136,17 +136,18 @@ class RunningCell:
         if stream is None or dispatch is None or not all(hasattr(subshells, name) for name in needed):
             return lambda: None
 
-        async def answer_or_dispatch(message: Any) -> None:
-            """Give a page's question to a free subshell, and any other message to ipykernel."""
+        async def pass_on(message: Any) -> None:
+            """Send a page's question to the first subshell, if there is one, and any other message where
+            ipykernel would."""
             # Only the header is decoded here: the message itself goes on unchanged.
             _, parts = kernel.session.feed_identities(message, copy=False)
             kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")
-            if kind in _QUESTIONS and (free := subshells.list_subshell()):
-                subshells.get_shell_channel_to_subshell_socket(free[0]).send_multipart(message, copy=False)
+            if kind in _QUESTIONS and (there := subshells.list_subshell()):
+                subshells.get_shell_channel_to_subshell_socket(there[0]).send_multipart(message, copy=False)
             else:
                 await dispatch(message)
 
-        stream.on_recv(answer_or_dispatch, copy=False)
+        stream.on_recv(pass_on, copy=False)
         return lambda: stream.on_recv(dispatch, copy=False)
 
     def say_busy(self) -> None:

@@ -45,8 +45,9 @@ class FakeShards(Strategy):
         self._now = True
         self._order: list[_FsdpUnit] = []
         """The parts in the order of the forward pass."""
-        self._gathered: Tensor | None = None
-        """The buffer that the forward pass frees once the next part is gathered."""
+        self._buffer_to_free: Tensor | None = None
+        """The buffer of the part gathered last, which the forward pass frees once that of the next one is
+        filled."""
         self._to_scatter: Tensor | None = None
         self._waiting: list[_FsdpUnit] = []
         """The parts whose gradients are scattered when the backward pass is over."""
@@ -98,13 +99,13 @@ class FakeShards(Strategy):
 
         def before_backward(_: Tensor) -> None:
             """Gather the part's weights again, and prefetch those of the part whose backward pass is next."""
-            part.gather()
+            part.copy_out()
             # FSDP has copied the weights out of the buffer, which it frees at once in the backward pass.
             part.buffer = None
             # The backward pass visits the parts in the reverse order of the forward pass.
             position = self._order.index(part)
             if position:
-                self._order[position - 1].prefetch()
+                self._order[position - 1].fill_buffer()
 
         def after_forward(module: nn.Module, args: Any, output: Any) -> None:
             part.forget_gathered()
@@ -122,13 +123,13 @@ class FakeShards(Strategy):
     def _gather_in_forward(self, part: _FsdpUnit) -> None:
         """Gather a part's weights before its forward pass; FSDP frees the buffer of the part before only once
         this one's buffer is filled."""
-        part.prefetch()
-        self._gathered = None
-        part.gather()
-        self._gathered, part.buffer = part.buffer, None
+        part.fill_buffer()
+        self._buffer_to_free = None
+        part.copy_out()
+        self._buffer_to_free, part.buffer = part.buffer, None
 
     def _end_forward(self) -> None:
-        self._gathered = None
+        self._buffer_to_free = None
 
     def _scatter(self, part: _FsdpUnit) -> None:
         """Allocate what FSDP allocates to scatter the gradients of a part, free the whole gradients, and give
@@ -199,7 +200,7 @@ class _FsdpUnit:
         with_gradient = (s for p, s in zip(self.whole, self.shards, strict=True) if p.grad is not None)
         return self._world_size * sum(shard.numel() for shard in with_gradient)
 
-    def prefetch(self) -> None:
+    def fill_buffer(self) -> None:
         """Allocate the buffer into which the weights are gathered, unless it is there, they are gathered
         already, or there is nothing to gather: no weights, or a single rank."""
         if self._world_size > 1 and self.shards and self.buffer is None and not self._gathered:
@@ -207,11 +208,11 @@ class _FsdpUnit:
             self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)
             self._note([self.buffer])
 
-    def gather(self) -> None:
+    def copy_out(self) -> None:
         """Allocate a tensor for each gathered weight, into which FSDP copies it from the buffer."""
         if self._gathered:
             return
-        self.prefetch()
+        self.fill_buffer()
         self._gathered = [
             torch.empty(self._world_size * shard.numel(), dtype=shard.dtype, device=shard.device)
             for shard in self.shards

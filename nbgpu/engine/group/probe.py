@@ -55,6 +55,7 @@ def reduce(folder: str, rank: str, world_size: str, backend: str, device: str) -
 if __name__ == "__main__":
     question, *arguments = sys.argv[1:]
     answer = about() if question == "about" else reduce(*arguments)
-    print(json.dumps(answer), flush=True)  # noqa: T201 - the answer
+    # On a line of its own, whatever NCCL has logged before.
+    print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201 - the answer
     # A thread of gloo that still lets go of the all_reduce would abort the interpreter at its end.
     os._exit(0)

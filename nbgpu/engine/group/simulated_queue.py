@@ -70,7 +70,7 @@ class Arrivals:
             _SLOT.unpack_from(self._memory, self._offset(rank, number)) for rank in range(self._world_size)
         )
         times_s: list[float] = [time_s for slots_number, time_s in slots if slots_number == number]
-        # A rank that is many collectives ahead has overwritten the slots: then no rank is waited for.
+        # A rank that is `_NUM_SLOTS` collectives ahead has overwritten its slot, and is not waited for.
         return max(times_s, default=0.0)
 
     def _offset(self, rank: int, number: int) -> int:

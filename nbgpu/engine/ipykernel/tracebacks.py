@@ -275,9 +275,15 @@ def _named(part: str) -> str:
 
 
 def _frame(cell: str, arrow: re.Match[str] | None, found: re.Match[str]) -> str:
-    """Return the header of a frame, such as 'Cell In[3], line 2, in fit(x)'; code of the cell itself has no
-    function."""
+    """Return IPython 7's header of a frame as newer versions write it, such as 'Cell In[3], line 2, in
+    fit(x)'; code of the cell itself has no function.
+
+    Args:
+        cell: 'Cell In[3]'.
+        arrow: the match of the arrow before the failing line, with its number; None if no line is shown.
+        found: the match of IPython's own header.
+    """
     place = f"{cell}, line {arrow[1]}" if arrow else cell
-    if found["function"].startswith(("<cell line", "<module>")):
+    if found["function"].startswith("<cell line"):
         return place
     return f"{place}, in {found['function']}{found['arguments']}"

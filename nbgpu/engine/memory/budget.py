@@ -135,7 +135,11 @@ def explain_run(
         static: the memory held from step to step; None if the run had not reached its first step.
         need: the memory of a step, from shapes; None to estimate it from the steps that were done.
     """
-    device, asked = refused(error, device)
+    own_device = device
+    device, asked = refused(error, own_device)
+    if device != own_device:
+        # A rank that computes on a GPU has no memory of the host left: what a step takes there is not known.
+        static = None
     usage = Usage.of(device)
     # On the CPU `Usage` has the present value only; the peak is counted apart.
     usage = replace(usage, peak_bytes=max(usage.peak_bytes, peak_bytes(device)))
@@ -167,7 +171,8 @@ def explain_run(
             fits = min(fits, need.batch_size_that_fits(usage, static.before_bytes + spare_bytes))
         lines.append(advice(config, fits, step > 0 or need is not None, device.type == "cuda"))
     else:
-        lines.append("Give it a smaller model or less data, or free what the cells hold: del NAME")
+        what = "a smaller model or less data" if device == own_device else "fewer or smaller caches of data"
+        lines.append(f"Give it {what}, or free what the cells hold: del NAME")
     lines.append("The run's memory was freed, and nothing was tried again")
     return OutOfMemoryError("\n".join(lines))
 

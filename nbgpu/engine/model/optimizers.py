@@ -111,7 +111,7 @@ def state_of(optimizer: Optimizer) -> OptimizerState:
     if refused:
         raise ConfigError(
             f"the state of the optimizer {type(optimizer).__name__} cannot be saved, and a run could not go on with it: it "
-            f"holds {'; '.join(refused)}. Checkpoints take tensors, numbers, texts and lists of them for each parameter"
+            f"holds {'; '.join(refused)}. Checkpoints take tensors, and numbers, texts and lists of those two, for each parameter"
         )
     return OptimizerState(tensors, values, state["param_groups"])
 

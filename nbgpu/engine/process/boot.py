@@ -62,9 +62,11 @@ class Sentinel:
         self._lifetime = lifetime
         self._cluster_folder = cluster_folder
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # The path of a Unix socket has 108 bytes at most.
+        # The path of a Unix socket has MAX_PATH_BYTES at most.
         with short_path(cluster_folder) as folder:
-            self._socket.bind(str(folder / GivenUp.socket_name(os.getpid())))
+            path = folder / GivenUp.socket_name(os.getpid())
+            path.unlink(missing_ok=True)  # of an engine that has ended, whose pid this one was given
+            self._socket.bind(str(path))
         self._fork_server_pid = os.getppid()
         os.register_at_fork(after_in_child=self._leave)
         threading.Thread(target=self._watch, name="nbgpu-sentinel", daemon=True).start()

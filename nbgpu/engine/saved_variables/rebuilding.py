@@ -55,7 +55,7 @@ class NotRebuilt(Exception):
 
 @contextmanager
 def _class_code(kind: type) -> Iterator[None]:
-    """Raise what the code of the person's class raises as NotRebuilt."""
+    """Turn an error that the code of the person's class raises into NotRebuilt."""
     try:
         yield
     except Exception as error:
@@ -121,6 +121,10 @@ class Rebuilder:
         if empty is not None:
             self._built[number] = empty()
             self._fill(self._built[number], node)
+        elif node["is"] == "tensor":
+            # Its attributes may lead back to it, as from a weight to its model.
+            self._built[number] = self._in_storage(node["form"], self._device_of(node["device"]))
+            self._complete_tensor(self._built[number], node)
         elif node["is"] in ("object", "fsdp"):
             self._built[number] = self._make_empty(node)
             self._restore_state(self._built[number], node)
@@ -178,7 +182,6 @@ class Rebuilder:
             "pickle": self._pickle,
             "scalar": lambda node: self.value(node["array"])[()],
             "table": lambda node: tables.rebuilt(self.value(node["table"])),
-            "tensor": self._tensor,
         }
         if kind not in rebuild:
             raise NotRebuilt(f"this nbgpu does not know {kind!r}, which a newer one has written")
@@ -196,15 +199,12 @@ class Rebuilder:
         is_there = device.type == "cpu" or (device.index or 0) < torch.cuda.device_count()
         return device if is_there else self._device
 
-    def _tensor(self, node: Mapping[str, Any]) -> Tensor:
-        """Return a tensor with its gradient and the attributes that a person has set on it."""
-        device = self._device_of(node["device"])
-        tensor = self._in_storage(node["form"], device)
+    def _complete_tensor(self, tensor: Tensor, node: Mapping[str, Any]) -> None:
+        """Give a tensor its gradient and the attributes that a person has set on it."""
         if node["grad"] is not None:
             tensor.grad = self.value(node["grad"])
         if "attributes" in node:
             vars(tensor).update(self.value(node["attributes"]))
-        return tensor
 
     def _array(self, node: Mapping[str, Any]) -> Any:
         flat = self._in_storage(node["form"], torch.device("cpu")).numpy().reshape(-1)

@@ -59,6 +59,8 @@ def times(spacing: Spacing, num_points: int | None = None, num_times: int = 1000
     if not 2 <= count <= num_times:
         raise ValueError(f"num_points={count} must be from 2 to {num_times}")
     if spacing == "uniform":
+        if 2 * (count - 1) > num_times:
+            raise ValueError(f"num_points={count} of {num_times} times visit one twice: at most half of them")
         return torch.tensor([0, *(k * num_times // (count - 1) - 1 for k in range(1, count))])
     return torch.tensor([k * num_times // count for k in range(count)])
 

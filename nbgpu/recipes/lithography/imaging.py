@@ -108,8 +108,8 @@ def abbe(
 
 @torch.no_grad()
 def socs(imager: Imager, num_kernels: int | None = None) -> Imager:
-    """Return an imager that forms the same image from fewer systems, the SOCS kernels: the eigenvectors of
-    the transmission cross coefficients with the most energy.
+    """Return an imager that forms nearly the same image from fewer systems, the SOCS kernels: the
+    eigenvectors of the transmission cross coefficients with the most energy. All of them form the same image.
 
     With the systems as the rows of R, the coefficients are R^T R*, and R R^H, which has one row per source
     point, has the same eigenvalues. Its eigenvectors U turn the rows into U^H R, whose intensities add up to

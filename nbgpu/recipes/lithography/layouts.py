@@ -119,11 +119,15 @@ def _read_gds(path: Path, cell: str) -> dict[str, list[Polygon]]:
         # Lengths come out in nm, whatever unit the file uses. They remain multiples of the file's database
         # unit.
         read = gdstk.read_oas if path.suffix.lower() == ".oas" else gdstk.read_gds
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns about, missing cells, is an error below
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             library = read(path, unit=1e-9)
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as GDSII or OASIS: {error}") from None
+    # A missing cell is an error only where the chosen cell refers to it, which `_chosen_cell` finds.
+    for message in dict.fromkeys(str(w.message) for w in warned):
+        if "Missing reference" not in message:
+            warnings.warn(f"{path}: polygons may be missing. gdstk says: {message}", stacklevel=2)
     by_layer: dict[str, list[Polygon]] = {}
     for polygon in _chosen_cell(path, library, cell).get_polygons():
         name = f"{polygon.layer}/{polygon.datatype}"

@@ -145,7 +145,8 @@ class Lithography:
         return self._parts().amount()
 
     def _parts(self) -> Parts:
-        """Return the masks; tiles of the same region of a layout are in the same part."""
+        """Return the masks; tiles of the same region of a layout are in the same part. Those that are left
+        out, because another is equal, are counted in `_num_repeated`."""
         config = self.config
         if config.data == "generated":
             items: list[Item] = [{"name": f"mask {i}", "generated": i} for i in range(config.num_masks)]
@@ -164,7 +165,11 @@ class Lithography:
                     "are needed"
                 )
             items = [_item(pair) for pair in pairs]
-        return split(items, config, lambda item: item.get("region", item["name"]))
+        regions = {item.get("region", item["name"]) for item in items}
+        # Tiles of one region stay together, unless it is the only one: nothing could be held out.
+        return split(
+            items, config, lambda item: item.get("region", item["name"]) if len(regions) > 1 else item["name"]
+        )
 
     def _steps(self) -> Compose:
         """Return the transform from an Item to the mask and its image; where files have no image, it

@@ -289,8 +289,9 @@ class SettingsForm:
             self.fields[name].parsed(text)
         except ConfigError:
             return False
-        # Files may be for both, while a word such as 'phantoms' is one recipe's name of what it generates.
-        return name != "data" or text in self.model.WITHOUT_FILES or text not in earlier.model.WITHOUT_FILES
+        # Files may be for both, while a word such as 'phantoms' is one recipe's name of data without files.
+        ours, theirs = self.model.WITHOUT_FILES, earlier.model.WITHOUT_FILES
+        return name != "data" or text.strip() in ours or text.strip() not in theirs
 
     def close(self) -> None:
         """Take the fields from the page."""

@@ -93,6 +93,7 @@ class MemoryNote:
         """The newest request: the key, the settings, the number of ranks, and the limit of their memory in
         bytes."""
         self._looking: threading.Thread | None = None
+        """The thread that reads files; None while there is none."""
 
     def say(self, config: TrainConfig, num_ranks: int, limit_bytes: int | None) -> None:
         """Show the note for a run with these settings: at once if the settings alone determine the data, else

@@ -304,7 +304,8 @@ def test_who_ended_a_rank_is_read_from_the_kernel(
 
     def told_of_a_death(before: str, after: str) -> str:
         count.write_text(before)
-        cluster.parts.state.pool.processes.this_host._endings._num_oom_kills = endings._num_oom_kills()
+        processes = cluster.parts.state.pool.processes
+        processes.this_host._endings = endings.Endings(processes.folder, from_start=True)
         count.write_text(after)
         os.kill(cluster.pids[1], signal.SIGKILL)
         give_up_s = time.monotonic() + 60

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from nbgpu.engine.saved_variables import rank_files
+from nbgpu.engine.saved_variables.describing import Describer
 from nbgpu.engine.saved_variables.rank_files import Stored
 from nbgpu.engine.saved_variables.rebuilding import NeedsTrust, Rebuilder
 
@@ -35,3 +37,18 @@ def test_a_module_of_torch_is_rebuilt_without_trust() -> None:
     relu = rebuilder(nodes).value({"#": 0})
     assert isinstance(relu, torch.nn.ReLU)
     assert relu.inplace
+
+
+def test_a_weight_that_knows_its_model_is_still_the_models(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.weight.owner = model  # type: ignore[assignment]
+    describer = Describer(torch.device("cpu"))
+    for name, value in {"weight": model.weight, "model": model}.items():
+        assert not describer.add(name, value)
+    rank_files.write(tmp_path / "rank", describer, describer.add_random_state())
+    stored = rank_files.read(tmp_path / "rank")
+    again = Rebuilder(stored, {}, torch.device("cpu"), trust=False)
+    weight, rebuilt = (again.value(stored.variables[name]) for name in ("weight", "model"))
+    assert rebuilt.weight is weight
+    assert weight.owner is rebuilt
+    assert torch.equal(weight, model.weight)

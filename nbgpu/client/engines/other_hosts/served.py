@@ -49,13 +49,14 @@ class _Source:
 
     host: OtherHost
     asked: Any = None
+    """The request that is not answered yet; None if there is none."""
     asked_mono_s: float = 0.0
     heard_s: float = 0.0
     """When its last answer was asked for, in seconds since the epoch."""
     due_mono_s: float = 0.0
     num_bytes: int = _FIRST_BYTES
-    have: dict[str, int] = field(default_factory=dict)
-    """Files that have fewer bytes here than were sent."""
+    num_bytes_here: dict[str, int] = field(default_factory=dict)
+    """By file how many bytes are here, where that is fewer than were sent."""
     num_bytes_left: int = 0
     has_new_checkpoint: bool = False
     is_last: bool = False
@@ -87,16 +88,22 @@ class Served:
         self._sources = [_Source(host) for host in blind]
         self._files = ArrivingFiles(folder)
         self._closing = threading.Event()
+        """Set once the ranks have ended: what is left is brought here."""
         self._gives_up = threading.Event()
+        """Set when what is left is not waited for any more."""
         self._thread: threading.Thread | None = None
         self._on_file: Callable[[str], None] = lambda name: None
         self._on_checkpoints: Callable[[], None] = lambda: None
         self._on_answer: Callable[[str], None] = lambda host: None
         self._relay_to: OtherHost | None = None
+        """The host that gets the lines of `_relayed`; None for no host."""
         self._relayed: list[_Relayed] = []
-        self._put: Any = None
-        self._put_of: _Relayed | None = None
+        self._sending: Any = None
+        """The request that carries the last of these lines; None if they have arrived."""
+        self._sent_file: _Relayed | None = None
+        """The file of which these lines are."""
         self._progress_mono_s = 0.0
+        """When bytes last arrived."""
         self._problems: list[str] = []
 
     @property
@@ -301,7 +308,7 @@ class Served:
                     self._poll(source)
             self._relay_lines()
             waits_for = next(
-                (source.asked for source in self._sources if source.asked is not None), self._put
+                (source.asked for source in self._sources if source.asked is not None), self._sending
             )
             if waits_for is not None:
                 waits_for.wait(_POLL_PERIOD_S)
@@ -318,7 +325,7 @@ class Served:
                 if now_mono_s < source.due_mono_s and (source.problem or not self._closing.is_set()):
                     return
                 source.is_last = self._closing.is_set()
-                have, source.have = source.have, {}
+                have, source.num_bytes_here = source.num_bytes_here, {}
                 source.asked_mono_s = now_mono_s
                 source.asked = source.host.tell(
                     Call.CHANGES_IN_COPY, str(self.folder), source.num_bytes, have
@@ -360,7 +367,7 @@ class Served:
         if num_bytes:
             self._progress_mono_s = time.monotonic()
         source.problem = ""
-        is_behind = bool(changes.num_bytes_left or source.have)
+        is_behind = bool(changes.num_bytes_left or source.num_bytes_here)
         if source.has_new_checkpoint and not is_behind:
             source.has_new_checkpoint = False
             self._on_checkpoints()
@@ -382,14 +389,14 @@ class Served:
             try:
                 if failure is None:
                     if not self._files.write(piece):
-                        source.have[piece.path] = 0
+                        source.num_bytes_here[piece.path] = 0
                         continue
                     source.has_new_checkpoint |= piece.path == BEST
                     self._on_file(piece.path)
                     continue
             except OSError as error:
                 failure = error
-            source.have[piece.path] = self._files.num_leading_bytes(piece)
+            source.num_bytes_here[piece.path] = self._files.num_leading_bytes(piece)
         for name in whole:
             try:
                 if failure is None:
@@ -398,7 +405,7 @@ class Served:
                     continue
             except OSError as error:
                 failure = error
-            source.have[f"{name}/{MANIFEST}"] = 0
+            source.num_bytes_here[f"{name}/{MANIFEST}"] = 0
         if failure is not None:
             problem = f"{failure.filename or self.folder} cannot be written: {failure.strerror}"
             self._report_problem(
@@ -417,19 +424,19 @@ class Served:
     def _relay_lines(self) -> None:
         """Send the next lines of a file, once the last ones have arrived."""
         if self._relay_to is None or self._closing.is_set():
-            self._put = None
+            self._sending = None
             return
         try:
-            if self._put is not None:
-                if not self._put.wait(0):
+            if self._sending is not None:
+                if not self._sending.wait(0):
                     return
-                put, self._put = self._put, None
-                assert self._put_of is not None
-                (self._put_of.offset_bytes,) = self._relay_to.answer(put)
+                put, self._sending = self._sending, None
+                assert self._sent_file is not None
+                (self._sent_file.offset_bytes,) = self._relay_to.answer(put)
             for number, file in enumerate(self._relayed):
                 if piece := _next_lines(file):
-                    self._put_of = file
-                    self._put = self._relay_to.tell(Call.PUT_IN_COPY, str(self.folder), [piece])
+                    self._sent_file = file
+                    self._sending = self._relay_to.tell(Call.PUT_IN_COPY, str(self.folder), [piece])
                     # The others come first the next time.
                     self._relayed = [*self._relayed[number + 1 :], *self._relayed[: number + 1]]
                     return
