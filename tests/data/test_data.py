@@ -243,7 +243,7 @@ def test_every_bad_file_is_told_at_once_with_what_to_do(tmp_path: Path) -> None:
         cut_gz: "is truncated: it ends before its last voxel. Copy it again",
         cut_header: "cannot be read as NIfTI",
         small: "has 12 x 7 x 12 voxels, which is smaller than the patch. Set patch_size to at most 7",
-        flat: "has 2 dimensions, 12 x 12. Take one 3D volume out of it",
+        flat: "has 2 dimensions, 12 x 12: it is no volume",
         series: "has 4 dimensions, 12 x 12 x 12 x 3. Take one 3D volume out of it",
         colour: "Convert it to one number for each voxel",
         other: "not a NIfTI file by its name",

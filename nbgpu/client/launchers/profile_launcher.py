@@ -21,6 +21,8 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
 
+from traitlets import TraitError
+
 from nbgpu.client.launchers import shared_folder
 from nbgpu.client.launchers.launcher import Launcher
 from nbgpu.config import ClusterConfig
@@ -71,15 +73,18 @@ class ProfileLauncher(Launcher):
         """Submit the job, or start the processes."""
         file = shared_folder.make(self._folder, join_file)
         (self._folder / "log").mkdir()
-        engines = self._profile.engine_launcher_class(
-            parent=self._profile,
-            work_dir=str(self._folder),
-            profile_dir=str(self._folder),
-            cluster_id="nbgpu",
-            engine_set_id="hosts",
-            engine_cmd=[self._python, "-P", "-m", "nbgpu.engine.process.host", str(file)],
-            engine_args=[],
-        )
+        try:
+            engines = self._profile.engine_launcher_class(
+                parent=self._profile,
+                work_dir=str(self._folder),
+                profile_dir=str(self._folder),
+                cluster_id="nbgpu",
+                engine_set_id="hosts",
+                engine_cmd=[self._python, "-P", "-m", "nbgpu.engine.process.host", str(file)],
+                engine_args=[],
+            )
+        except TraitError as error:
+            raise ConfigError(f"ipython_profile={self._config.ipython_profile!r}: {error}") from None
         with uninterrupted():
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(

@@ -125,19 +125,23 @@ def _wrong_channels(shape: Sequence[int], channels: Sequence[int] | None) -> str
     """Return the problem of a file's number of dimensions or channels; None if there is none.
 
     Args:
-        shape: the shape of the file: (x, y, z) or (x, y, z, channels).
+        shape: the shape of the file: (x, y, z) or (x, y, z, channels) if it is good.
         channels: the numbers of the channels that are read; empty for a file that must have one channel; None
             where channels cannot be chosen.
     """
     if channels and len(shape) in (3, 4):
         num = shape[3] if len(shape) == 4 else 1
         missing = [str(channel) for channel in channels if channel >= num]
+        if not num:
+            return f"has no channel: {shape_in_words(shape)}"
         if missing:
             has = "one channel, number 0" if num == 1 else f"{num} channels, numbers 0 to {num - 1}"
             return f"has {has}, and image_channels names {', '.join(missing)}. Name others, or leave it out"
         return None
     if len(shape) == 3 or shape[3:] == (1,):
         return None
+    if len(shape) < 3:
+        return f"has {len(shape)} dimensions, {shape_in_words(shape)}: it is no volume"
     advice = ", or name its channels in image_channels" if len(shape) == 4 and channels is not None else ""
     return f"has {len(shape)} dimensions, {shape_in_words(shape)}. Take one 3D volume out of it{advice}"
 
