@@ -236,15 +236,19 @@ def test_with_fsdp_a_run_goes_back_to_its_newest_checkpoint(cluster: nbgpu.Clust
     for event in heals(run):
         told[event.rank].append(event.text)
     assert told[0] == told[1] == told[2]
-    first, second = told[0]
+    first, *others = told[0]
     assert "rank 0 was killed by SIGKILL" in first
     assert first.endswith("begins again with the first step, because there is no checkpoint.")
-    assert "rank 1 was killed by SIGKILL" in second
-    # A busy machine may not have written that of step 10 yet.
-    assert re.search(r"goes on from the newest intact checkpoint, after step (5|10)\.$", second), second
-    assert (
-        "With strategy='fsdp' each rank has a part of the weights, and they are lost with the group" in second
-    )
+    # On a busy machine rank 1 may be given up with rank 0, and its fault goes with it.
+    assert others or "rank 1 did not come back, and was ended" in first
+    for second in others:
+        assert "rank 1 was killed by SIGKILL" in second
+        # A busy machine may not have written that of step 10 yet.
+        assert re.search(r"goes on from the newest intact checkpoint, after step (5|10)\.$", second), second
+        assert (
+            "With strategy='fsdp' each rank has a part of the weights, and they are lost with the group"
+            in second
+        )
     for name in (
         checkpoint_files.MODEL,
         checkpoint_files.OPTIMIZER,
