@@ -60,7 +60,7 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         meant = did_you_mean(name, [*COMMANDS, "--version", "--help"]) or _as_recipe(name)
-        raise _ended(f"nbgpu {name}: there is no such command.{meant}\n`nbgpu` lists them", BAD_USAGE)
+        raise _exit_with(f"nbgpu {name}: there is no such command.{meant}\n`nbgpu` lists them", BAD_USAGE)
     command = COMMANDS[name]
     why_not = "" if command.anywhere else operating_system.why_not()
     # The flags of settings are known to code that is imported on Linux only.
@@ -70,15 +70,15 @@ def _run(arguments: list[str]) -> int:
         flags_help.show(f"nbgpu {command.usage}", command.sentence, {}, command.examples)
         return 0
     if why_not:
-        raise _ended(why_not, FAILED)
+        raise _exit_with(why_not, FAILED)
     try:
         return getattr(import_module(f"nbgpu.cli.{command.module}"), name)(rest) or 0
     except UsageError as error:
-        raise _ended(str(error), BAD_USAGE) from None
+        raise _exit_with(str(error), BAD_USAGE) from None
     except RankError as error:
-        raise _ended(_with_tracebacks(error), FAILED, has_code=True) from None
+        raise _exit_with(_with_tracebacks(error), FAILED, is_verbatim=True) from None
     except NbgpuError as error:
-        raise _ended(f"{type(error).__name__}: {error}", FAILED) from None
+        raise _exit_with(f"{type(error).__name__}: {error}", FAILED) from None
 
 
 def _as_recipe(name: str) -> str:
@@ -89,17 +89,18 @@ def _as_recipe(name: str) -> str:
     return did_you_mean(name, TRAIN_CONFIGS).replace("mean ", "mean train ")
 
 
-def _ended(message: str, code: int, has_code: bool = False) -> SystemExit:
-    """Print why the command ends. Who calls `main` from Python finds the message as the exception's text.
+def _exit_with(message: str, code: int, is_verbatim: bool = False) -> SystemExit:
+    """Print why the command ends, and return the SystemExit to raise. Its text is the message, for those who
+    call `main` from Python.
 
     Args:
         message: one or several lines.
         code: the exit code.
-        has_code: whether lines of the message are code, which a terminal must not break between words.
+        is_verbatim: whether lines of the message are code, which a terminal must not break between words.
     """
     from nbgpu.text.console import wrapped
 
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() and not has_code else None
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() and not is_verbatim else None
     print(wrapped(message, width), file=sys.stderr)
     ended = SystemExit(message)
     ended.code = code

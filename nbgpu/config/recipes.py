@@ -133,7 +133,8 @@ def train_config(recipe: str, **values: Any) -> TrainConfig:
 
     Args:
         recipe: its name, or the file of the user's own.
-        values: the settings that are given; and `preset`, the name of values that take the place of defaults.
+        values: the settings that are given; and `preset`, the name of one, whose values take the place of
+            defaults.
 
     Raises:
         ConfigError: the name of the recipe, or of the preset, or a value is wrong.

@@ -95,6 +95,10 @@ def epoch_of(config: TrainConfig, amount: DataAmount, world_size: int) -> EpochP
     fillers = sum(max(0, num_taken - num) for num in samples)
     num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
     num_left_out = sum(max(0, num - num_taken) for num in samples)
+    if num_volumes < world_size and not any(num_replaced):
+        # All ranks have the same volumes, so that what one leaves out counts once, as does what it takes.
+        num_repeated = fillers + (world_size - 1) * min(samples[0], num_taken)
+        num_left_out = max(0, samples[0] - num_taken)
     sentences = (
         _explain_shards(config, sizes, num_volumes) + _explain_held_out(num_held_out),
         _explain_memory(config, sizes, num_cached, num_replaced),

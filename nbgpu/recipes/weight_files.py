@@ -109,6 +109,7 @@ def _problems_of_convolutions(tensors: Mapping[str, Tensor], num_dims: int) -> I
         weights, biases = left.pop(f"{index}.weight", None), left.pop(f"{index}.bias", None)
         if weights is None or biases is None:
             yield f"layer {index} needs both {index}.weight and {index}.bias"
+            num_given = None
             continue
         num_out, num_in, *size = weights.shape if weights.ndim == 2 + num_dims else (0, 0)
         if len({*size}) != 1 or size[0] % 2 == 0 or biases.shape != (num_out,):

@@ -128,22 +128,26 @@ class FollowedPanel:
         return OUTPUT_PERIOD_S if self._widget is None else PERIOD_S
 
     def _show(self) -> None:
-        """Send the page the new state, if it has changed."""
+        """Send the page the new state, if it has changed. Where the page does not load the widget, the output
+        takes its place."""
         page = self._draw()
         with self._lock:
+            if self._widget is not None and not self._page_is_ready:
+                if time.monotonic() - self._shown_mono_s <= PAGE_PATIENCE_S:
+                    return
+                self._widget.close()
+                self._widget = None
             if page == self._html:
                 return
             self._html = page
             if self._widget is None:
                 update_display(self._bundle(), raw=True, display_id=self._slot)
-            elif self._page_is_ready:
+            else:
                 self._widget.send({"type": "snapshot", "html": page})
-            elif time.monotonic() - self._shown_mono_s > PAGE_PATIENCE_S:
-                self._widget.close()
-                self._widget = None
 
     def _draw(self, last: bool = False) -> str:
-        """The present page. Its chart may be a little older, because drawing it takes long."""
+        """Return the present page. Its chart may be a little older, because drawing it takes long, except for
+        the last one."""
         begun_mono_s = time.monotonic()
         if last or begun_mono_s >= self._next_drawing_mono_s:
             drawn = self._view.chart(self._followed)

@@ -100,7 +100,11 @@ def long_name(given: str) -> str:
 
 
 def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
-    """The user's options by their long names as sbatch writes them."""
+    """Check the user's options, and return them by their names without dashes, long for those in `_SHORT`.
+
+    Raises:
+        ConfigError: options cannot be given, with a line for each.
+    """
     problems = []
     checked: dict[str, str | int | bool] = {}
     for given, value in options.items():
@@ -110,7 +114,9 @@ def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | b
         elif name in _OURS:
             problems.append(f"launcher_options: {given!r} cannot be given, because {_OURS[name]}")
         elif isinstance(value, str) and not value.isprintable():
-            problems.append(f"launcher_options: {given}={value!r} is more than one line")
+            problems.append(
+                f"launcher_options: {given}={value!r} has a line break or another character that cannot be printed"
+            )
         checked[name] = value
     if problems:
         raise ConfigError("\n".join(problems))

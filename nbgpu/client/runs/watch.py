@@ -167,7 +167,11 @@ class RunWatch:
         return any(status.state in ("stopping", *FINAL_STATES) for status in self._statuses())
 
     def _newest_step(self) -> int:
-        return max(status.step for status in self._statuses())
+        """Return the newest step that is known of: without telemetry that of the newest checkpoint."""
+        if self._config.telemetry:
+            return max(status.step for status in self._statuses())
+        newest = checkpoint_files.newest_whole(self._folder, contents=False).checkpoint
+        return 0 if newest is None else int(checkpoint_files.state(newest)["step"])
 
     def _follow_ranks(self) -> None:
         """Follow the ranks until the run ends; each turn of the loop ends when all are back, gone or stuck.
@@ -301,7 +305,8 @@ class RunWatch:
 
     def _can_heal(self, watch: RankWatch) -> bool:
         """Return whether the run can go on after this: ranks died, which can be replaced, and nothing else
-        went wrong. Counts the deaths at one step, and notes in `failures` why it cannot."""
+        went wrong. Counts the deaths without a step between them. Where the run is given up for that, or
+        because a host does not see its folder, `failures` say so."""
         if not watch.gone:
             return False
         if self._is_served and self._state.pool.lost():
@@ -318,7 +323,8 @@ class RunWatch:
         self._died_at_step = step
         if self._num_deaths <= _MAX_DEATHS_WITHOUT_PROGRESS:
             return True
-        self._add_to_failures(f"ranks died {self._num_deaths} times at step {step}, and the run was given up")
+        where = f"at step {step}" if self._config.telemetry else f"without a checkpoint after step {step}"
+        self._add_to_failures(f"ranks died {self._num_deaths} times {where}, and the run was given up")
         return False
 
     def _waits_for_hosts(self) -> bool:

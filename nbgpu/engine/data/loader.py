@@ -62,9 +62,9 @@ all time."""
 def shard(items: Sequence[Item], rank: int, world_size: int, seed: int, padded: bool) -> list[Item]:
     """Return the rank's volumes, whose number `epochs.epoch_of` gives.
 
-    With `padded` all ranks get the same number, for which the first volumes are used twice; without it each
-    volume is on one rank. With fewer volumes than ranks each rank takes all volumes, and its own random
-    samples of them.
+    With `padded` all ranks get the same number, for which some volumes, chosen by the seed, are on two ranks;
+    without it each volume is on one rank. With fewer volumes than ranks each rank takes all volumes, and its
+    own random samples of them.
     """
     if len(items) < world_size:
         return list(items)

@@ -418,8 +418,8 @@ def note_connections() -> None:
 
 
 def _timeout_s(given: timedelta | None) -> float:
-    """Return the timeout in seconds of a person's new group: the cluster's, unless the person has given
-    one."""
+    """Return the timeout in seconds of a person's new group: the cluster's, unless the person has given one
+    other than torch's defaults."""
     # torch fills in its default before this function is called, so a default counts as none given.
     if given is None or given in torch_private.default_timeouts():
         return membership().timeout_s

@@ -115,8 +115,9 @@ def _with_missed_frees(
 ) -> Iterator[tuple[float, int, int]]:
     """Yield (time, address, bytes) of the profiler's memory events; a free has negative bytes.
 
-    gloo's threads free copies that FSDP's thread had them make, and the profiler does not see those threads.
-    Such a copy counts as freed at the end of FSDP's communication.
+    FSDP's thread allocates the copies that gloo sends, and gloo's threads, which the profiler does not see,
+    free them. So a piece that was allocated during FSDP's communication, and whose free is missing, counts as
+    freed at the end of that communication.
     """
     allocated: dict[int, float] = {}
     for event in sorted(events, key=lambda event: float(event["ts"])):
@@ -125,8 +126,8 @@ def _with_missed_frees(
         allocated_us = allocated.pop(address, None)
         if num_bytes > 0:
             if allocated_us is not None:
-                # Not where the address is in use again before the end of the communication: the log frees
-                # what it held there, and a free at that end would be one of the new allocation.
+                # If the address was allocated again before the end of the communication, there is no free to
+                # add: the log ends the old piece by itself, and a free at that end would hit the new one.
                 missed = _at_end_of_exchange(allocated_us, address, gathering)
                 yield from (free for free in missed if free[0] < at_us)
             allocated[address] = at_us

@@ -58,7 +58,13 @@ def has_description(value: Any) -> bool:
 
 
 def described(describer: Describing, value: Any, path: str) -> dict[str, Any] | None:
-    """Return the node of a DTensor, a mesh or a model under FSDP; None for other values.
+    """Return the description, a node in a rank's files, of a DTensor, a mesh or a model under FSDP; None for
+    other values.
+
+    Args:
+        describer: describes the values in it.
+        value: the value.
+        path: where it lies in the person's variables, such as 'model.weight'.
 
     Raises:
         Cannot: the value cannot be described.

@@ -512,7 +512,7 @@ def register_hook(ddp: DistributedDataParallel, attachments: Attachments, before
 
     Args:
         ddp: the object.
-        attachments: the hook and its state before.
+        attachments: the hook and its state, as `collect` returned them.
         before: the default group that has ended.
 
     Returns:

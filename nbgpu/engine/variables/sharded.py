@@ -37,7 +37,7 @@ def reset() -> list[str]:
 
 
 def _models() -> Iterator[Any]:
-    """Yield the models of this process, and their parts, that `fully_shard` has sharded."""
+    """Yield each module of this process that `fully_shard` was applied to: models, and parts of models."""
     # fully_shard makes a class for each class of module.
     classes: list[type] = []
     for kind in torch_private.if_imported(*torch_private.FSDP_MODULE):

@@ -338,8 +338,8 @@ class Diffusion:
         return [{**as_item(case), "name": case.name} for case in cases], problems
 
     def predict(self, model: nn.Module, device: torch.device, sample: Item, stem: Path) -> Predicted:
-        """Sample the modality of a case and write it on the case's grid; its columns have the `quality` too
-        where the case has the modality."""
+        """Sample the modality of a case and write it on the case's grid. The case's row of the table has the
+        `quality` too if the case has the true modality."""
         target, numbers = self.config.target, [prediction.number_of(str(sample["name"]))]
         data = self.decoded([sample], with_masks=True)
         image = self._sampled(model, device, data["condition"], numbers)[0]

@@ -118,7 +118,7 @@ def risks(
 
 def _medians(scores: Floats, baseline: Steps) -> list[float | None]:
     """Return for each patient the first time at which the probability of no event is at most one half; None
-    if it is higher up to the last time of the baseline hazard."""
+    if it stays above up to the last time of the baseline hazard."""
     # exp(-exp(score) * H0(t)) is one half where the cumulative baseline hazard H0 is log(2) / exp(score).
     needed = np.log(2) / np.exp(scores)
     first = np.searchsorted(baseline.values, needed)

@@ -285,7 +285,8 @@ def _validation_value(name: str, values: Mapping[str, float]) -> object:
 
 
 def _profiles(history: History) -> str:
-    """A table with one row for each rank that profiled some steps. The shares add up to the whole step."""
+    """A table with one row for each rank that profiled some steps. All shares but the last, of what
+    is hidden, add up to the whole step."""
     rows = []
     for rank, event in sorted(history.profiles.items()):
         seconds = event.detail

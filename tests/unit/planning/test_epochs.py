@@ -28,6 +28,7 @@ def test_no_sample_is_lost_or_counted_twice(
         epoch = epoch_of(config, DataAmount(num_volumes, per_volume), world_size)
         num_taken = epoch.num_steps * batch_size * accumulate * world_size
         assert num_taken == num_volumes * per_volume + epoch.num_repeated - epoch.num_left_out
+        assert epoch.num_repeated < num_taken
         if shards == "padded":
             assert epoch.num_left_out == 0
             assert len(set(epoch.shard_sizes)) == 1

@@ -118,7 +118,9 @@ class OtherHost:
                 answered_s = time.time()
                 measured.append(((answered_s - asked_s) / 2, there_s - (asked_s + answered_s) / 2))
         except OSError:
-            return 0.0  # a host that is lost has no ranks whose times count
+            # A host that is lost has no ranks whose times count; from a busy one fewer answers may have come.
+            if not measured or not self.is_there:
+                return 0.0
         error_s, ahead_s = min(measured)
         return ahead_s if abs(ahead_s) > error_s else 0.0
 
