@@ -97,7 +97,10 @@ def test_a_state_is_found_across_blocks(
         assert records.state == "paused"
 
 
-def test_a_state_that_was_cut_off_by_a_full_disk_hides_none_before_it(tmp_path: Path) -> None:
+def test_a_state_that_was_cut_off_by_a_full_disk_hides_none_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 50)
     file = File(tmp_path)
     file.state(1, "training")
     file.state(9, "paused")
