@@ -9,7 +9,6 @@ from typing import Any
 from nbgpu.conversion import fast_ddpm, latent_diffusion
 from nbgpu.conversion.converted import SUFFIXES, Converted, Keys, read
 from nbgpu.errors import ConfigError
-from nbgpu.machine.files import write_whole
 
 _KNOWN = (
     (latent_diffusion.TABLES, latent_diffusion.convert),
@@ -25,15 +24,18 @@ def is_foreign(path: Path) -> bool:
 
 def write(converted: Converted, path: Path) -> None:
     """Write the settings as a TOML file; ConfigError where there is a file already or none can be written."""
-    text = converted.to_toml()
+    # A file's name, which the text repeats, may hold bytes that are no UTF-8.
+    content = converted.to_toml().encode("utf-8", errors="backslashreplace")
     try:
-        path.open("x").close()
+        with path.open("xb") as file:
+            try:
+                file.write(content)
+                file.flush()
+            except OSError:
+                path.unlink()  # half of it would keep the next try from writing
+                raise
     except FileExistsError:
         raise ConfigError(f"{path} is there already. Name another file, or remove it") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file") from None
-    try:
-        write_whole(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}. Name another file") from None
 

@@ -189,12 +189,12 @@ def _sampling(result: Converted) -> None:
     # By Fast-DDPM's name. Its 'uniform' begins at 0 and does not visit the last time.
     spacings = {"uniform": "uniform-from-0", "non-uniform": "non-uniform"}
 
-    def spacing_of(value: Any) -> str:
+    def as_spacing(value: Any) -> str:
         if not isinstance(value, str) or value not in spacings:
             raise ValueError("is not known; known are uniform and non-uniform")
         return spacings[value]
 
-    spacing = result.take("sampling.scheduler_type", "spacing", convert=spacing_of)
+    spacing = result.take("sampling.scheduler_type", "spacing", convert=as_spacing)
     if spacing == "non-uniform":
         result.note_fixed("sampling.timesteps", 10, otherwise="the non-uniform times are ten")
     elif result.take("sampling.timesteps", "sampling_steps") is not None and spacing is None:

@@ -136,7 +136,7 @@ class RunningCell:
         if stream is None or dispatch is None or not all(hasattr(subshells, name) for name in needed):
             return lambda: None
 
-        async def pass_on(message: Any) -> None:
+        async def route(message: Any) -> None:
             """Send a page's question to the first subshell, if there is one, and any other message where
             ipykernel would."""
             # Only the header is decoded here: the message itself goes on unchanged.
@@ -147,7 +147,7 @@ class RunningCell:
             else:
                 await dispatch(message)
 
-        stream.on_recv(pass_on, copy=False)
+        stream.on_recv(route, copy=False)
         return lambda: stream.on_recv(dispatch, copy=False)
 
     def say_busy(self) -> None:

@@ -73,10 +73,10 @@ class RunManager:
         """Take over a run that another process has started."""
         run = self.handle(folder)
         self._set_run(run)
-        self._count_release_from_end_of(run)
+        self._note_use_at_end(run)
         return run
 
-    def _count_release_from_end_of(self, run: Run) -> None:
+    def _note_use_at_end(self, run: Run) -> None:
         """Have `release_after_s` count from the end of the run."""
         run.on_end(lambda _: self._state.note_use())
 
@@ -101,7 +101,7 @@ class RunManager:
         self._set_run(run)
         # A process that takes the cluster over finds the run in the cluster's entry of the registry.
         state.write_entry()
-        self._count_release_from_end_of(run)
+        self._note_use_at_end(run)
         # An interrupt that came during the start was held back until there was a run to stop.
         try:
             take_interrupt()
@@ -136,7 +136,7 @@ class RunManager:
         run.follow_again(config, state.ranks.call(Call.TRAIN, str(run.folder)))
         self._set_run(run)
         state.write_entry()
-        self._count_release_from_end_of(run)
+        self._note_use_at_end(run)
 
     def work_out_result(self, run: Run | str | Path) -> Run:
         """See `Cluster.work_out_result`."""

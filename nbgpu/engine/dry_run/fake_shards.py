@@ -99,7 +99,7 @@ class FakeShards(Strategy):
 
         def before_backward(_: Tensor) -> None:
             """Gather the part's weights again, and prefetch those of the part whose backward pass is next."""
-            part.copy_out()
+            part.copy_weights()
             # FSDP has copied the weights out of the buffer, which it frees at once in the backward pass.
             part.buffer = None
             # The backward pass visits the parts in the reverse order of the forward pass.
@@ -125,7 +125,7 @@ class FakeShards(Strategy):
         this one's buffer is filled."""
         part.fill_buffer()
         self._buffer_to_free = None
-        part.copy_out()
+        part.copy_weights()
         self._buffer_to_free, part.buffer = part.buffer, None
 
     def _end_forward(self) -> None:
@@ -208,7 +208,7 @@ class _FsdpUnit:
             self.buffer = torch.empty(self.padded, dtype=like.dtype, device=like.device)
             self._note([self.buffer])
 
-    def copy_out(self) -> None:
+    def copy_weights(self) -> None:
         """Allocate a tensor for each gathered weight, into which FSDP copies it from the buffer."""
         if self._gathered:
             return
