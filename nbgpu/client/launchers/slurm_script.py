@@ -114,9 +114,9 @@ def _checked(options: Mapping[str, str | int | bool]) -> dict[str, str | int | b
         elif name in _OURS:
             problems.append(f"launcher_options: {given!r} cannot be given, because {_OURS[name]}")
         elif isinstance(value, str) and not value.isprintable():
-            problems.append(
-                f"launcher_options: {given}={value!r} has a line break or another character that cannot be printed"
-            )
+            is_long = len(value.splitlines()) > 1
+            what = "is more than one line" if is_long else "has a character that cannot be printed"
+            problems.append(f"launcher_options: {given}={value!r} {what}")
         checked[name] = value
     if problems:
         raise ConfigError("\n".join(problems))
