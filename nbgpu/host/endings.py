@@ -16,6 +16,7 @@ _OBITUARY_PATIENCE_S = 0.2
 """How long to wait until the fork server has recorded the exit code of an engine that is gone."""
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILL_AGE_S = 10.0
+"""An older kill by the OOM killer is not taken for the end of an engine that has just been seen alive."""
 
 
 Whose = Literal["engines", "controller"]

@@ -89,16 +89,13 @@ def epoch_of(config: TrainConfig, amount: DataAmount, world_size: int) -> EpochP
     else:
         num_steps = max(1, min(samples) // per_step)
     num_taken = num_steps * per_step
-    num_shared = 0  # the extra copies of volumes that several ranks have
-    if config.shards == "padded" or num_volumes < world_size:
-        num_shared = sum(sizes) - num_volumes
-    fillers = sum(max(0, num_taken - num) for num in samples)
-    num_repeated = fillers + (0 if any(num_replaced) else num_shared * samples_per_volume)
-    num_left_out = sum(max(0, num - num_taken) for num in samples)
     if num_volumes < world_size and not any(num_replaced):
-        # All ranks have the same volumes, so that what one leaves out counts once, as does what it takes.
-        num_repeated = fillers + (world_size - 1) * min(samples[0], num_taken)
+        # All ranks have the same volumes, so that what each leaves out counts once.
         num_left_out = max(0, samples[0] - num_taken)
+    else:
+        num_left_out = sum(max(0, num - num_taken) for num in samples)
+    num_in_all = sum(samples) if any(num_replaced) else num_volumes * samples_per_volume
+    num_repeated = world_size * num_taken - (num_in_all - num_left_out)
     sentences = (
         _explain_shards(config, sizes, num_volumes) + _explain_held_out(num_held_out),
         _explain_memory(config, sizes, num_cached, num_replaced),

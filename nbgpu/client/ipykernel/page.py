@@ -63,8 +63,8 @@ def _kernel() -> Any | None:
 
 
 def has_frontend() -> bool:
-    """Return whether a page that can show widgets sent the cell that is running, or the press of a button
-    whose callback is.
+    """Return whether what is running, a cell or the callback of a button, was asked for by a page that can
+    show widgets.
 
     A kernel cannot ask: a question to a page that is not there would never be answered. But every request to
     run a cell says whether somebody is there to answer `input()`. nbclient, and papermill and nbconvert on
@@ -142,8 +142,8 @@ class RunningCell:
             # Only the header is decoded here: the message itself goes on unchanged.
             _, parts = kernel.session.feed_identities(message, copy=False)
             kind = kernel.session.unpack(parts[_HEADER].bytes).get("msg_type")
-            if kind in _QUESTIONS and (there := subshells.list_subshell()):
-                subshells.get_shell_channel_to_subshell_socket(there[0]).send_multipart(message, copy=False)
+            if kind in _QUESTIONS and (ids := subshells.list_subshell()):
+                subshells.get_shell_channel_to_subshell_socket(ids[0]).send_multipart(message, copy=False)
             else:
                 await dispatch(message)
 

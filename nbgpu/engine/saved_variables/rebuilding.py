@@ -54,8 +54,8 @@ class NotRebuilt(Exception):
 
 
 @contextmanager
-def _class_code(kind: type) -> Iterator[None]:
-    """Turn an error that the code of the person's class raises into NotRebuilt."""
+def _person_code(kind: type) -> Iterator[None]:
+    """A context for code of a person's class: an error that it raises becomes NotRebuilt."""
     try:
         yield
     except Exception as error:
@@ -143,7 +143,7 @@ class Rebuilder:
         kind = self.value(node["class"])
         if not (self._trust or is_described_by_attributes(kind)):
             raise NeedsTrust(f"an object of {kind.__module__}.{kind.__qualname__}")
-        with _class_code(kind):
+        with _person_code(kind):
             return kind.__new__(kind)
 
     def _fill(self, container: Any, node: Mapping[str, Any]) -> None:
@@ -326,7 +326,7 @@ class Rebuilder:
     def _restore_state(self, made: Any, node: Mapping[str, Any]) -> None:
         """Give an object its attributes, by its own `__setstate__` if it has one."""
         state = {self.value(name): self.value(part) for name, part in node["state"]}
-        with _class_code(type(made)):
+        with _person_code(type(made)):
             if hasattr(made, "__setstate__"):
                 made.__setstate__(state)
             else:

@@ -111,11 +111,13 @@ class _Notes:
         finally:
             self.leave(name)
 
-    def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective:
+    def begin(self, operation: str, of_group: Any, num_bytes: int) -> _Collective | None:
         """Record that this rank starts a collective of a process group; drop the oldest record if there are
-        too many."""
+        too many. None where the rank is alone in the group, and waits for nobody."""
         # A rank that is slowed down on purpose sleeps here, so that it comes to the collective late.
         straggler.catch_up()
+        if of_group.size() == 1:
+            return None
         name = f"{of_group.group_name} of {of_group.size()}"
         with self._lock:
             self._numbers[name] += 1
@@ -130,10 +132,10 @@ class _Notes:
                     del self._record_by_work_id[work_id]
         return noted
 
-    def follow(self, noted: _Collective, work: Any) -> None:
+    def follow(self, noted: _Collective | None, work: Any) -> None:
         """Record the end of a collective, by a callback of its Work object, without keeping its tensors
         alive."""
-        if work is None:
+        if noted is None or work is None:
             return
         with self._lock:
             self._record_by_work_id[id(work)] = noted
@@ -299,9 +301,7 @@ def _noting_collective(method: Callable[..., Any], operation: str, argument: int
     """
 
     def begin(notes: _Notes, of_group: Any, *args: Any, **kwargs: Any) -> Any:
-        """Begin a collective, and record it unless the rank is alone in the group and waits for nobody."""
-        if of_group.size() == 1:
-            return method(of_group, *args, **kwargs)
+        """Begin a collective and record it."""
         num_bytes = simulated_link.num_bytes_of(args[argument]) if 0 <= argument < len(args) else 0
         noted = notes.begin(operation, of_group, num_bytes)
         work = method(of_group, *args, **kwargs)
@@ -325,8 +325,6 @@ def _noting_broadcast(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the function with which DDP broadcasts its buffers, and its constructor the parameters."""
 
     def broadcast_and_note(notes: _Notes, of_group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if of_group.size() == 1:
-            return broadcast(of_group, tensors, *args, **kwargs)
         noted = notes.begin("broadcast", of_group, simulated_link.num_bytes_of(tensors))
         with notes.waiting(noted):
             return broadcast(of_group, tensors, *args, **kwargs)

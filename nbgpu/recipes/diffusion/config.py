@@ -136,8 +136,8 @@ class DiffusionConfig(TrainConfig):
             yield f"num_times={self.num_times} is less than the default's 11 steps. Give sampling_steps, or spacing='all'"
         elif self.spacing == "uniform" and 2 * ((self.sampling_steps or 2) - 1) > self.num_times:
             yield (
-                f"sampling_steps={self.sampling_steps} with spacing='uniform' must be at most half of num_times={self.num_times}, "
-                "and one more. Take spacing='uniform-from-0' or 'all'"
+                f"sampling_steps={self.sampling_steps} must be at most {self.num_times // 2 + 1} with spacing='uniform' and "
+                f"num_times={self.num_times}. Take fewer, or spacing='uniform-from-0' or 'all'"
             )
         if self.beta_start > self.beta_end:
             yield f"beta_start={self.beta_start} must not be above beta_end={self.beta_end}"

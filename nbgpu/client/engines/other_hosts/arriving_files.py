@@ -52,14 +52,12 @@ class ArrivingFiles:
     def num_leading_bytes(self, piece: Piece) -> int:
         """Return how many of the bytes that come before this piece in its file are here: the host has to send
         the others again."""
-        try:
+        with suppress(OSError):  # which `write` has reported
             path = self._path_of(piece.path)
             # What has come of a file that replaces another, and not the old file.
             for candidate in (_arriving(path), path):
                 if candidate.exists():
                     return min(piece.offset_bytes, candidate.stat().st_size)
-        except OSError:  # as `write` reports
-            return 0
         return 0
 
     def write(self, piece: Piece) -> bool:
