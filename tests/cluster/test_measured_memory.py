@@ -21,9 +21,15 @@ SUM = "total = torch.ones(1); dist.all_reduce(total); print(int(total))"
     [
         ("autoencoder", AUTOENCODER),
         ("autoencoder", {**AUTOENCODER, "gradient_as_bucket_view": False, "ema_decay": 0.9}),
-        ("autoencoder", {**AUTOENCODER, "strategy": "fsdp", "batch_size": 4}),
+        pytest.param(
+            "autoencoder", {**AUTOENCODER, "strategy": "fsdp", "batch_size": 4}, marks=pytest.mark.long
+        ),
         ("autoencoder", {**AUTOENCODER, "adversarial_weight": 0.1, "accumulate": 2}),
-        ("diffusion", {"data": "phantoms", "batch_size": 2, "amp": "bf16", "checkpoint_activations": True}),
+        pytest.param(
+            "diffusion",
+            {"data": "phantoms", "batch_size": 2, "amp": "bf16", "checkpoint_activations": True},
+            marks=pytest.mark.long,
+        ),
         ("survival", {"batch_size": 8}),
     ],
 )

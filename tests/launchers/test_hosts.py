@@ -101,6 +101,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
         there.end()
 
 
+@pytest.mark.long
 def test_ranks_are_numbered_host_by_host(two: TwoHosts) -> None:
     assert two.mode == 0o600
     said = two.cluster.execute(
@@ -114,6 +115,7 @@ def test_ranks_are_numbered_host_by_host(two: TwoHosts) -> None:
     assert [path.stat().st_mode & 0o777 for path in (first, second)] == [0o700, 0o700]
 
 
+@pytest.mark.long
 def test_ranks_on_several_hosts_have_what_torchrun_sets(two: TwoHosts) -> None:
     names = "RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"
     said = two.cluster.execute(f"import os; print(*(os.environ[name] for name in {names}))")
@@ -122,11 +124,13 @@ def test_ranks_on_several_hosts_have_what_torchrun_sets(two: TwoHosts) -> None:
     assert len(set(masters.values())) == 1
 
 
+@pytest.mark.long
 def test_each_rank_is_the_child_of_its_own_host(two: TwoHosts) -> None:
     owners = {launcher_of(psutil.Process(pid).ppid()) for pid in two.cluster.pids.values()}
     assert owners == {process.pid for process in two.processes}
 
 
+@pytest.mark.long
 def test_the_status_names_the_hosts_and_their_ranks_lines(two: TwoHosts) -> None:
     lines = two.cluster.status().splitlines()[2:]
     named = {host.name for host in two.cluster.parts.state.pool.members}
@@ -134,18 +138,21 @@ def test_the_status_names_the_hosts_and_their_ranks_lines(two: TwoHosts) -> None
     assert all(line.endswith("idle") for line in lines)
 
 
+@pytest.mark.long
 def test_values_travel_both_ways(two: TwoHosts) -> None:
     two.cluster.push(numbers=list(range(100_000)))
     assert two.cluster.execute("print(len(numbers))") == dict.fromkeys(range(4), "100000\n")
     assert two.cluster.pull("rank", ranks=[0, 3]) == {0: 0, 3: 3}
 
 
+@pytest.mark.long
 def test_a_rank_that_raises_frees_those_on_the_other_host(two: TwoHosts) -> None:
     with pytest.raises(nbgpu.RankError, match="rank 3: ZeroDivisionError"):
         two.cluster.execute("if rank == 3:\n    1 / 0\ndist.barrier()")
     assert two.cluster.execute(SUM) == RIGHT
 
 
+@pytest.mark.long
 def test_stop_interrupts_ranks_on_both_hosts(two: TwoHosts) -> None:
     timer = threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
@@ -155,6 +162,7 @@ def test_stop_interrupts_ranks_on_both_hosts(two: TwoHosts) -> None:
     assert two.cluster.execute(SUM) == RIGHT
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_is_replaced_on_its_own_host(two: TwoHosts) -> None:
     os.kill(two.cluster.pids[2], signal.SIGKILL)
     wait_until(two.cluster.ranks.gone)
@@ -166,6 +174,7 @@ def test_a_rank_that_is_killed_is_replaced_on_its_own_host(two: TwoHosts) -> Non
     test_each_rank_is_the_child_of_its_own_host(two)
 
 
+@pytest.mark.long
 def test_nothing_listens_beyond_the_chosen_interface(two: TwoHosts) -> None:
     mine = [psutil.Process(), *two.processes]
     families = {
@@ -180,6 +189,7 @@ def test_nothing_listens_beyond_the_chosen_interface(two: TwoHosts) -> None:
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
+@pytest.mark.long
 def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> None:
     descriptions = [host.description for host in two.cluster.parts.state.pool.members]
     monkeypatch.setattr(versions, "here", lambda: dict(descriptions[0].versions) | {"torch": "0.1"})
@@ -187,6 +197,7 @@ def test_another_version_is_refused_by_the_hosts_name(two: TwoHosts, monkeypatch
         joining._require_same_versions(descriptions)
 
 
+@pytest.mark.long
 def test_a_host_too_many_gets_no_ranks_and_ends_by_ctrl_c(two: TwoHosts, tmp_path: Path) -> None:
     assert two.cluster.join_file is not None
     client = two.cluster.ranks._client
@@ -206,6 +217,7 @@ def test_a_file_that_is_no_join_file_is_refused(tmp_path: Path) -> None:
     assert "is not a join file" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.long
 def test_a_host_that_does_not_reach_the_controller_says_where_it_looked(
     two: TwoHosts, tmp_path: Path
 ) -> None:
@@ -221,6 +233,7 @@ def test_a_host_that_does_not_reach_the_controller_says_where_it_looked(
     assert f"does not answer at 127.0.0.1:{port}, interface lo" in said
 
 
+@pytest.mark.long
 def test_hosts_end_without_the_controller_and_leave_nothing(two: TwoHosts) -> None:
     """As when the notebook's host is lost: nobody tells them."""
     folders, pids = two.folders(), list(two.cluster.pids.values())
@@ -249,6 +262,7 @@ def test_a_setting_of_one_host_is_refused_on_others(given: dict[str, object]) ->
         ClusterConfig.checked(launcher="hosts", nodes=2, **given)
 
 
+@pytest.mark.long
 def test_a_gpu_of_another_host_is_not_taken_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hosts have no GPU here, and say that they have one that another cluster has."""
     gpu = Device("cuda", "NVIDIA", "GPU-of-a-test", 0, 80 * 2**30)

@@ -246,6 +246,7 @@ def test_a_sweep_that_cannot_get_engines_says_so_and_loses_nothing(
     assert [trial.state for trial in sweep.trials] == ["waiting", "waiting"]
 
 
+@pytest.mark.long
 def test_a_trial_whose_engines_do_not_start_is_trained_where_engines_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_study_compares_with_itself_as_equal(scaled: nbgpu.Study) -> None:
     assert "within the intervals" in str(compared)
 
 
+@pytest.mark.long
 def test_strong_scaling_goes_over_the_same_samples(folder: Path) -> None:
     settings = QUICK | {"batch_size": 4, "measured_steps": 3}
     study = nbgpu.scaling(own_recipe(folder), [1, 2], "strong", 1, studies_dir=str(folder), **settings)
@@ -135,6 +136,7 @@ def test_strong_scaling_goes_over_the_same_samples(folder: Path) -> None:
     assert list(losses.groupby("ranks")["samples"].max()) == [16, 16]
 
 
+@pytest.mark.long
 def test_a_setting_is_varied_in_two_lines_and_the_picture_says_what_it_shows(folder: Path) -> None:
     study = nbgpu.study(
         "autoencoder", accumulate=[1, 2], ranks=1, repeats=1, studies_dir=str(folder), **SMALL
@@ -152,6 +154,7 @@ def test_exactly_one_setting_is_varied(settings: dict[str, Any]) -> None:
         nbgpu.study("autoencoder", **SMALL, **settings)
 
 
+@pytest.mark.long
 def test_a_stopped_study_keeps_what_it_has_and_goes_on(folder: Path) -> None:
     study = nbgpu.scaling(own_recipe(folder), ranks=[1], repeats=3, studies_dir=str(folder), **QUICK)
     give_up_s = time.monotonic() + HANG_S
@@ -182,6 +185,7 @@ def test_a_stopped_study_keeps_what_it_has_and_goes_on(folder: Path) -> None:
     assert [each.step_s for each in again.measured()][: len(before)] == [each.step_s for each in before]
 
 
+@pytest.mark.long
 def test_a_point_that_fails_is_a_marked_gap(folder: Path, tmp_path: Path) -> None:
     recipe = own_recipe(tmp_path, refused="self.size == 'other'")
     sizes = ["large", "other", "small"]
@@ -213,6 +217,7 @@ def test_a_cluster_of_the_notebook_stays_as_it_is(cluster2: Any, folder: Path) -
     assert cluster2.execute("print(kept)") == {0: "0\n", 1: "1\n"}
 
 
+@pytest.mark.long
 def test_the_command_measures_and_says_what_it_has(tmp_path: Path) -> None:
     flags = "--ranks 1 --repeats 1 --measured-steps 3 --gpus none"
     command = [sys.executable, "-m", "nbgpu.cli", "scaling", own_recipe(tmp_path), *flags.split()]

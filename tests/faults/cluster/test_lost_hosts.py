@@ -14,7 +14,7 @@ import sites
 from hosts.namespaces import wait_until
 from rows import Measured, row
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.hosts, pytest.mark.long, pytest.mark.timeout(900)]
 
 PATIENCE_S = 300.0
 SUM = "t = torch.ones(1) * (rank + 1); dist.all_reduce(t); print(int(t), kept)"
@@ -143,7 +143,6 @@ def test_the_end_of_a_rank_on_another_host_is_seen(site: hosts.Site, measured: M
     assert site.cell("t = torch.ones(1); dist.all_reduce(t); print(int(t))").count("4\\n") == 4
 
 
-@pytest.mark.long
 @row(
     "another host's power goes off in a cell; on_host_lost='shrink'",
     "the cell names the host, and the cluster goes on with the ranks that are left, which keep variables; the host is "
@@ -185,7 +184,6 @@ def test_a_hosts_power_goes_off(site: hosts.Site, measured: Measured) -> None:
     bound_s=15,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -> None:
     clock = site.folder / "clock-"
     name, lost = "n2", []
@@ -230,7 +228,6 @@ def test_a_link_is_cut_and_is_back_later(site: hosts.Site, measured: Measured) -
     bound_s=None,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     train(site)
     site.hosts["n1"].power_off()
@@ -261,7 +258,6 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(site: hosts.Site) -> None:
     bound_s=None,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.Site) -> None:
     train(site)
     site.notebook.run("run.pause()\nwhile {s.state for s in run.statuses()} != {'paused'}: time.sleep(0.05)")
@@ -299,7 +295,6 @@ def test_a_paused_run_stays_paused_without_a_host_and_with_it_again(site: hosts.
     site.notebook.run("cluster.parts.state.news.clear()")
 
 
-@pytest.mark.long
 def test_a_run_in_a_folder_that_the_lost_host_did_not_see_ends_and_can_be_resumed(site: hosts.Site) -> None:
     settings = (
         "data='phantoms', patch_size=16, num_phantoms=16, batch_size=1, val_every=0, checkpoint_every=2"
@@ -337,7 +332,6 @@ WAITS = {"on_host_lost": "wait", "host_patience_s": 120}
     bound_s=15,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 @pytest.mark.parametrize("site", [WAITS], indirect=True, ids=["wait"])
 def test_the_next_cell_waits_for_a_host(site: hosts.Site, measured: Measured) -> None:
     begun = site.folder / "begun"
@@ -372,7 +366,6 @@ def test_the_next_cell_waits_for_a_host(site: hosts.Site, measured: Measured) ->
     assert site.cell("import socket; print(socket.gethostname())").count("n2") == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("site", [{"keep": True}], indirect=True, ids=["keep"])
 def test_a_kept_cluster_that_has_lost_a_host_is_attached_to(site: hosts.Site) -> None:
     """The host is no longer on the controller's list when the last notebook attaches."""
@@ -406,7 +399,6 @@ def require_nothing_left(site: hosts.Site, *nodes: hosts.Host) -> None:
     bound_s=10,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 def test_the_controller_is_killed(site: hosts.Site, measured: Measured) -> None:
     measured.fault_now()
     site.notebook.run(
@@ -426,7 +418,6 @@ def test_the_controller_is_killed(site: hosts.Site, measured: Measured) -> None:
     bound_s=10,
     runs_on=ON_HOSTS,
 )
-@pytest.mark.long
 def test_the_notebook_is_killed(site: hosts.Site, measured: Measured) -> None:
     measured.fault_now()
     hosts.Host.send_signal(site.notebook.process, 9)

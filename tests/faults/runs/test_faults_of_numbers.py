@@ -113,6 +113,7 @@ def test_bad_input_of_a_later_micro_batch_is_blamed_on_the_data(
         run.wait(400)
 
 
+@pytest.mark.long
 def test_a_step_that_is_left_out_changes_nothing_and_the_run_goes_on(
     cluster2: nbgpu.Cluster, before_the_bad_step: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_what_cells_have_set_in_torch_is_not_the_run_s(
     cluster.parts.state.news.clear()
 
 
+@pytest.mark.long
 def test_whoever_takes_another_rank_s_place_need_not_import_what_training_needs(
     cluster: nbgpu.Cluster, unhurt: Run
 ) -> None:
