@@ -69,7 +69,7 @@ class RunWatch:
         heals: a message about each replacement of ranks: which died, and how, and what was lost.
         hang: which ranks wait where and which do not, while a rank waits longer than the cluster's
             `notice_after_s`; otherwise empty.
-        abandoned: whether the run is not followed any more, because its cluster is stopped.
+        abandoned: set it to stop following the run, because its cluster is stopped.
     """
 
     def __init__(
@@ -136,10 +136,6 @@ class RunWatch:
             self._num_stops_asked, self._stop_asked_mono_s = 1, now_s
         elif now_s - self._stop_asked_mono_s > _SECOND_STOP_AFTER_S and (self.hang or not self._is_stopping):
             self._num_stops_asked, self._stop_asked_mono_s = 2, now_s
-
-    def abandon(self) -> None:
-        """Stop following the run, because its cluster is stopped."""
-        self.abandoned = True
 
     def follow(self) -> RunState:
         """Wait for the run's end and return how it ended."""
