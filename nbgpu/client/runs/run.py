@@ -124,7 +124,7 @@ class Run:
             self._follow_on_ranks,
             self._served.is_needed,
         )
-        self._live = serving.follow(self._served, self.folder, self.config, self.reader, self._state)
+        self._live = serving.follow(self._served, self.config, self.reader, self._state)
         self._num_heals_reported = 0
         threading.Thread(target=self._follow_to_the_end, name="nbgpu-run", daemon=True).start()
 
@@ -576,7 +576,7 @@ class Run:
         """Follow the ranks until the run is over, complete its files, and report its end. Runs on a
         thread."""
         state = self._watch.follow()
-        serving.finish(self._served, self.folder, lambda: self._watch.abandoned)
+        serving.finish(self._served, lambda: self._watch.abandoned)
         self._live.close()
         self.reader.close()
         # Rank 0 may have died, or written the logs before it had the last records of ranks on other hosts.
