@@ -25,7 +25,7 @@ from nbgpu.text.tables import aligned
 
 _BATCH_SETTINGS = ("batch_size", "global_batch_size")
 _MARGIN = 1 / 10
-"""The share of the largest batch that is left out, because a run's loggers and checkpoints take memory too."""
+"""The share of the largest batch that is left for the memory of a run's loggers and checkpoints."""
 
 
 @dataclass(frozen=True)
