@@ -250,7 +250,7 @@ class Lifecycle:
                     state.news.append(news)
                 return
         devices = "GPUs are free" if state.devices[0].kind == "cuda" else "memory is free"
-        variables = saving.where_they_are(Path(saved_in)) if saved_in else "the ranks' variables are gone"
+        variables = saving.describe_folder(Path(saved_in)) if saved_in else "the ranks' variables are gone"
         state.why_ended = (
             f"the cluster was ended at {time.strftime('%H:%M:%S')}: no cell, run or typing had used it for "
             f"{state.config.release_after_s:g} s (release_after_s). Its {devices}, and {variables}. "
