@@ -294,49 +294,40 @@ class NbgpuMagics(Magics):
     def nbgpu(self, line: str) -> None:
         """Run a command of `%nbgpu`; without one show the cluster's status."""
         command, *arguments = shlex.split(line) or ["status"]
-        if command == "start":
-            self._start(arguments)
-        elif command == "status":
-            print(current().status())  # noqa: T201 - the magic's output
-        elif command == "stop":
-            current().stop()
-            print("stopped")  # noqa: T201
-        elif command == "restart":
-            self._restart(" ".join(arguments))
-        elif command == "resize":
-            self._resize(arguments)
-        elif command == "attach":
-            self._attach(arguments)
-        elif command == "ps":
-            print(ps.table())  # noqa: T201
-        elif command == "doctor":
-            self._doctor()
-        elif command == "debug":
-            self._debug(" ".join(arguments))
-        elif command == "vars":
-            display(variables.table(current().apply, " ".join(arguments) or "*"))
-        elif command == "save":
-            self._save(arguments)
-        elif command == "load":
-            self._load(arguments)
-        elif command == "sync":
-            print(sync.sync(current(), self.shell))  # noqa: T201
-        elif command == "autoreload":
-            self._autoreload(" ".join(arguments))
-        elif command in ("help", "--help", "-h"):
-            print(magic_help.HELP)  # noqa: T201
-        else:
+        command = "help" if command in ("--help", "-h") else command
+        if command not in magic_help.COMMANDS:
             raise UsageError(
                 f"%nbgpu {command}: there is no such command.{did_you_mean(command, magic_help.COMMANDS)} Commands: "
                 f"{', '.join(magic_help.COMMANDS)}"
             )
+        # The method `_status` runs the command 'status', and so on.
+        getattr(self, f"_{command}")(arguments)
+
+    def _status(self, _: list[str]) -> None:
+        print(current().status())  # noqa: T201 - the magic's output
+
+    def _stop(self, _: list[str]) -> None:
+        current().stop()
+        print("stopped")  # noqa: T201
+
+    def _ps(self, _: list[str]) -> None:
+        print(ps.table())  # noqa: T201
+
+    def _vars(self, arguments: list[str]) -> None:
+        display(variables.table(current().apply, " ".join(arguments) or "*"))
+
+    def _sync(self, _: list[str]) -> None:
+        print(sync.sync(current(), self.shell))  # noqa: T201
+
+    def _help(self, _: list[str]) -> None:
+        print(magic_help.HELP)  # noqa: T201
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the whole cluster")
     @argument("--replay", action="store_true", help="run the lost rank's cells again on the new one")
-    def _restart(self, line: str) -> None:
+    def _restart(self, words: list[str]) -> None:
         """End a rank and start a new process for it, or end the whole cluster and start it again."""
-        arguments: Namespace = parse_argstring(self._restart, line)
+        arguments: Namespace = self._restart.parser.parse_args(words)
         if arguments.replay and arguments.rank is None:
             raise UsageError(
                 "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
@@ -352,9 +343,9 @@ class NbgpuMagics(Magics):
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the one that failed first")
-    def _debug(self, line: str) -> None:
+    def _debug(self, words: list[str]) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
-        open_debugger(current(), parse_argstring(self._debug, line).rank)
+        open_debugger(current(), self._debug.parser.parse_args(words).rank)
 
     @magic_arguments()
     @argument("folder", help="a new folder, or one with variables that were saved earlier")
@@ -377,7 +368,7 @@ class NbgpuMagics(Magics):
         arguments: Namespace = self._load.parser.parse_args(words)
         print(current().load(arguments.folder, arguments.names, trust=arguments.trust))  # noqa: T201
 
-    def _doctor(self) -> None:
+    def _doctor(self, _: list[str]) -> None:
         """Look at this machine: what works, what does not, what to do."""
         if (views := presenting.cell_presenter) is not None:
             print(views.text_of_devices())  # noqa: T201 - the magic's output
@@ -389,7 +380,8 @@ class NbgpuMagics(Magics):
             print(doctor.line(finding), flush=True)  # noqa: T201 - the magic's output
         print(doctor.summary(findings))  # noqa: T201
 
-    def _autoreload(self, to: str) -> None:
+    def _autoreload(self, arguments: list[str]) -> None:
+        to = " ".join(arguments)
         if to not in ("", "on", "off"):
             raise UsageError(f"%nbgpu autoreload {to}: say on, off, or nothing to see which it is")
         print(current().parts.cells.reloading.switch(current().ranks, to))  # noqa: T201 - the magic's output
