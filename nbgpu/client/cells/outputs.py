@@ -187,23 +187,20 @@ class CellOutput:
             ended: ranks that send no more messages, so that their unfinished lines are complete.
         """
         self._has_received_output = True
-        # Consecutive texts of a rank in one stream are joined, so that the screen interprets them at once.
-        parts_by_rank: dict[int, list[tuple[str, list[str]]]] = {rank: [] for rank in self._ranks}
+        sent_by_rank: dict[int, list[tuple[str, str]]] = {rank: [] for rank in self._ranks}
         for rank, message in self._arrivals.take():
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "execute_result":
                 self._values[rank] = _value(content)
-                continue
-            kind, text = (content["name"], content["text"]) if kind == "stream" else _display(rank, message)
-            parts = parts_by_rank[rank]
-            if kind in _STREAMS and parts and parts[-1][0] == kind:
-                parts[-1][1].append(text)
+            elif kind == "stream":
+                sent_by_rank[rank].append((content["name"], content["text"]))
             else:
-                parts.append((kind, [text]))
-        for rank, parts in parts_by_rank.items():
+                sent_by_rank[rank].append(_display(rank, message))
+        for rank, sent in sent_by_rank.items():
             items: list[Item] = []
-            for kind, texts in parts:
-                items += self._items(rank, kind, texts)
+            # Consecutive texts in one stream are joined, so that the screen interprets them at once.
+            for kind, part in groupby(sent, key=lambda item: item[0]):
+                items += self._items(rank, kind, [text for _, text in part])
             items += self._screen_lines(rank, "settle")
             if rank in ended and rank not in self._ended:
                 items += self._screen_lines(rank, "finish")
@@ -212,14 +209,14 @@ class CellOutput:
             self._queue(rank, items)
 
     def _items(self, rank: int, kind: str, texts: list[str]) -> list[Item]:
-        """Return the lines that are complete after a rank has written texts to a stream, or its display."""
+        """Return the lines that are complete after a rank has written texts to a stream, or its displays."""
         if kind in _STREAMS:
             (other,) = {*_STREAMS} - {kind}
             screens = self._screens[rank]
             above = [(other, line) for line in screens[other].pass_by()]
             return above + [(kind, line) for line in screens[kind].write("".join(texts))]
-        # An unfinished line comes before the display that follows it.
-        return [*self._screen_lines(rank, "finish"), (kind, texts[0])]
+        # An unfinished line comes before the displays that follow it.
+        return [*self._screen_lines(rank, "finish"), *((kind, text) for text in texts)]
 
     def _screen_lines(self, rank: int, how: str) -> list[Item]:
         """Return the lines that a rank's screens release by the method `how`: settle or finish."""

@@ -51,10 +51,6 @@ class RankActivity:
     @property
     def words(self) -> str:
         """The text that follows the rank's name, with the time."""
-        if self.instead:
-            return self.instead
-        if self.where is None:
-            return "has not answered yet"
         if self.waits:
             return f"{self.kind}, for {self.for_s:.0f} s"
         if self.is_busy:
@@ -64,8 +60,10 @@ class RankActivity:
     @property
     def kind(self) -> str:
         """The same text without the time, so that ranks at the same place can be grouped."""
-        if self.instead or self.where is None:
-            return self.words
+        if self.instead:
+            return self.instead
+        if self.where is None:
+            return "has not answered yet"
         if self.waits:
             # In a run the line would be one of nbgpu's own, so the step is named.
             place = f"step {self.where.step + 1}" if self.where.doing == "run" else self.where.place
