@@ -55,15 +55,12 @@ class TextView(Protocol):
 
     def add(self, blocks: Sequence[Block]) -> None:
         """Append lines."""
-        ...
 
     def show_rows(self, rows: Sequence[Block]) -> None:
         """Show these rows below the lines, in place of the previous rows."""
-        ...
 
     def close(self) -> None:
         """End the view. The lines stay, and the rows are removed."""
-        ...
 
 
 class CellOutput:

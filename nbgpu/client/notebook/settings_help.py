@@ -151,26 +151,12 @@ def _end_of_string(text: str, position: int, quote: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """One setting."""
-
-    model: type[BaseModel]
-    """The class of settings that has it as a field."""
-    name: str
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The texts that it may have as a value; empty if any value is possible."""
-        return signatures.choices_of(self.model.model_fields[self.name])
-
-
-@dataclass(frozen=True)
 class _Signature:
     """The arguments that a call takes."""
 
     callee: str
-    settings: Mapping[str, _Setting]
-    """The settings that are keyword arguments, by name."""
+    settings: Mapping[str, type[BaseModel]]
+    """For each keyword argument that is a setting, the class that has it as a field."""
     values: Mapping[str, tuple[str, ...]]
     """The possible texts of keyword arguments that are no settings, by name."""
     num_positional: int = 0
@@ -233,9 +219,10 @@ def completed(text: str, variables: Mapping[str, Any]) -> tuple[str, list[str]]:
     # In a string the value of an argument is completed.
     begun = call.begun_string
     if call.in_string:
-        if call.keyword:
-            setting = signature.settings.get(call.keyword)
-            values = setting.values if setting else signature.values.get(call.keyword, ())
+        if model := signature.settings.get(call.keyword):
+            values = signatures.choices_of(model.model_fields[call.keyword])
+        elif call.keyword:
+            values = signature.values.get(call.keyword, ())
         else:
             values = signature.first if not call.arguments else ()
         return begun, [value for value in values if value.startswith(begun)]
@@ -264,7 +251,7 @@ def help_at(text: str, rest: str, variables: Mapping[str, Any]) -> str:
         return ""
     behind = re.match(r"\w*", rest)
     at_cursor = call.keyword or call.typed.strip() + (behind[0] if behind else "")
-    helps = {name: signatures.listed(setting.model, [name]) for name, setting in signature.settings.items()}
+    helps = {name: signatures.listed(model, [name]) for name, model in signature.settings.items()}
     if at_cursor in helps:
         return helps[at_cursor]
     return "\n".join([f"{signature.callee}({signature.title}", *helps.values(), ")"])
@@ -335,12 +322,10 @@ def _recipe_call(call: OpenCall, name: str) -> _Signature:
         return _Signature(call.callee, {}, {}, num_positional=1)
     values = {"preset": tuple(presets.names(recipe))}
     models = () if name == "controls" else (model, *_RECIPE_CALLS[name])
-    settings = {key: setting for model in models for key, setting in _settings(model).items()}
+    settings = {key: owner for model in models for key, owner in _settings(model).items()}
     return _Signature(call.callee, settings, values, num_positional=1, title=f'"{recipe}",')
 
 
-def _settings(model: type[BaseModel], names: Container[str] | None = None) -> dict[str, _Setting]:
-    """Return the settings of a model by name: all, or those of `names`."""
-    return {
-        name: _Setting(model, name) for name in signatures.names_of(model) if names is None or name in names
-    }
+def _settings(model: type[BaseModel], names: Container[str] | None = None) -> dict[str, type[BaseModel]]:
+    """Return the model for the name of each of its settings, or for those among `names`."""
+    return {name: model for name in signatures.names_of(model) if names is None or name in names}
