@@ -118,8 +118,8 @@ class CellStudy:
             # step() does not return its number of samples. Each rank does one unit of work in a step, or with
             # strong scaling all ranks together do one.
             self._samples[num_ranks] = num_ranks if config.mode == "weak" else 1
-        step_s = map(max, zip(*(timed["step_s"] for timed in by_rank.values()), strict=True))
-        return Measured(point, repeat, tuple(step_s))
+        steps = zip(*(timed["step_s"] for timed in by_rank.values()), strict=True)
+        return Measured(point, repeat, tuple(max(times_s) for times_s in steps))
 
 
 def prepared(

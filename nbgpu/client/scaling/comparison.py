@@ -75,14 +75,14 @@ class Comparison:
         others = {repr(point.value): point for point in other.summary() if isinstance(point, PointSummary)}
         self.points: list[ComparedPoint] = []
         for point in first.summary():
-            match = others.get(repr(point.value))
-            if match is None or not isinstance(point, PointSummary):
+            same = others.get(repr(point.value))
+            if same is None or not isinstance(point, PointSummary):
                 continue
-            (low_s, high_s), (other_low_s, other_high_s) = point.step_between_s, match.step_between_s
+            (low_s, high_s), (other_low_s, other_high_s) = point.step_between_s, same.step_between_s
             between = low_s / other_high_s, high_s / other_low_s
-            num_repeats = min(point.num_repeats, match.num_repeats)
+            num_repeats = min(point.num_repeats, same.num_repeats)
             self.points.append(
-                ComparedPoint(point.value, point.ranks, point.step_s, match.step_s, between, num_repeats)
+                ComparedPoint(point.value, point.ranks, point.step_s, same.step_s, between, num_repeats)
             )
         if not self.points:
             raise ConfigError(f"{name} and {other_name} have no measured point in common")
