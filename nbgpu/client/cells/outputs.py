@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from IPython.display import publish_display_data, update_display
 
@@ -169,8 +170,8 @@ class CellOutput:
         if self._transcript is None:
             values = self._cut_to_limit(values)
         if self._transcript is not None:
-            blocks += self._closing_note(self._transcript)
             self._transcript.close()
+            blocks += self._closing_note(self._transcript)
         missing = [self._missing_note()] if self._incomplete else []
         self._show([*blocks, *values, *missing])
         self._close_view()
@@ -280,14 +281,18 @@ class CellOutput:
         return num_shown
 
     def _continuation_note(self, transcript: Transcript) -> list[Block]:
-        note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). All of it is in"
-        return [Block((), NOTE, [note]), *(Block((r,), FILE, [p]) for r, p in transcript.paths().items())]
+        note = f"this cell prints more than the {self._max_lines:,} lines that are shown (max_output_lines). "
+        if transcript.problem:
+            return [Block((), NOTE, [f"{note}The rest is lost: {transcript.problem}"])]
+        files = [Block((rank,), FILE, [path]) for rank, path in transcript.paths().items()]
+        return [Block((), NOTE, [f"{note}All of it is in"]), *files]
 
     def _closing_note(self, transcript: Transcript) -> list[Block]:
         counts = transcript.num_lines.values()
         lowest_and_highest = sorted({min(counts), max(counts)})
-        note = f"the last of {' to '.join(f'{count:,}' for count in lowest_and_highest)} lines:"
-        return [Block((), NOTE, [note]), *transcript.tail()]
+        notes = [f"lines are missing in the files: {transcript.problem}"] if transcript.problem else []
+        notes.append(f"the last of {' to '.join(f'{count:,}' for count in lowest_and_highest)} lines:")
+        return [Block((), NOTE, notes), *transcript.tail()]
 
     def _missing_note(self) -> Block:
         note = f"the last output of {named_ranks(sorted(self._incomplete))} is missing: nothing more has come for {_OUTPUT_PATIENCE_S:.0f} s"
@@ -429,24 +434,38 @@ def _publish(block: Block) -> None:
 class Transcript:
     """Files that get the lines of a cell that prints more than is shown, one file for each rank.
 
-    The files are in the folder of the runs, in a subfolder that only the user can enter.
+    The files are in the folder of the runs, in a subfolder that only the user can enter. If they cannot be
+    written, the cell goes on, and only its last lines are kept.
 
     Args:
         ranks: the ranks.
         shown: the text that the cell has shown so far, with which the files begin.
     """
 
-    def __init__(self, ranks: Iterable[int], shown: Iterable[Block]) -> None:
+    def __init__(self, ranks: Sequence[int], shown: Iterable[Block]) -> None:
         """Make the folder and the files."""
         runs_dir = Path(default_of(TrainConfig, "runs_dir")).absolute()
         self.folder = runs_dir / f"{time.strftime('%Y%m%d-%H%M%S')}-output-{secrets.token_hex(2)}"
-        self.folder.mkdir(parents=True, mode=0o700)
-        self._files = {rank: (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8") for rank in ranks}
-        self.num_lines = dict.fromkeys(self._files, 0)
-        self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in self._files}
+        self.problem = ""
+        """Why lines could not be written; empty while all are."""
+        self._files: dict[int, TextIO] = {}
+        with self._noting_problem():
+            self.folder.mkdir(parents=True, mode=0o700)
+            for rank in ranks:
+                self._files[rank] = (self.folder / f"rank{rank}.txt").open("w", encoding="utf-8")
+        self.num_lines = dict.fromkeys(ranks, 0)
+        self._tails: dict[int, deque[Item]] = {rank: deque(maxlen=_TAIL_LINES) for rank in ranks}
         for block in shown:
             for rank in block.ranks:
                 self._append(rank, block.texts)
+
+    @contextmanager
+    def _noting_problem(self) -> Iterator[None]:
+        """Note an error of the files, such as a full disk, in `problem` instead of raising it."""
+        try:
+            yield
+        except OSError as error:
+            self.problem = self.problem or f"{self.folder} cannot be written ({error.strerror})"
 
     def write_block(self, block: Block) -> None:
         for rank in block.ranks:
@@ -459,8 +478,10 @@ class Transcript:
 
     def flush(self) -> None:
         """Flush the files, so that the text can be read."""
-        for file in self._files.values():
-            file.flush()
+        if not self.problem:
+            with self._noting_problem():
+                for file in self._files.values():
+                    file.flush()
 
     def newest(self) -> list[Block]:
         """The last line of each rank."""
@@ -476,12 +497,14 @@ class Transcript:
 
     def close(self) -> None:
         for file in self._files.values():
-            file.close()
+            with self._noting_problem():
+                file.close()
 
     def _append(self, rank: int, texts: Sequence[str]) -> None:
-        if texts:
-            self._files[rank].write("\n".join(texts) + "\n")
-            self.num_lines[rank] += len(texts)
+        self.num_lines[rank] += len(texts)
+        if texts and not self.problem:
+            with self._noting_problem():
+                self._files[rank].write("\n".join(texts) + "\n")
 
 
 class LateOutput:
