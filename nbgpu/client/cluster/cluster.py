@@ -402,7 +402,7 @@ class Cluster(RecipeCalls):
             RankError: files are bad, or a rank failed or died.
             RunError: a training run has the ranks now.
         """
-        asked = PredictConfig.checked(
+        request = PredictConfig.checked(
             data=str(data),
             out=str(out),
             checkpoint=checkpoint,
@@ -411,7 +411,7 @@ class Cluster(RecipeCalls):
             trust=trust,
         )
         folder = run.folder if isinstance(run, Run) else run
-        return self.parts.runs.predict_with(predicting.job_of(folder, asked, settings))
+        return self.parts.runs.predict_with(predicting.job_of(folder, request, settings))
 
     def work_out_result(self, run: Run | str | Path) -> Run:
         """Work out the result of a run that ended without one, as `run.work_out_result` does. The run may

@@ -402,8 +402,8 @@ class Recovery:
         for result in self._abandoned.values():
             result.wait(max(0.0, answered_by_s - time.monotonic()))
         if all(result.ready() for result in self._abandoned.values()):
-            asked, self._abandoned = self._abandoned, {}
-            if any(collect(asked).values()) or not group_is_whole:
+            replies, self._abandoned = self._abandoned, {}
+            if any(collect(replies).values()) or not group_is_whole:
                 self._form_group()
 
     @uninterrupted()

@@ -91,19 +91,19 @@ def name_request(cell: str, cursor: int) -> NameRequest | None:
     return NameRequest(code, cursor - found.end(), found.end())
 
 
-def words_that_fit(cell: str, cursor: int, words: Mapping[str, Sequence[str]]) -> list[str]:
+def fitting_options(cell: str, cursor: int, options: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words that complete the one at the cursor in the line of a magic.
 
     Args:
         cell: the text of the notebook's cell.
         cursor: the position of the cursor in it, in characters.
-        words: the options and subcommands by command, such as '%push' and '%nbgpu start'.
+        options: the options and subcommands by command, such as '%push' and '%nbgpu start'.
     """
     line = _MAGIC_LINE.fullmatch(cell[cell.rfind("\n", 0, cursor) + 1 : cursor])
     if line is None:
         return []
     magic, *subcommand = line["command"].split()
-    candidates = words.get(" ".join([magic, *subcommand]), words.get(magic, ()))
+    candidates = options.get(" ".join([magic, *subcommand]), options.get(magic, ()))
     begun = _last_word(line["rest"])
     return [word for word in candidates if word.startswith(begun)]
 
@@ -120,13 +120,13 @@ class NamesOnRanks:
 
     Args:
         kernel: the notebook's kernel.
-        words: the options and subcommands by command of a magic, such as '%nbgpu start'.
+        options: the options and subcommands by command of a magic, such as '%nbgpu start'.
     """
 
-    def __init__(self, kernel: Any, words: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, kernel: Any, options: Mapping[str, Sequence[str]]) -> None:
         """Replace the kernel's own handlers, which are still called for code of the notebook itself."""
         self._kernel = kernel
-        self._words = words
+        self._options = options
         self._complete_here: Callable[..., Any] = kernel.do_complete
         self._inspect_here: Callable[..., Any] = kernel.do_inspect
         self._unanswered: WeakKeyDictionary[Ranks, dict[int, Reply]] = WeakKeyDictionary()
@@ -147,7 +147,7 @@ class NamesOnRanks:
         _note_use()
         cursor = len(code) if cursor_pos is None else cursor_pos
         request = name_request(code, cursor)
-        if request is None and (fitting := words_that_fit(code, cursor, self._words)):
+        if request is None and (fitting := fitting_options(code, cursor, self._options)):
             return _reply(fitting, cursor - len(_last_word(code[:cursor])), cursor)
         if request is None and not settings_help.has_matchers():
             begun, settings = settings_help.completed(code[:cursor], self._kernel.shell.user_ns)
@@ -270,14 +270,14 @@ async def _within(reply: Reply, patience_s: float) -> bool:
 _installed: NamesOnRanks | None = None
 
 
-def install(shell: Any, words: Mapping[str, Sequence[str]]) -> None:
+def install(shell: Any, options: Mapping[str, Sequence[str]]) -> None:
     """Handle the requests of this shell's kernel. A repeated call, or a shell without a kernel, does no
     harm."""
     global _installed
     settings_help.install(shell)
     kernel = getattr(shell, "kernel", None)
     if _installed is None and hasattr(kernel, "do_complete") and hasattr(kernel, "do_inspect"):
-        _installed = NamesOnRanks(kernel, words)
+        _installed = NamesOnRanks(kernel, options)
 
 
 def uninstall(shell: Any) -> None:

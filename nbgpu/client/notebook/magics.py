@@ -325,14 +325,14 @@ class NbgpuMagics(Magics):
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the whole cluster")
     @argument("--replay", action="store_true", help="run the lost rank's cells again on the new one")
-    def _restart(self, words: list[str]) -> None:
+    def _restart(self, arguments: list[str]) -> None:
         """End a rank and start a new process for it, or end the whole cluster and start it again."""
-        arguments: Namespace = self._restart.parser.parse_args(words)
-        if arguments.replay and arguments.rank is None:
+        options: Namespace = self._restart.parser.parse_args(arguments)
+        if options.replay and options.rank is None:
             raise UsageError(
                 "%nbgpu restart --replay runs the cells of one rank again: name it with --rank K"
             )
-        print(current().restart(arguments.rank, arguments.replay))  # noqa: T201 - the magic's output
+        print(current().restart(options.rank, options.replay))  # noqa: T201 - the magic's output
 
     def _resize(self, arguments: list[str]) -> None:
         if len(arguments) != 1 or not arguments[0].isdigit():
@@ -343,17 +343,17 @@ class NbgpuMagics(Magics):
 
     @magic_arguments()
     @argument("--rank", type=int, help="which rank; left out: the one that failed first")
-    def _debug(self, words: list[str]) -> None:
+    def _debug(self, arguments: list[str]) -> None:
         """Look with pdb at the variables of the functions that the last cell failed in."""
-        open_debugger(current(), self._debug.parser.parse_args(words).rank)
+        open_debugger(current(), self._debug.parser.parse_args(arguments).rank)
 
     @magic_arguments()
     @argument("folder", help="a new folder, or one with variables that were saved earlier")
     @argument("names", nargs="*", metavar="NAME", help="variables; all of them where none is named")
-    def _save(self, words: list[str]) -> None:
+    def _save(self, arguments: list[str]) -> None:
         """Write the ranks' variables into a folder."""
-        arguments: Namespace = self._save.parser.parse_args(words)
-        print(current().save(arguments.folder, arguments.names))  # noqa: T201 - the magic's output
+        options: Namespace = self._save.parser.parse_args(arguments)
+        print(current().save(options.folder, options.names))  # noqa: T201 - the magic's output
 
     @magic_arguments()
     @argument("folder", help="a folder that %%nbgpu save has written")
@@ -363,10 +363,10 @@ class NbgpuMagics(Magics):
         action="store_true",
         help="open pickles and run definitions of cells, which can do anything",
     )
-    def _load(self, words: list[str]) -> None:
+    def _load(self, arguments: list[str]) -> None:
         """Give the ranks the variables of a folder."""
-        arguments: Namespace = self._load.parser.parse_args(words)
-        print(current().load(arguments.folder, arguments.names, trust=arguments.trust))  # noqa: T201
+        options: Namespace = self._load.parser.parse_args(arguments)
+        print(current().load(options.folder, options.names, trust=options.trust))  # noqa: T201
 
     def _doctor(self, _: list[str]) -> None:
         """Look at this machine: what works, what does not, what to do."""

@@ -36,25 +36,25 @@ _HEADINGS = ("", "pixels", "phase", "share", "correlation length, px", "mean cho
 
 
 def job_of(
-    files: Sequence[str], asked: CharacterizeConfig, measuring: Mapping[str, Any]
+    files: Sequence[str], request: CharacterizeConfig, measuring: Mapping[str, Any]
 ) -> CharacterizationJob:
     """Return the job for the process that measures.
 
     Args:
         files: the microstructures, each in the form of the recipe's setting `data`: one file, or three
             pictures separated by commas.
-        asked: what to measure, and the folder for the results.
+        request: what to measure, and the folder for the results.
         measuring: values of the recipe's settings that say how descriptors are measured.
 
     Raises:
         ConfigError: the settings do not go together.
     """
-    out = Path(asked.out).expanduser()
-    configs = [asked.recipes_settings(data, measuring) for data in files]
+    out = Path(request.out).expanduser()
+    configs = [request.recipes_settings(data, measuring) for data in files]
     return CharacterizationJob(
         [Measurement(c.model_dump(), str(out / _name_of(c.data))) for c in configs],
-        asked.only_measured,
-        asked.recipes_settings(asked.against, measuring).model_dump() if asked.against else None,
+        request.only_measured,
+        request.recipes_settings(request.against, measuring).model_dump() if request.against else None,
         only_check=False,
     )
 

@@ -68,12 +68,12 @@ class Predictions:
     _repr_html_ = shown_as_html
 
 
-def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, Any]) -> Job:
+def job_of(run_folder: str | Path, request: PredictConfig, settings: Mapping[str, Any]) -> Job:
     """Check a request for a prediction, and return it as a job with its checkpoint.
 
     Args:
         run_folder: the folder of a run.
-        asked: what to predict.
+        request: what to predict.
         settings: settings of the run that are replaced for the prediction.
 
     Raises:
@@ -87,19 +87,21 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
         problems.append(
             f"{folder.name}: the recipe {config.recipe!r} trains no model that could be applied to new data"
         )
-    if isinstance(config, OwnConfig) and not asked.trust:
+    if isinstance(config, OwnConfig) and not request.trust:
         problems.append(
             f"trust = False: the model of this run is made by {folder / Path(config.recipe).name}, whose code would run "
             "with all of your permissions. If you trust it, set trust=True (in a terminal --trust)"
         )
     # Check the settings for the prediction.
     problems += filter(None, (_setting_problem(name, value, config) for name, value in settings.items()))
-    checkpoint = _checkpoint(folder, asked.checkpoint)
+    checkpoint = _checkpoint(folder, request.checkpoint)
     if checkpoint is None:
-        problems.append(f"{folder} has no {'intact' if asked.checkpoint == 'newest' else 'best'} checkpoint")
+        problems.append(
+            f"{folder} has no {'intact' if request.checkpoint == 'newest' else 'best'} checkpoint"
+        )
     if not problems:
         # With a recipe of one's own the setting `data` is unused, because its code decides what is read.
-        data_setting = {} if isinstance(config, OwnConfig) else {"data": asked.data}
+        data_setting = {} if isinstance(config, OwnConfig) else {"data": request.data}
         try:
             changed = config.counting(**data_setting, **settings)
             settings = {name: getattr(changed, name) for name in settings}
@@ -113,16 +115,16 @@ def job_of(run_folder: str | Path, asked: PredictConfig, settings: Mapping[str, 
     if problems:
         raise ConfigError("\n".join(problems))
     # The ranks may have another working folder, so the paths become absolute.
-    data, out = (without_parent_steps(Path(path).expanduser()) for path in (asked.data, asked.out))
+    data, out = (without_parent_steps(Path(path).expanduser()) for path in (request.data, request.out))
     return Job(
         str(folder),
         str(checkpoint),
-        str(data.absolute()) if data.exists() else asked.data,
+        str(data.absolute()) if data.exists() else request.data,
         str(out.absolute()),
         {name: value for name, value in settings.items() if value != getattr(config, name)},
-        asked.max_samples,
-        asked.skip_bad,
-        asked.trust,
+        request.max_samples,
+        request.skip_bad,
+        request.trust,
     )
 
 

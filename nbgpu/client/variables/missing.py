@@ -59,10 +59,10 @@ def names_on(ranks: Ranks, names: Sequence[str]) -> dict[int, Mapping[str, bool]
     give_up_s = time.monotonic() + _PATIENCE_S
     try:
         idle = [rank for rank in range(len(ranks)) if not ranks.owes_answer(rank)]
-        asked = ranks.call(Call.FIND_NAMES, list(names), ranks=idle)
+        replies = ranks.call(Call.FIND_NAMES, list(names), ranks=idle)
         return {
             rank: answer.result()
-            for rank, answer in asked.items()
+            for rank, answer in replies.items()
             if answer.wait(max(0.0, give_up_s - time.monotonic())) and answer.exception() is None
         }
     except ClusterError:
