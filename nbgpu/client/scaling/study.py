@@ -354,9 +354,7 @@ class Study:
                 error if isinstance(error, NbgpuError) else ClusterError(f"the study failed: {error!r}")
             )
         finally:
-            if self._cluster is not None:
-                self._cluster.stop()
-                self._cluster = None
+            self._stop_cluster()
             with self._lock:
                 self._now = self._run = None
         atexit.unregister(self._abandon)
@@ -394,9 +392,7 @@ class Study:
                 return None
             outcome = Measured(point.number, repeat, (), why_failed=f"{type(error).__name__}: {error}")
             # After an error the GPU may be unusable or its memory taken, so the next point gets new engines.
-            if self._cluster is not None:
-                self._cluster.stop()
-                self._cluster = None
+            self._stop_cluster()
         finally:
             with self._lock:
                 self._now = self._run = None
@@ -416,6 +412,16 @@ class Study:
         if self._cluster.world_size != ranks:
             self._cluster.resize(ranks)
         return self._cluster
+
+    def _stop_cluster(self) -> None:
+        """Stop the study's cluster, if there is one. An error is logged, because otherwise `wait` would wait
+        for ever."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            try:
+                cluster.stop()
+            except (NbgpuError, OSError):
+                _log.exception("the cluster of %s could not be stopped", self.folder.name)
 
     def _show_delay(self, text: str) -> None:
         """Show in the study's progress why the start of engines is delayed, such as by a queue."""
