@@ -579,14 +579,14 @@ class Run:
         serving.finish(self._served, lambda: self._watch.abandoned)
         self._live.close()
         self.reader.close()
-        # Rank 0 may have died, or written the logs before it had the last records of ranks on other hosts.
-        lacks_rows = state == "failed" or (
-            self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)
-        )
         try:
             last_step = max(status.step for status in self.statuses())
+            # Rank 0 may have died, or written the logs before the last records of other hosts had come.
+            lacks_rows = state == "failed" or (
+                self._served.is_needed and metrics_files.lacks_rows(self.folder, self._info.world_size)
+            )
             metrics_files.complete(self.folder, last_step, lacks_rows)
-        except (OSError, ValueError) as error:
+        except (NbgpuError, OSError, ValueError) as error:
             _log.warning("the logs of %s are not complete: %s", self.folder.name, error)
         self._ending.complete(state, self._report)
 
